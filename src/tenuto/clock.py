@@ -1,0 +1,76 @@
+"""Time, randomness and ids enter the program here and nowhere else.
+
+Everything that needs them takes a `Clock`; tests and the simulator pass their own.
+"""
+
+import asyncio
+import os
+import random
+import time
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+
+def from_micros(micros: int) -> datetime:
+    """The instant that many microseconds after 1970 in UTC."""
+    return EPOCH + timedelta(microseconds=micros)
+
+
+def to_micros(at: datetime) -> int:
+    """Whole microseconds from 1970 in UTC to that instant."""
+    return (at - EPOCH) // MICROSECOND
+
+
+def boot_time() -> float:
+    """Seconds since the machine started, suspended time included where the system counts it.
+
+    A closed lid must not make a process believe that less time has passed than has.
+    """
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+class Clock:
+    """The machine's clock and entropy."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(os.urandom(16))  # noqa: S311  ids and jitter, never keys
+        self._last_id = 0
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def elapsed(self) -> float:
+        """Seconds on a scale that never runs backwards."""
+        return boot_time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def random(self) -> float:
+        return self._random.random()
+
+    def new_id(self) -> UUID:
+        """A UUIDv7 above every other that this clock made: ids sort by creation."""
+        millis = int(self.now().timestamp() * 1000)
+        random_bits = self._random.getrandbits(74)
+        value = (
+            (millis << 80)
+            | (7 << 76)
+            | ((random_bits >> 62) << 64)
+            | (2 << 62)
+            | (random_bits & ((1 << 62) - 1))
+        )
+        if value <= self._last_id:
+            # Within one millisecond: step by a random amount that stays inside the low field.
+            value = self._last_id + 1 + (random_bits & 0xFFFFFFFF)
+        self._last_id = value
+        return UUID(int=value)
+
+    def new_token(self) -> str:
+        """128 bits nobody can guess."""
+        return os.urandom(16).hex()

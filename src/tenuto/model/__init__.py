@@ -1,0 +1,1 @@
+"""Pure data and decisions. Imports nothing else of ours, reads no clock, does no I/O."""

@@ -1,0 +1,160 @@
+"""What can be asked of a task. `name` is the row of `TRANSITIONS` that a command uses."""
+
+from datetime import datetime
+from typing import Any, ClassVar
+
+import msgspec
+
+from tenuto.model.retry import ErrorClass
+from tenuto.model.task import Fence
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """Everything a decision may know besides the task and the command."""
+
+    now: datetime
+    roll: float = 0.5
+    actor: str | None = None
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why an attempt did not finish its task."""
+
+    message: str
+    error_class: ErrorClass = ErrorClass.ERROR
+    retryable: bool | None = None
+    stack: str | None = None
+    exit_code: int | None = None
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    name: ClassVar[str]
+
+
+class Fenced(Command, frozen=True, kw_only=True):
+    """A command of an attempt: worth nothing unless its fence is the current one."""
+
+    fence: Fence
+
+
+class Begin(Fenced, frozen=True, kw_only=True):
+    name = "begin"
+    session_key: str | None = None
+
+
+class Complete(Fenced, frozen=True, kw_only=True):
+    name = "complete"
+    output: str | None = None
+    summary: str | None = None
+
+
+class Fail(Fenced, frozen=True, kw_only=True):
+    name = "fail"
+    failure: Failure
+    resume_at: datetime | None = None
+
+
+class NotStarted(Fenced, frozen=True, kw_only=True):
+    name = "not_started"
+    failure: Failure
+
+
+class TimedOut(Fenced, frozen=True, kw_only=True):
+    """The owner ended a session that ran too long."""
+
+    name = "time_out"
+    receipt: dict[str, Any] | None = None
+
+
+class Park(Fenced, frozen=True, kw_only=True):
+    name = "park"
+    hold: str
+    resume_at: datetime | None = None
+    wait_until: datetime | None = None
+
+
+class Release(Fenced, frozen=True, kw_only=True):
+    name = "release"
+
+
+class ConfirmCancel(Fenced, frozen=True, kw_only=True):
+    """The owner killed the session."""
+
+    name = "cancel"
+    receipt: dict[str, Any]
+
+
+class ConfirmPause(Fenced, frozen=True, kw_only=True):
+    name = "pause"
+    receipt: dict[str, Any]
+
+
+class Expire(Command, frozen=True, kw_only=True):
+    """The lease ran out, or its owner was seen to die."""
+
+    name = "expire"
+    seen_dead: bool = False
+
+
+class Overrun(Command, frozen=True, kw_only=True):
+    """A run far past its timeout whose owner did not end it."""
+
+    name = "time_out"
+
+
+class WarnHung(Command, frozen=True, kw_only=True):
+    name = "abort"
+
+
+class Abort(Command, frozen=True, kw_only=True):
+    name = "abort"
+
+
+class Ready(Command, frozen=True, kw_only=True):
+    name = "ready"
+
+
+class Due(Command, frozen=True, kw_only=True):
+    name = "due"
+
+
+class Pause(Command, frozen=True, kw_only=True):
+    name = "pause"
+    reason: str | None = None
+
+
+class Resume(Command, frozen=True, kw_only=True):
+    name = "resume"
+
+
+class Cancel(Command, frozen=True, kw_only=True):
+    name = "cancel"
+    reason: str | None = None
+
+
+class Skip(Command, frozen=True, kw_only=True):
+    name = "skip"
+    reason: str | None = None
+
+
+class Refuse(Command, frozen=True, kw_only=True):
+    """End a task that can never run."""
+
+    name = "refuse"
+    code: str
+    message: str
+
+
+class Retry(Command, frozen=True, kw_only=True):
+    name = "retry"
+
+
+class Archive(Command, frozen=True, kw_only=True):
+    """Put an ended task away; its status stays."""
+
+    name = "archive"
+
+
+class Reprioritise(Command, frozen=True, kw_only=True):
+    name = "reprioritise"
+    priority: int

@@ -1,0 +1,119 @@
+"""Every error a caller can meet.
+
+TenutoError
+├── Invalid        what was sent can never be accepted
+├── NotFound       no such thing in this workspace
+├── Conflict       the state of things does not allow it now; expected under concurrency
+├── Forbidden      the caller may not
+├── Unavailable    the store or a service cannot answer; the same call may succeed later
+└── Incompatible   program and database do not fit each other
+
+Each error carries a stable `code` from `CODES`; callers decide by code, people read the message.
+"""
+
+from typing import Any, ClassVar
+
+CODES: dict[str, str] = {
+    "agent_terminated": "The agent was terminated and takes no more tasks.",
+    "attempts_used_up": "The task has no tries left.",
+    "bulk_too_large": "A bulk submit holds at most 10,000 tasks.",
+    "cancel_requested": "The task is being cancelled; nothing more is accepted from its attempt.",
+    "checkpoint_stale": "A checkpoint with a higher number is already stored.",
+    "corrupt": "The stored row cannot be read; it was taken out of the queue.",
+    "database_invalid": "The database address is not one this program understands.",
+    "database_unreachable": "The database cannot be opened or does not answer.",
+    "idempotency_conflict": "The idempotency key was used before with other content.",
+    "internal": "A fault in this program.",
+    "invalid_filter": "The filter names something that cannot be filtered by.",
+    "invalid_json": "The value is not JSON this system accepts.",
+    "invalid_value": "A field has a value outside its range.",
+    "lease_lost": "The attempt no longer owns the task.",
+    "not_found": "Nothing with that id exists in this workspace.",
+    "out_of_turn": "The command does not fit the task's present status.",
+    "pause_requested": "The task is being paused; only a last checkpoint is accepted.",
+    "schema_newer": "The database was upgraded by a newer, incompatible program.",
+    "schema_older": "The database has not been migrated to what this program needs.",
+    "step_conflict": "The step is already recorded with another value.",
+    "storage_full": "The disk or the database has no room left.",
+    "text_invalid": "Text holds NUL or half a surrogate pair, which no database can keep.",
+    "too_deep": "The JSON value is nested too deep.",
+    "too_large": "The value is larger than its limit.",
+    "too_many_lanes": "The workspace has too many distinct sets of task requirements.",
+    "unknown_field": "A field is not known.",
+}
+
+
+class TenutoError(Exception):
+    """Base of all errors that are answers rather than bugs."""
+
+    default_code: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, code: str | None = None, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or self.default_code
+        self.details = details
+        assert self.code in CODES, f"undocumented error code {self.code!r}"
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Invalid(TenutoError):
+    """What was sent can never be accepted."""
+
+    default_code = "invalid_value"
+
+
+class NotFound(TenutoError):
+    """No such thing in this workspace."""
+
+    default_code = "not_found"
+
+
+class Conflict(TenutoError):
+    """The state of things does not allow it now."""
+
+    default_code = "out_of_turn"
+
+
+class Forbidden(TenutoError):
+    """The caller may not."""
+
+    default_code = "agent_terminated"
+
+
+class Unavailable(TenutoError):
+    """The store or a service cannot answer; the same call may succeed later."""
+
+    default_code = "database_unreachable"
+
+
+class Incompatible(TenutoError):
+    """Program and database do not fit each other."""
+
+    default_code = "schema_newer"
+
+
+HTTP_STATUS: dict[type[TenutoError], int] = {
+    Invalid: 422,
+    NotFound: 404,
+    Conflict: 409,
+    Forbidden: 403,
+    Unavailable: 503,
+    Incompatible: 503,
+}
+
+EXIT_CODE: dict[type[TenutoError], int] = {
+    Invalid: 2,
+    NotFound: 1,
+    Conflict: 1,
+    Forbidden: 1,
+    Unavailable: 3,
+    Incompatible: 3,
+}
+
+
+def lookup(table: dict[type[TenutoError], int], error: TenutoError) -> int:
+    """The entry of the error's own class in the tree."""
+    return table[type(error)]

@@ -1,0 +1,118 @@
+"""Limits on everything that comes from outside, and the checks that hold them."""
+
+import math
+from typing import Any
+
+import msgspec
+
+from tenuto.model.errors import Invalid
+
+MAX_TITLE = 255
+MAX_NAME = 100
+MAX_TEXT = 1024 * 1024
+MAX_JSON = 1024 * 1024
+MAX_DEPTH = 64
+MAX_ATTEMPTS = 1_000
+MAX_TAGS = 50
+MAX_BULK = 10_000
+MAX_LANES = 10_000
+MAX_ERROR = 4_000
+MAX_STACK = 32_000
+MAX_SECONDS = 10 * 365 * 24 * 3600
+MAX_PAGE = 1_000
+
+
+def text(field: str, value: str, longest: int, *, empty: bool = True) -> str:
+    """The value, or `Invalid` when no database could keep it or it is out of bounds."""
+    if not empty and not value.strip():
+        raise Invalid(f"{field} must not be empty", field=field)
+    if len(value) > longest:
+        raise Invalid(
+            f"{field} is {len(value):,} characters long; at most {longest:,} are accepted",
+            "too_large",
+            field=field,
+        )
+    if not storable(value):
+        raise Invalid(
+            f"{field} holds a NUL or a lone surrogate character", "text_invalid", field=field
+        )
+    return value
+
+
+def storable(value: str) -> bool:
+    """Whether every database can keep the text: no NUL, no lone surrogate."""
+    if value.isascii():
+        return "\x00" not in value
+    return "\x00" not in value and not any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def clean(value: str, longest: int) -> str:
+    """Text from a program's output made storable: bad characters replaced, the end cut off."""
+    if not storable(value):
+        value = value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+    return value if len(value) <= longest else value[: longest - 1] + "…"
+
+
+def number(field: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise Invalid(f"{field} must be between {least:,} and {most:,}, not {value:,}", field=field)
+
+
+def json_text(field: str, value: Any) -> str | None:
+    """The value as JSON text, `None` for `None`; `Invalid` when it is not plain, small JSON."""
+    if value is None:
+        return None
+    _check_json(field, value, 0)
+    encoded = msgspec.json.encode(value)
+    if len(encoded) > MAX_JSON:
+        raise Invalid(
+            f"{field} is {len(encoded):,} bytes of JSON; at most {MAX_JSON:,} are accepted",
+            "too_large",
+            field=field,
+        )
+    return encoded.decode()
+
+
+def parse_json(field: str, source: str | bytes) -> Any:
+    """The value of JSON text from outside."""
+    try:
+        return msgspec.json.decode(source)
+    except RecursionError as error:
+        raise Invalid(f"{field} is nested too deep", "too_deep", field=field) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise Invalid(f"{field} is not JSON: {error}", "invalid_json", field=field) from error
+
+
+def _check_json(field: str, value: Any, depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise Invalid(f"{field} is nested deeper than {MAX_DEPTH}", "too_deep", field=field)
+    if isinstance(value, str):
+        if not storable(value):
+            raise Invalid(
+                f"{field} holds a NUL or a lone surrogate character", "text_invalid", field=field
+            )
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise Invalid(f"{field} has a key that is not text", "invalid_json", field=field)
+            _check_json(field, key, depth)
+            _check_json(field, item, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_json(field, item, depth + 1)
+    else:
+        _check_scalar(field, value)
+
+
+def _check_scalar(field: str, value: Any) -> None:
+    if value is None or isinstance(value, bool):
+        return
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**64:
+            raise Invalid(f"{field} holds an integer beyond 64 bits", "invalid_json", field=field)
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise Invalid(f"{field} holds a number that is not finite", "invalid_json", field=field)
+    else:
+        kind = type(value).__name__
+        raise Invalid(f"{field} holds a {kind}, which is not JSON", "invalid_json", field=field)

@@ -1,0 +1,115 @@
+"""Who may take what: a task's requirements make its lane, an agent's profile picks its lanes."""
+
+import hashlib
+from typing import Literal
+from uuid import UUID
+
+import msgspec
+
+Rule = Literal["superset", "single", "exact"]
+
+
+class Requirements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Everything that matching looks at. Tasks that require the same share a lane."""
+
+    workspace: UUID
+    task_type: str = "default"
+    agent_type: str | None = None
+    target_agent: UUID | None = None
+    runtime: str | None = None
+    task_tags: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    container: str | None = None
+    region: str | None = None
+    model: str | None = None
+    needs_subagents: bool = False
+
+    def key(self) -> str:
+        """The canonical text of the requirements: equal for equal sets, in any order."""
+        tidy = msgspec.structs.replace(
+            self,
+            task_tags=tuple(sorted(set(self.task_tags))),
+            capabilities=tuple(sorted(set(self.capabilities))),
+        )
+        return msgspec.json.encode(tidy, order="deterministic").decode()
+
+
+class AgentProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """What matching knows of an agent. `None` means: no restriction of that kind."""
+
+    id: UUID
+    workspace: UUID
+    name: str
+    agent_type: str | None = None
+    task_types: tuple[str, ...] | None = None
+    task_tags: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    choose_rules: tuple[Rule, ...] = ("superset",)
+    runtimes: tuple[str, ...] = ()
+    accept_commands: bool = False
+    containers: tuple[str, ...] | None = None
+    region: str | None = None
+    models: tuple[str, ...] | None = None
+    max_concurrent: int | None = None
+    version: int = 1
+
+
+COMMAND = "command"
+"""The runtime of a task that brings its own argv; only agents with `accept_commands` take it."""
+
+
+def lane_id(key: str) -> int:
+    """A lane's number follows from its key, so that nobody has to look it up to use it."""
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def obstacles(agent: AgentProfile, lane: Requirements) -> list[str]:
+    """Why the agent may not take tasks of the lane; empty when it may."""
+    found = []
+    if lane.workspace != agent.workspace:
+        found.append("another workspace")
+    if lane.target_agent is not None and lane.target_agent != agent.id:
+        found.append("meant for another agent")
+    if lane.agent_type is not None and lane.agent_type != agent.agent_type:
+        found.append(f"needs an agent of type {lane.agent_type}")
+    found += _runtime_obstacles(agent, lane)
+    if missing := sorted(set(lane.capabilities) - set(agent.capabilities)):
+        found.append(f"needs capabilities {', '.join(missing)}")
+    if not _tags_accepted(agent, lane):
+        found.append(f"its rules {', '.join(agent.choose_rules)} refuse the task tags")
+    if lane.container is not None and lane.container not in (agent.containers or ()):
+        found.append(f"needs container {lane.container}")
+    if lane.region is not None and lane.region != agent.region:
+        found.append(f"needs region {lane.region}")
+    if lane.model is not None and agent.models is not None and lane.model not in agent.models:
+        found.append(f"needs model {lane.model}")
+    if lane.needs_subagents and "call_subagent" not in agent.capabilities:
+        found.append("needs an agent that can call sub-agents")
+    return found
+
+
+def eligible(agent: AgentProfile, lane: Requirements) -> bool:
+    return not obstacles(agent, lane)
+
+
+def _runtime_obstacles(agent: AgentProfile, lane: Requirements) -> list[str]:
+    if lane.runtime == COMMAND:
+        return [] if agent.accept_commands else ["does not accept commands from tasks"]
+    if lane.runtime is not None and lane.runtime not in agent.runtimes:
+        return [f"needs runtime {lane.runtime}"]
+    if not agent.runtimes:
+        return ["has no runtime of its own; it only takes tasks that bring a command"]
+    if agent.task_types is not None and lane.task_type not in agent.task_types:
+        return [f"does not handle type {lane.task_type}"]
+    return []
+
+
+def _tags_accepted(agent: AgentProfile, lane: Requirements) -> bool:
+    mine, wanted = set(agent.task_tags), set(lane.task_tags)
+    accepts = {
+        "superset": wanted <= mine,
+        "single": len(wanted) == 1 and wanted <= mine,
+        "exact": wanted == mine,
+    }
+    return any(accepts[rule] for rule in agent.choose_rules)

@@ -1,0 +1,158 @@
+"""What a caller may ask for when submitting a task, and the checks on it."""
+
+import hashlib
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+
+from tenuto.model import limits
+from tenuto.model.errors import Invalid
+from tenuto.model.matching import COMMAND, Requirements
+from tenuto.model.retry import RetryPolicy
+
+Kind = Literal["agent", "foreach", "goto", "condition", "approval"]
+
+
+class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A task to be. Only `title` is required."""
+
+    title: str
+    id: UUID | None = None
+    description: str | None = None
+    prompt: str | None = None
+    system_prompt: str | None = None
+    model: str | None = None
+    max_turns: int | None = None
+    conversation: str | None = None
+    task_type: str = "default"
+    agent_type: str | None = None
+    target_agent: UUID | None = None
+    runtime: str | None = None
+    command: list[str] | None = None
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    priority: int = 5
+    tags: list[str] = []
+    task_tags: list[str] = []
+    capabilities: list[str] = []
+    container: str | None = None
+    region: str | None = None
+    estimate_minutes: int | None = None
+    max_attempts: int = 3
+    retry: RetryPolicy | None = None
+    timeout_s: int | None = None
+    queue_ttl_s: int | None = None
+    lease_s: int | None = None
+    run_at: datetime | None = None
+    parent: UUID | None = None
+    input: Any = None
+    metadata: dict[str, Any] | None = None
+    idempotency_key: str | None = None
+    trace_id: str | None = None
+    source: str | None = None
+
+
+_NAMES = (
+    "model",
+    "task_type",
+    "agent_type",
+    "runtime",
+    "container",
+    "region",
+    "source",
+    "idempotency_key",
+    "trace_id",
+    "conversation",
+)
+_TEXTS = ("description", "prompt", "system_prompt", "cwd")
+_SECONDS = ("timeout_s", "queue_ttl_s", "lease_s")
+_LISTS = ("tags", "task_tags", "capabilities")
+
+
+def check(new: NewTask) -> None:
+    """Raise `Invalid` unless every field is in range and can be stored."""
+    limits.text("title", new.title, limits.MAX_TITLE, empty=False)
+    for field in _NAMES:
+        if (value := getattr(new, field)) is not None:
+            limits.text(field, value, limits.MAX_NAME, empty=False)
+    for field in _TEXTS:
+        if (value := getattr(new, field)) is not None:
+            limits.text(field, value, limits.MAX_TEXT)
+    for field in _LISTS:
+        if items := getattr(new, field):
+            _check_names(field, items)
+    _check_numbers(new)
+    _check_command(new)
+    if new.run_at is not None and new.run_at.tzinfo is None:
+        raise Invalid("run_at needs a time zone", field="run_at")
+
+
+def _check_numbers(new: NewTask) -> None:
+    limits.number("priority", new.priority, 1, 10)
+    limits.number("max_attempts", new.max_attempts, 1, limits.MAX_ATTEMPTS)
+    for field in _SECONDS:
+        if (seconds := getattr(new, field)) is not None:
+            limits.number(field, seconds, 1, limits.MAX_SECONDS)
+    if new.estimate_minutes is not None:
+        limits.number("estimate_minutes", new.estimate_minutes, 1, limits.MAX_SECONDS // 60)
+    if new.max_turns is not None:
+        limits.number("max_turns", new.max_turns, 1, 1_000_000)
+    if new.retry is not None:
+        _check_retry(new.retry)
+
+
+def _check_names(field: str, items: list[str]) -> None:
+    if len(items) > limits.MAX_TAGS:
+        raise Invalid(f"{field} has more than {limits.MAX_TAGS} entries", "too_large", field=field)
+    for item in items:
+        limits.text(field, item, limits.MAX_NAME, empty=False)
+
+
+def _check_command(new: NewTask) -> None:
+    if new.command is None:
+        if new.runtime == COMMAND:
+            raise Invalid("runtime 'command' needs a command", field="command")
+        return
+    if not new.command:
+        raise Invalid("command must not be empty", field="command")
+    if new.runtime not in (None, COMMAND):
+        raise Invalid(f"a command cannot run in runtime {new.runtime!r}", field="runtime")
+    for word in new.command:
+        limits.text("command", word, limits.MAX_TEXT)
+    for name, value in (new.env or {}).items():
+        limits.text("env", name, limits.MAX_NAME, empty=False)
+        limits.text("env", value, limits.MAX_TEXT)
+        if "=" in name:
+            raise Invalid("env has a name with '=' in it", field="env")
+
+
+def _check_retry(retry: RetryPolicy) -> None:
+    limits.number("retry.base_s", retry.base_s, 0, limits.MAX_SECONDS)
+    limits.number("retry.cap_s", retry.cap_s, 0, limits.MAX_SECONDS)
+    limits.number("retry.multiplier", retry.multiplier, 1, 100)
+    limits.number("retry.jitter", retry.jitter, 0, 1)
+
+
+def requirements(new: NewTask, workspace: UUID) -> Requirements:
+    """The lane the task belongs to."""
+    return Requirements(
+        workspace=workspace,
+        task_type=new.task_type,
+        agent_type=new.agent_type,
+        target_agent=new.target_agent,
+        runtime=COMMAND if new.command is not None else new.runtime,
+        task_tags=tuple(new.task_tags),
+        capabilities=tuple(new.capabilities),
+        container=new.container,
+        region=new.region,
+        model=new.model,
+    )
+
+
+def fingerprint(new: NewTask) -> str:
+    """A hash of what the caller sent, to tell a repeated submit from another one."""
+    sent = msgspec.structs.replace(new, id=None)
+    encoded = msgspec.json.encode(sent, order="deterministic")
+    return hashlib.blake2b(encoded, digest_size=16).hexdigest()

@@ -1,0 +1,130 @@
+"""Group commit: callers that arrive while a transaction is under way share the next one.
+
+A lone caller waits for nobody. Every kind of batched write is repeatable (ids are made by the
+caller, ends are recognised by their fence), so after a lost connection the batch just runs again.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from tenuto.model.errors import TenutoError
+from tenuto.store.protocol import Row, Statement, Store
+
+Answers = Sequence[Any]
+"""One per item, in order; an exception instance is raised to that item's caller."""
+
+
+class Kind(msgspec.Struct, frozen=True, eq=False):
+    """A write that many callers can share as one set-based statement."""
+
+    name: str
+    statement: Callable[[list[Any]], Statement]
+    answers: Callable[[list[Any], list[Row]], Answers]
+
+
+class _Waiting(msgspec.Struct, eq=False):
+    kind: Kind
+    item: Any
+    key: Any
+    future: "asyncio.Future[Any]"
+
+
+class Batcher:
+    """Gathers writes and runs as many batches at once as the store has writers."""
+
+    def __init__(self, store: Store, most: int = 500) -> None:
+        self._store = store
+        self._most = most
+        self._queue: deque[_Waiting] = deque()
+        self._running: set[asyncio.Task[None]] = set()
+        self._starting = False
+
+    async def submit(self, kind: Kind, item: Any, key: Any = None) -> Any:
+        """The answer to the item once its transaction is durable.
+
+        Two items with one key never share a statement.
+        """
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(kind, item, key, loop.create_future())
+        self._queue.append(waiting)
+        if not self._starting and len(self._running) < self._store.writers:
+            # One turn of the loop later: whatever is ready now joins the batch.
+            self._starting = True
+            loop.call_soon(self._start)
+        return await waiting.future
+
+    def _start(self) -> None:
+        self._starting = False
+        if self._queue and len(self._running) < self._store.writers:
+            task = asyncio.get_running_loop().create_task(self._run(self._take()))
+            self._running.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.result()
+        self._start()
+
+    def _take(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        later: list[_Waiting] = []
+        keys: set[Any] = set()
+        while self._queue and len(batch) < self._most:
+            waiting = self._queue.popleft()
+            if waiting.future.cancelled():
+                continue
+            if waiting.key is not None and waiting.key in keys:
+                later.append(waiting)
+                continue
+            keys.add(waiting.key)
+            batch.append(waiting)
+        self._queue.extendleft(reversed(later))
+        return batch
+
+    async def _run(self, batch: list[_Waiting]) -> None:
+        try:
+            await self._commit(batch)
+        except TenutoError as error:
+            _refuse(batch, error)
+        except Exception as error:  # noqa: BLE001  belongs to some caller: find out whose
+            if len(batch) == 1:
+                _refuse(batch, error)
+                return
+            for waiting in batch:
+                await self._run([waiting])
+        except asyncio.CancelledError:
+            _refuse(batch, asyncio.CancelledError())
+            raise
+
+    async def _commit(self, batch: list[_Waiting]) -> None:
+        groups: dict[Kind, list[_Waiting]] = {}
+        for waiting in batch:
+            groups.setdefault(waiting.kind, []).append(waiting)
+        items = {kind: [waiting.item for waiting in group] for kind, group in groups.items()}
+        statements = [kind.statement(items[kind]) for kind in groups]
+        results = await self._store.write(statements)
+        for (kind, group), rows in zip(groups.items(), results, strict=True):
+            for waiting, answer in zip(group, kind.answers(items[kind], rows), strict=True):
+                _settle(waiting.future, answer)
+
+
+def _settle(future: "asyncio.Future[Any]", answer: Any) -> None:
+    if future.done():
+        return
+    if isinstance(answer, BaseException):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+
+
+def _refuse(batch: list[_Waiting], error: BaseException) -> None:
+    for waiting in batch:
+        if isinstance(error, asyncio.CancelledError):
+            waiting.future.cancel()
+        else:
+            _settle(waiting.future, error)

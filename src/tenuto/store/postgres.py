@@ -1,0 +1,263 @@
+"""PostgreSQL over asyncpg: every query one statement, every batch one round trip."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any, TypeVar
+
+import asyncpg
+
+from tenuto.clock import Clock, from_micros, to_micros
+from tenuto.model.errors import Unavailable
+from tenuto.store import schema, sql
+from tenuto.store.protocol import Row, SchemaState, Script, Statement
+
+T = TypeVar("T")
+
+_MIGRATION_LOCK = 0x74656E75746F
+_RERUNS = 10
+_LOST = (
+    OSError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.QueryCanceledError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    TimeoutError,
+)
+_AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+
+# The hot statements name their rows by key. A plan made while the table was small must not be kept
+# as a scan once it is large, so scans are off for the connections that write.
+_WRITE_SETTINGS = {
+    "application_name": "tenuto",
+    "jit": "off",
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "idle_in_transaction_session_timeout": "30s",
+}
+_READ_SETTINGS = {
+    "application_name": "tenuto",
+    "jit": "off",
+    "plan_cache_mode": "force_custom_plan",
+    "default_transaction_read_only": "on",
+}
+
+
+class DatabaseClock(Clock):
+    """The database's clock, so that hosts whose clocks are wrong agree.
+
+    It is read now and then and carried forward by the machine's own elapsed time in between.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._offset: float | None = None
+        self._read_at = 0.0
+
+    def stale(self) -> bool:
+        return self._offset is None or self.elapsed() - self._read_at > 15
+
+    def set(self, database_now: datetime, before: float, after: float) -> None:
+        self._offset = to_micros(database_now) / 1e6 - (before + after) / 2
+        self._read_at = after
+
+    def now(self) -> datetime:
+        if self._offset is None:
+            return super().now()
+        return from_micros(int((self._offset + self.elapsed()) * 1e6))
+
+
+async def _no_reset(connection: Any) -> None:
+    """Connections carry no session state, so nothing needs a round trip to clear it."""
+    del connection
+
+
+class PostgresStore:
+    """A store in a PostgreSQL database."""
+
+    def __init__(self, url: str, clock: Clock | None = None, writers: int = 4) -> None:
+        self.url = url
+        self.writers = writers
+        self.clock = clock or DatabaseClock()
+        self._write_pool: Any = None
+        self._read_pool: Any = None
+        self._compiled: dict[Any, sql.PostgresQuery] = {}
+
+    async def open(self) -> None:
+        state = await self.schema()
+        schema.check_fit(state.schema, state.compat)
+        await self.sync_clock()
+
+    async def close(self) -> None:
+        for pool in (self._write_pool, self._read_pool):
+            if pool is not None:
+                try:
+                    await asyncio.wait_for(pool.close(), 5)
+                except (TimeoutError, *_LOST):
+                    pool.terminate()
+        self._write_pool = self._read_pool = None
+
+    async def sync_clock(self) -> None:
+        """Read the database's clock again when the last reading is old."""
+        clock = self.clock
+        if isinstance(clock, DatabaseClock) and clock.stale():
+            async with self._connection(read=True) as connection:
+                before = clock.elapsed()
+                now = await connection.fetchval("select clock_timestamp()")
+                clock.set(now, before, clock.elapsed())
+
+    async def migrate(self) -> list[int]:
+        async with self._connection() as connection, connection.transaction():
+            await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
+            await connection.execute(schema.BOOKKEEPING)
+            rows = await connection.fetch("select number from schema_migration")
+            done = {row["number"] for row in rows}
+            applied = []
+            for migration in schema.migrations():
+                if migration.number not in done:
+                    await self._apply(connection, migration)
+                    applied.append(migration.number)
+            return applied
+
+    async def _apply(self, connection: Any, migration: schema.Migration) -> None:
+        await connection.execute(
+            "insert into schema_migration values ($1, $2, $3, clock_timestamp()::text)",
+            migration.number,
+            migration.name,
+            migration.compat,
+        )
+        for statement in schema.statements(migration, "postgres"):
+            await connection.execute(statement)
+
+    async def schema(self) -> SchemaState:
+        async with self._connection() as connection:
+            if await connection.fetchval("select to_regclass('schema_migration')") is None:
+                return SchemaState(0, 0)
+            row = await connection.fetchrow(
+                "select coalesce(max(number), 0), coalesce(max(compat), 0) from schema_migration"
+            )
+            return SchemaState(*row)
+
+    async def describe(self) -> dict[str, str]:
+        async with self._connection(read=True) as connection:
+            names = ("server_version", "fsync", "synchronous_commit", "full_page_writes")
+            settings = {
+                name: await connection.fetchval("select current_setting($1)", name)
+                for name in names
+            }
+            role = await connection.fetchval("select current_user")
+            database = await connection.fetchval("select current_database()")
+        version = settings.pop("server_version")
+        return {"database": f"PostgreSQL {version}", "name": database, "role": role, **settings}
+
+    async def fetch(self, statement: Statement) -> list[Row]:
+        async with self._connection(read=True) as connection:
+            return await self._run(connection, statement)
+
+    async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        for _ in range(_RERUNS):
+            try:
+                return await self._write(statements)
+            except _AGAIN:
+                continue
+        raise Unavailable("the database kept reporting deadlocks")
+
+    async def _write(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        async with self._connection() as connection:
+            if len(statements) == 1:
+                # One statement is its own transaction: one round trip.
+                return [await self._run(connection, statements[0])]
+            async with connection.transaction():
+                return [await self._run(connection, statement) for statement in statements]
+
+    async def transact(self, script: Callable[[], Script[T]]) -> T:
+        for _ in range(_RERUNS):
+            try:
+                async with self._connection() as connection, connection.transaction():
+                    return await self._script(connection, script())
+            except _AGAIN:
+                continue
+        raise Unavailable("the database kept reporting deadlocks")
+
+    async def _script(self, connection: Any, steps: Script[T]) -> T:
+        try:
+            statement = next(steps)
+            while True:
+                statement = steps.send(await self._run(connection, statement))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    async def _run(self, connection: Any, statement: Statement) -> list[Row]:
+        compiled = self._compile(statement)
+        columns = {name: list(zip(*rows, strict=True)) for name, rows in statement.rows.items()}
+        params = statement.params
+        arguments = [
+            params.get(argument) if isinstance(argument, str) else columns[argument[0]][argument[1]]
+            for argument in compiled.arguments
+        ]
+        rows: list[Row] = await connection.fetch(compiled.sql, *arguments)
+        return rows
+
+    def _compile(self, statement: Statement) -> sql.PostgresQuery:
+        empty = frozenset(name for name, rows in statement.rows.items() if not rows)
+        given = frozenset(
+            name for name, value in statement.params.items() if value is not None
+        ) | frozenset(statement.literals)
+        literals = tuple(statement.literals.items())
+        key = (statement.query, given, literals, empty)
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            query = sql.load(sql.POSTGRES)[statement.query]
+            compiled = sql.for_postgres(sql.variant(query, given, literals, set(empty)))
+            self._compiled[key] = compiled
+        return compiled
+
+    @asynccontextmanager
+    async def _connection(self, *, read: bool = False) -> AsyncIterator[Any]:
+        """A connection; whatever says that the database is gone becomes `Unavailable`."""
+        try:
+            pool = await self._pool(read=read)
+            async with pool.acquire(timeout=10) as connection:
+                yield connection
+        except asyncpg.DiskFullError as error:
+            raise Unavailable(f"the database has no room left: {error}", "storage_full") from error
+        except _AGAIN:
+            raise
+        except _LOST as error:
+            raise Unavailable(f"the database does not answer: {_first_line(error)}") from error
+
+    async def _pool(self, *, read: bool) -> Any:
+        pool = self._read_pool if read else self._write_pool
+        if pool is None:
+            pool = await asyncpg.create_pool(
+                self.url,
+                min_size=0,
+                max_size=2 if read else self.writers,
+                reset=_no_reset,
+                timeout=5,
+                command_timeout=60,
+                server_settings=_READ_SETTINGS if read else _WRITE_SETTINGS,
+                max_inactive_connection_lifetime=0,
+                max_cached_statement_lifetime=0,
+                statement_cache_size=200,
+            )
+            if read:
+                self._read_pool = self._read_pool or pool
+            else:
+                self._write_pool = self._write_pool or pool
+        return pool
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0]

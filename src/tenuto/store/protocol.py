@@ -1,0 +1,70 @@
+"""What the engine asks of a store.
+
+A `Statement` names a query of `queries.sql` with its arguments. A `Script` is a transaction whose
+statements depend on each other's answers: a generator that yields statements, is sent their rows,
+and returns its result. It does no I/O itself, so the same script runs on a writer thread, over a
+network connection or inline in the simulator, and may be run again after a deadlock.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from tenuto.clock import Clock
+
+Row = Mapping[str, Any]
+T = TypeVar("T")
+
+
+class Statement(msgspec.Struct, frozen=True):
+    """One named query with its arguments."""
+
+    query: str
+    params: dict[str, Any] = {}
+    rows: dict[str, Sequence[tuple[Any, ...]]] = {}
+    literals: dict[str, tuple[str, ...]] = {}
+
+
+Script = Generator[Statement, list[Row], T]
+
+
+class SchemaState(msgspec.Struct, frozen=True):
+    """The schema a database has, and the oldest program knowledge that can live with it."""
+
+    schema: int
+    compat: int
+
+
+class Store(Protocol):
+    """The only truth. Every method raises `Unavailable` when the database does not answer."""
+
+    writers: int
+    """How many transactions can usefully be under way at once."""
+
+    clock: Clock
+    """The clock that rules in this store."""
+
+    async def open(self) -> None:
+        """Connect; raises `Incompatible` unless the schema fits this program."""
+
+    async def close(self) -> None:
+        """Let everything go."""
+
+    async def migrate(self) -> list[int]:
+        """Bring the schema up to date; answers the numbers applied. Safe in many processes."""
+
+    async def schema(self) -> SchemaState:
+        """The schema as it is; zeros for an empty database."""
+
+    async def describe(self) -> dict[str, str]:
+        """What an operator wants to know: version, durability, where it is."""
+
+    async def fetch(self, statement: Statement) -> list[Row]:
+        """Read in a snapshot of its own."""
+
+    async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Run statements in one transaction, durable when this returns."""
+
+    async def transact(self, script: Callable[[], Script[T]]) -> T:
+        """Run a script in one transaction, durable when this returns."""

@@ -1,0 +1,704 @@
+-- Every SQL statement of the program, by family. `sql.py` explains the notation.
+
+-- name: lane_touch
+-- Make the wanted lanes exist and mark them used; a new lane moves the workspace's lanes_version.
+-- params: now timestamptz, most bigint
+-- rows: wanted(id bigint, workspace uuid, key text)
+-- as: made
+insert into lane (id, workspace, key, used_at)
+select wanted.id, wanted.workspace, wanted.key, :now
+from {rows:wanted}
+where (select count(*) from lane l where l.workspace = wanted.workspace) < :most
+on conflict (id) do nothing
+returning id, workspace;
+update workspace set lanes_version = lanes_version + 1
+from {made} where workspace.id = made.workspace;
+update lane set used_at = :now
+from {rows:wanted} where lane.id = wanted.id and lane.used_at < :now - {seconds:3600};
+
+-- name: lanes
+-- Every lane of a workspace.
+-- params: workspace uuid
+select lane.id as lane, lane.key, lane.closed_until, lane.closed_why
+from lane where lane.workspace = :workspace;
+
+-- name: lanes_version
+-- The number that moves whenever the workspace's lanes or their gates change.
+-- params: workspace uuid
+select workspace.lanes_version from workspace where workspace.id = :workspace;
+
+-- name: lane_close
+-- Close a lane until an instant (or open it with null) and tell why.
+-- params: lane bigint, until timestamptz, why text
+-- as: moved
+update lane set closed_until = :until, closed_why = :why
+where id = :lane
+returning id, workspace;
+update workspace set lanes_version = lanes_version + 1
+from {moved} where workspace.id = moved.workspace;
+
+-- name: lane_prune
+-- Forget lanes that nobody used for long and that hold no task which could run.
+-- params: before timestamptz, most bigint
+-- as: gone
+delete from lane where id in (
+  select l.id from lane l
+  where l.used_at < :before
+    and not exists (select 1 from task where task.lane = l.id
+      and task.status in ('WAITING', 'PENDING', 'ASSIGNED', 'RUNNING', 'PAUSED', 'RETRY_WAIT'))
+  order by l.used_at limit :most)
+returning id, workspace;
+update workspace set lanes_version = lanes_version + 1
+from {gone} where workspace.id = gone.workspace;
+
+-- name: submit
+-- Insert tasks that are not there yet, with their first event; answer the ids that are new.
+-- params: now timestamptz, actor text
+-- rows: body(task uuid, workspace uuid, title text, description text, prompt text, system_prompt text, model text, max_turns bigint, conversation text, task_type text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, parent uuid, rerun_of uuid, input json, metadata json, idempotency_key text, fingerprint text, trace_id text, source text, created_by text)
+-- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz)
+-- rows: label(task uuid, workspace uuid, label text)
+-- rows: tag(task uuid, workspace uuid, tag text)
+-- rows: capability(task uuid, workspace uuid, capability text)
+-- as: inserted
+insert into task_body (task, workspace, title, description, prompt, system_prompt, model, max_turns,
+  conversation, task_type, agent_type, target_agent, runtime, command, cwd, env, container, parent,
+  rerun_of, input, metadata, idempotency_key, fingerprint, trace_id, source, created_by)
+select body.task, body.workspace, body.title, body.description, body.prompt, body.system_prompt,
+  body.model, body.max_turns, body.conversation, body.task_type, body.agent_type,
+  body.target_agent, body.runtime, body.command, body.cwd, body.env, body.container, body.parent,
+  body.rerun_of, body.input, body.metadata, body.idempotency_key, body.fingerprint, body.trace_id,
+  body.source, body.created_by
+from {rows:body}
+where true
+on conflict do nothing
+returning task as id;
+insert into task (id, workspace, lane, status, rank, priority, max_attempts, retry, lease_s,
+  timeout_s, watch_s, queue_ttl_s, estimate_minutes, run_at, due_at, created_at, updated_at)
+select hot.id, hot.workspace, hot.lane, hot.status, hot.rank, hot.priority, hot.max_attempts,
+  hot.retry, hot.lease_s, hot.timeout_s, hot.watch_s, hot.queue_ttl_s, hot.estimate_minutes,
+  hot.run_at, hot.due_at, :now, :now
+from {rows:hot of inserted};
+insert into event (task, seq, workspace, kind, level, new, attempt, actor, at)
+select hot.id, 1, hot.workspace, 'submitted', 'INFO', hot.status, 0, :actor, :now
+from {rows:hot of inserted};
+insert into task_label (task, workspace, label)
+select label.task, label.workspace, label.label from {rows:label of inserted};
+insert into task_tag (task, workspace, tag)
+select tag.task, tag.workspace, tag.tag from {rows:tag of inserted};
+insert into task_capability (task, workspace, capability)
+select capability.task, capability.workspace, capability.capability
+from {rows:capability of inserted};
+-- answer: inserted
+
+-- name: submitted_before
+-- The tasks that stand in the way of new ones: same id, or same idempotency key.
+-- params: workspace uuid
+-- rows: wanted(task uuid, idempotency_key text)
+select wanted.task as wanted_id, body.task as id, body.fingerprint
+from {rows:wanted}
+join task_body body on body.workspace = :workspace
+  and (body.task = wanted.task or body.idempotency_key = wanted.idempotency_key);
+
+-- fragment: claimable only postgres
+-- The best tasks over the lanes, by rank, three times as many as wanted, then those of them that
+-- nobody else is taking. Ranks bound the reading: first a few per lane, then what the best of
+-- those leave possible.
+select t.id from task t
+where t.status = 'PENDING' and t.id = any (array(
+  select c.id
+  from (
+    select max(few.rank) as bound, count(*) as found from (
+      select heads.rank from {each:lanes} cross join lateral (
+        select task.rank from task
+        where task.lane = lanes.value and task.status = 'PENDING'
+        order by task.rank, task.id
+        limit (:n * 3) / cardinality(:lanes) + 2
+      ) heads order by heads.rank limit :n * 3
+    ) few
+  ) b cross join {each:lanes} cross join lateral (
+    select task.id, task.rank from task
+    where task.lane = lanes.value and task.status = 'PENDING'
+      and (b.found < :n * 3 or task.rank <= b.bound)
+    order by task.rank, task.id
+    limit :n * 3
+  ) c
+  order by c.rank, c.id limit :n * 3))
+order by t.rank, t.id limit :n
+for update skip locked
+
+-- fragment: claimable only sqlite
+-- As for PostgreSQL; `json_each` over a correlated array stands for a lateral join.
+select c.value ->> 1 from (
+  select max(rank) as bound, count(*) as found from (
+    select h.value as rank from {each:lanes}, json_each((
+      select json_group_array(rank) from (
+        select rank from task where lane = lanes.value and status = 'PENDING'
+        order by rank, id limit :n / json_array_length(:lanes) + 2))) h
+    order by h.value limit :n)
+) b, {each:lanes}, json_each((
+  select json_group_array(json_array(rank, id)) from (
+    select rank, id from task
+    where lane = lanes.value and status = 'PENDING' and (b.found < :n or rank <= b.bound)
+    order by rank, id limit :n))) c
+order by c.value ->> 0, c.value ->> 1 limit :n
+
+-- fragment: claim_head only postgres
+select t.id from task t
+where t.lane = :lane and t.status = 'PENDING'
+order by t.rank, t.id limit :n
+for update skip locked
+
+-- fragment: claim_head only sqlite
+select t.id from task t
+where t.lane = :lane and t.status = 'PENDING'
+order by t.rank, t.id limit :n
+
+-- fragment: taken
+-- What a claim makes of a PENDING row.
+set status = :status, version = version + 1, attempt = attempt + 1, tries = tries + 1,
+  agent = :agent, worker = :worker, lease_token = :token, session_key = null,
+  lease_until = :now + {seconds:{greatest}(coalesce(lease_s, 0), :lease_s)},
+  assigned_at = :now, started_at = case when :status = 'RUNNING' then :now end,
+  due_at = :now + {seconds:watch_s}, progress_percent = null, current_step = null,
+  progress_at = null, updated_at = :now
+
+-- fragment: taken_columns
+task.id, task.workspace, task.version, task.attempt, task.tries, task.max_attempts,
+  task.lease_until, task.timeout_s, task.checkpoint_seq, task.lane, task.priority, task.status
+
+-- fragment: note_claimed
+insert into event (task, seq, workspace, kind, level, previous, new, attempt, agent, actor, at)
+select moved.id, moved.version, moved.workspace, 'claimed', 'INFO', 'PENDING', moved.status,
+  moved.attempt, :agent, :worker, :now
+from {moved}
+
+-- fragment: claimed_work
+select moved.id, moved.workspace, moved.version, moved.attempt, moved.tries, moved.max_attempts,
+  moved.lease_until, moved.timeout_s, moved.checkpoint_seq, moved.lane, moved.priority,
+  body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
+  body.env, body.input, body.metadata, body.parent, body.trace_id,
+  (select checkpoint.data from checkpoint where checkpoint.task = moved.id) as checkpoint
+from {moved}
+join task_body body on body.workspace = moved.workspace and body.task = moved.id
+
+-- name: claim
+-- Take up to n PENDING tasks, best rank first over several lanes; answer them with their work.
+-- params: lanes bigint[], n bigint, status text, agent uuid, worker text, token text, lease_s bigint, now timestamptz
+-- as: picked(id)
+{fragment:claimable};
+-- as: moved
+update task {fragment:taken}
+from {picked}
+where task.id = picked.id and task.status = 'PENDING' and task.tries < task.max_attempts
+  and task.attempt < 1000
+returning {fragment:taken_columns};
+{fragment:note_claimed};
+-- as: work
+{fragment:claimed_work};
+-- answer: work
+
+-- name: claim_lane
+-- The same over one lane.
+-- params: lane bigint, n bigint, status text, agent uuid, worker text, token text, lease_s bigint, now timestamptz
+-- as: picked(id)
+{fragment:claim_head};
+-- as: moved
+update task {fragment:taken}
+from {picked}
+where task.id = picked.id and task.status = 'PENDING' and task.tries < task.max_attempts
+  and task.attempt < 1000
+returning {fragment:taken_columns};
+{fragment:note_claimed};
+-- as: work
+{fragment:claimed_work};
+-- answer: work
+
+-- name: claimed_by_token
+-- What a claim took whose answer was lost.
+-- params: agent uuid, token text
+select task.id, task.workspace, task.version, task.attempt, task.tries, task.max_attempts,
+  task.lease_until, task.timeout_s, task.checkpoint_seq, task.lane, task.priority,
+  body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
+  body.env, body.input, body.metadata, body.parent, body.trace_id,
+  (select checkpoint.data from checkpoint where checkpoint.task = task.id) as checkpoint
+from task join task_body body on body.workspace = task.workspace and body.task = task.id
+where task.agent = :agent and task.status in ('ASSIGNED', 'RUNNING') and task.lease_token = :token;
+
+-- name: agent_lock
+-- Hold an agent's row while its capacity is counted and used.
+-- params: agent uuid
+select agent.id, agent.max_concurrent, agent.status from agent where agent.id = :agent {lock};
+
+-- name: agent_load
+-- What counts against an agent's capacity: live leases, and kills nobody confirmed.
+-- params: agent uuid
+select (select count(*) from task
+    where task.agent = :agent and task.status in ('ASSIGNED', 'RUNNING'))
+  + (select count(*) from attempt where attempt.agent = :agent and attempt.unconfirmed) as load;
+
+-- name: complete_if_owned
+-- Finish the attempts whose fence is current and of whom nobody asked otherwise.
+-- params: now timestamptz
+-- rows: done(id uuid, attempt bigint, token text, actor text)
+-- rows: result(task uuid, workspace uuid, output json, summary text)
+-- as: moved
+update task set status = 'COMPLETED', version = version + 1, lease_until = null, due_at = null,
+  hung_warned_at = null, finished_at = :now, updated_at = :now, last_outcome = 'COMPLETED'
+from {rows:done}
+where task.id = done.id and task.attempt = done.attempt and task.lease_token = done.token
+  and task.status = 'RUNNING' and task.cancel_requested_at is null
+  and task.pause_requested_at is null and not task.watched
+returning task.id, task.workspace, task.version, task.attempt, task.agent, task.worker,
+  task.session_key, task.started_at;
+insert into attempt (task, attempt, workspace, outcome, agent, worker, session_key, started_at,
+  ended_at)
+select moved.id, moved.attempt, moved.workspace, 'COMPLETED', moved.agent, moved.worker,
+  moved.session_key, moved.started_at, :now
+from {moved};
+insert into event (task, seq, workspace, kind, level, previous, new, attempt, agent, actor,
+  session_key, at)
+select moved.id, moved.version, moved.workspace, 'completed', 'INFO', 'RUNNING', 'COMPLETED',
+  moved.attempt, moved.agent, moved.worker, moved.session_key, :now
+from {moved};
+insert into task_output (task, workspace, output, summary)
+select result.task, result.workspace, result.output, result.summary
+from {rows:result of moved}
+where true
+on conflict (task) do update set output = excluded.output, summary = excluded.summary;
+-- answer: moved
+
+-- name: heartbeat
+-- Renew all leases of a worker that are still its own; those missing from the answer are lost.
+-- params: now timestamptz, lease_s bigint
+-- rows: lease(id uuid, attempt bigint, token text)
+update task set lease_until = :now + {seconds:{greatest}(coalesce(task.lease_s, 0), :lease_s)}
+from {rows:lease}
+where task.id = lease.id and task.attempt = lease.attempt and task.lease_token = lease.token
+  and task.status in ('ASSIGNED', 'RUNNING')
+returning task.id, task.attempt, task.lease_until, task.cancel_requested_at,
+  task.pause_requested_at, task.hung_warned_at;
+
+-- name: progress
+-- Note how far attempts are; the fence decides. Not an audit event.
+-- params: now timestamptz
+-- rows: report(id uuid, attempt bigint, token text, percent smallint, step text, estimated_completion_at timestamptz)
+update task set progress_percent = coalesce(report.percent, task.progress_percent),
+  current_step = coalesce(report.step, task.current_step),
+  estimated_completion_at = coalesce(report.estimated_completion_at, task.estimated_completion_at),
+  progress_at = :now
+from {rows:report}
+where task.id = report.id and task.attempt = report.attempt and task.lease_token = report.token
+  and task.status in ('ASSIGNED', 'RUNNING')
+returning task.id, task.attempt;
+
+-- name: transcript_append
+-- Append lines of attempts whose fence is current.
+-- params: now timestamptz
+-- rows: line(id uuid, attempt bigint, token text, line_no bigint, level text, text text)
+insert into transcript (task, attempt, line_no, workspace, level, text, at)
+select line.id, line.attempt, line.line_no, task.workspace, line.level, line.text, :now
+from {rows:line}
+join task on task.id = line.id
+where task.attempt = line.attempt and task.lease_token = line.token
+on conflict (task, attempt, line_no) do nothing
+returning task as id, attempt, line_no;
+
+-- name: tasks_locked
+-- The rows of tasks, locked in id order.
+-- params: ids uuid[]
+select {columns:task} from task
+where task.id in (select value from {each:ids}) order by task.id {lock};
+
+-- name: change
+-- Write decided changes, each where the version is the one it was decided on.
+-- rows: changed(id uuid, version bigint, status text, hold text, unmet bigint, rank bigint, priority smallint, tries bigint, free_ends bigint, free_mark bigint, losses bigint, agent uuid, worker text, session_key text, lease_until timestamptz, timeout_s bigint, watch_s bigint, cancel_requested_at timestamptz, pause_requested_at timestamptz, hung_warned_at timestamptz, run_at timestamptz, resume_at timestamptz, wait_until timestamptz, next_attempt_at timestamptz, due_at timestamptz, last_error text, error_class text, last_outcome text, updated_at timestamptz, started_at timestamptz, finished_at timestamptz, archived_at timestamptz)
+-- rows: ended(task uuid, attempt bigint, workspace uuid, outcome text, agent uuid, worker text, session_key text, started_at timestamptz, ended_at timestamptz, error_class text, message text, stack text, exit_code bigint, receipt json, unconfirmed boolean)
+-- rows: noted(task uuid, seq bigint, workspace uuid, kind text, level text, message text, previous text, new text, attempt bigint, agent uuid, actor text, session_key text, stack_trace text, data json, at timestamptz)
+-- rows: result(task uuid, workspace uuid, output json, summary text)
+-- as: moved
+update task set version = task.version + 1, status = changed.status, hold = changed.hold,
+  unmet = changed.unmet, rank = changed.rank, priority = changed.priority, tries = changed.tries,
+  free_ends = changed.free_ends, free_mark = changed.free_mark, losses = changed.losses,
+  agent = changed.agent, worker = changed.worker, session_key = changed.session_key,
+  lease_until = changed.lease_until, timeout_s = changed.timeout_s, watch_s = changed.watch_s,
+  cancel_requested_at = changed.cancel_requested_at,
+  pause_requested_at = changed.pause_requested_at, hung_warned_at = changed.hung_warned_at,
+  run_at = changed.run_at, resume_at = changed.resume_at, wait_until = changed.wait_until,
+  next_attempt_at = changed.next_attempt_at, due_at = changed.due_at,
+  last_error = changed.last_error, error_class = changed.error_class,
+  last_outcome = changed.last_outcome, updated_at = changed.updated_at,
+  started_at = changed.started_at, finished_at = changed.finished_at,
+  archived_at = changed.archived_at
+from {rows:changed}
+where task.id = changed.id and task.version = changed.version
+returning task.id;
+insert into attempt (task, attempt, workspace, outcome, agent, worker, session_key, started_at,
+  ended_at, error_class, message, stack, exit_code, receipt, unconfirmed)
+select ended.task, ended.attempt, ended.workspace, ended.outcome, ended.agent, ended.worker,
+  ended.session_key, ended.started_at, ended.ended_at, ended.error_class, ended.message,
+  ended.stack, ended.exit_code, ended.receipt, ended.unconfirmed
+from {rows:ended of moved};
+insert into event (task, seq, workspace, kind, level, message, previous, new, attempt, agent,
+  actor, session_key, stack_trace, data, at)
+select noted.task, noted.seq, noted.workspace, noted.kind, noted.level, noted.message,
+  noted.previous, noted.new, noted.attempt, noted.agent, noted.actor, noted.session_key,
+  noted.stack_trace, noted.data, noted.at
+from {rows:noted of moved};
+insert into task_output (task, workspace, output, summary)
+select result.task, result.workspace, result.output, result.summary
+from {rows:result of moved}
+where true
+on conflict (task) do update set output = excluded.output, summary = excluded.summary;
+-- answer: moved
+
+-- name: quarantine
+-- Take a row that cannot be read out of circulation, with its audit event.
+-- params: id uuid, message text, now timestamptz, actor text
+-- as: moved
+update task set status = 'FAILED', error_class = 'corrupt', last_error = :message,
+  finished_at = :now, updated_at = :now, due_at = null, lease_until = null,
+  version = version + 1
+where id = :id
+returning id, workspace, version, attempt;
+insert into event (task, seq, workspace, kind, level, message, new, attempt, actor, data, at)
+select moved.id, moved.version, moved.workspace, 'failed', 'CRITICAL', :message, 'FAILED',
+  moved.attempt, :actor, '{"error_class": "corrupt"}', :now
+from {moved};
+-- answer: moved
+
+-- name: checkpoint_save
+-- Replace a task's checkpoint and its number. The caller holds the task's row.
+-- params: id uuid, workspace uuid, seq bigint, attempt bigint, data json, now timestamptz
+insert into checkpoint (task, workspace, seq, attempt, data, at)
+select :id, :workspace, :seq, :attempt, :data, :now
+where true
+on conflict (task) do update
+  set seq = excluded.seq, attempt = excluded.attempt, data = excluded.data, at = excluded.at;
+update task set checkpoint_seq = :seq, progress_at = :now where id = :id;
+
+-- name: checkpoint
+-- A task's checkpoint.
+-- params: id uuid
+select checkpoint.seq, checkpoint.attempt, checkpoint.data, checkpoint.at
+from checkpoint where checkpoint.task = :id;
+
+-- name: step_record
+-- Record a step's value unless the key has one already.
+-- params: id uuid, workspace uuid, key text, attempt bigint, value json, child uuid, now timestamptz
+insert into task_step (task, workspace, key, attempt, value, child, at)
+select :id, :workspace, :key, :attempt, :value, :child, :now
+where true
+on conflict (task, key) do nothing;
+
+-- name: steps
+-- Everything recorded for a task by key.
+-- params: id uuid
+select task_step.key, task_step.value, task_step.child, task_step.attempt
+from task_step where task_step.task = :id;
+
+-- name: leases_expired
+-- Leased tasks whose lease has run out, oldest ids first, unless somebody else handles them.
+-- params: now timestamptz, most bigint
+select {columns:task} from task
+where task.status in ('ASSIGNED', 'RUNNING') and task.lease_until < :now
+order by task.id limit :most {skip_locked};
+
+-- name: leases_of_worker
+-- What a worker that was seen to die still holds.
+-- params: worker text, most bigint
+select {columns:task} from task
+where task.status in ('ASSIGNED', 'RUNNING') and task.worker = :worker
+order by task.id limit :most {skip_locked};
+
+-- name: tasks_due
+-- Tasks whose timer has come, unless somebody else handles them.
+-- params: now timestamptz, most bigint
+select {columns:task} from task
+where task.due_at is not null and task.due_at <= :now
+order by task.due_at limit :most {skip_locked};
+
+-- name: timer_set
+-- Correct a timer that called for nothing.
+-- rows: timer(id uuid, due_at timestamptz)
+update task set due_at = timer.due_at from {rows:timer} where task.id = timer.id;
+
+-- name: archivable
+-- Ended tasks that are old enough to put away.
+-- params: before timestamptz, most bigint
+select task.id from task
+where task.archived_at is null and task.finished_at < :before
+  and task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+order by task.id limit :most;
+
+-- name: prune_payload
+-- Remove what long ended tasks carried; the row and its events stay.
+-- params: before timestamptz, most bigint
+-- as: old
+update task set session_key = null, current_step = '(pruned)'
+where id in (select t.id from task t
+  where t.archived_at is not null and t.finished_at < :before
+    and t.current_step is distinct from '(pruned)'
+  order by t.id limit :most)
+returning id, workspace;
+update task_body set description = null, prompt = null, system_prompt = null, input = null,
+  env = null, command = null, metadata = null
+from {old} where task_body.workspace = old.workspace and task_body.task = old.id;
+delete from transcript where task in (select old.id from {old});
+delete from task_output where task in (select old.id from {old});
+delete from checkpoint where task in (select old.id from {old});
+delete from task_step where task in (select old.id from {old});
+-- answer: old
+
+-- name: prune_events
+-- Remove audit rows past their age, oldest first, a bounded number.
+-- params: before timestamptz, most bigint
+delete from event where (task, seq) in (
+  select event.task, event.seq from event
+  join task on task.id = event.task
+  where event.at < :before and task.archived_at is not null
+  limit :most)
+returning task as id;
+
+-- name: worker_beat
+-- A worker says that it lives.
+-- params: id text, workspace uuid, host text, pid bigint, agents json, slots bigint, status text, now timestamptz
+insert into worker (id, workspace, host, pid, agents, slots, status, started_at, seen_at)
+select :id, :workspace, :host, :pid, :agents, :slots, :status, :now, :now
+where true
+on conflict (id) do update
+  set seen_at = excluded.seen_at, status = excluded.status, agents = excluded.agents,
+  slots = excluded.slots;
+
+-- name: worker_lost
+-- Workers that were not heard of since an instant.
+-- params: before timestamptz
+update worker set status = 'LOST'
+where status in ('RUNNING', 'DRAINING') and seen_at < :before
+returning id as worker_id;
+
+-- name: worker_forget
+-- Forget workers that ended long ago.
+-- params: before timestamptz
+delete from worker where status in ('STOPPED', 'LOST') and seen_at < :before
+returning id as worker_id;
+
+-- name: workers
+-- The workers of a workspace, newest first.
+-- params: workspace uuid
+select worker.id as worker_id, worker.host, worker.pid, worker.agents, worker.slots, worker.status,
+  worker.started_at, worker.seen_at,
+  (select count(*) from task where task.status in ('ASSIGNED', 'RUNNING')
+    and task.worker = worker.id) as running
+from worker where worker.workspace = :workspace order by worker.started_at desc limit 1000;
+
+-- name: agent_put
+-- Make an agent known or renew what is known of it; its version moves when its profile does.
+-- params: id uuid, workspace uuid, name text, profile json, max_concurrent bigint, now timestamptz
+insert into agent (id, workspace, name, profile, status, max_concurrent, created_at, updated_at,
+  seen_at)
+select :id, :workspace, :name, :profile, 'IDLE', :max_concurrent, :now, :now, :now
+where true
+on conflict (workspace, name) do update
+  set profile = excluded.profile, max_concurrent = excluded.max_concurrent,
+  version = agent.version + 1, updated_at = excluded.updated_at, seen_at = excluded.seen_at,
+  status = case when agent.status = 'TERMINATED' then agent.status else 'IDLE' end
+returning id, version, status;
+
+-- name: agents
+-- The agents of a workspace.
+-- params: workspace uuid
+select agent.id, agent.name, agent.profile, agent.status, agent.max_concurrent, agent.version,
+  agent.seen_at
+from agent where agent.workspace = :workspace order by agent.name;
+
+-- name: show
+-- One task with everything about it but its history.
+-- params: workspace uuid, id uuid
+select {columns:task}, body.title, body.description, body.prompt, body.system_prompt, body.model,
+  body.task_type, body.agent_type, body.target_agent, body.runtime, body.command, body.cwd,
+  body.env, body.container, body.parent, body.rerun_of, body.input, body.metadata,
+  body.idempotency_key, body.trace_id, body.source, body.created_by, body.max_turns,
+  body.conversation,
+  (select agent.name from agent where agent.id = task.agent) as agent_name,
+  (select task_output.output from task_output where task_output.task = task.id) as output,
+  (select task_output.summary from task_output where task_output.task = task.id) as summary,
+  (select checkpoint.data from checkpoint where checkpoint.task = task.id) as checkpoint
+from task join task_body body on body.workspace = task.workspace and body.task = task.id
+where task.id = :id and task.workspace = :workspace;
+
+-- name: labels_of
+-- The labels, task tags and capabilities of tasks.
+-- params: ids uuid[]
+select task_label.task as id, 'label' as kind, task_label.label as value from task_label
+where task_label.task in (select value from {each:ids})
+union all
+select task_tag.task as id, 'tag' as kind, task_tag.tag as value from task_tag
+where task_tag.task in (select value from {each:ids})
+union all
+select task_capability.task as id, 'capability' as kind, task_capability.capability as value
+from task_capability
+where task_capability.task in (select value from {each:ids})
+order by 3;
+
+-- fragment: filters
+[statuses: and task.status in ({literal:statuses})]
+[attention: and task.status in
+  ('WAITING', 'PAUSED', 'RETRY_WAIT', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')]
+[archived: and task.archived_at is not null]
+[outcome: and task.last_outcome = :outcome]
+[min_priority: and task.priority >= :min_priority]
+[task_type: and body.task_type = :task_type]
+[agent: and task.agent = :agent]
+[parent: and body.parent = :parent]
+[since: and task.created_at >= :since]
+[until: and task.created_at < :until]
+[contains: and (lower(body.title) like :contains escape '!')]
+[before: and body.task < :before]
+[labels: and (select count(*) from task_label where task_label.task = task.id
+  and task_label.label in (select value from {each:labels})) = :label_count]
+
+-- name: list
+-- Tasks newest first, after a cursor.
+-- params: workspace uuid, outcome text, min_priority bigint, task_type text, agent uuid, parent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
+select {columns:task}, body.title, body.task_type,
+  (select agent.name from agent where agent.id = task.agent) as agent_name
+from task_body body join task on task.id = body.task
+where body.workspace = :workspace
+{fragment:filters}
+order by body.task desc limit :most;
+
+-- name: list_ids
+-- The ids that a filter picks, newest first.
+-- params: workspace uuid, outcome text, min_priority bigint, task_type text, agent uuid, parent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
+select task.id
+from task_body body join task on task.id = body.task
+where body.workspace = :workspace
+{fragment:filters}
+order by body.task desc limit :most;
+
+-- name: ids_like
+-- Ids that begin with a text, for people who type half an id.
+-- params: workspace uuid, prefix text
+select body.task as id from task_body body
+where body.workspace = :workspace and cast(body.task as text) like :prefix limit 3;
+
+-- name: attempts
+-- The ended attempts of a task.
+-- params: id uuid
+select attempt.attempt, attempt.outcome, attempt.agent, attempt.worker, attempt.session_key,
+  attempt.started_at, attempt.ended_at, attempt.error_class, attempt.message, attempt.stack,
+  attempt.exit_code, attempt.receipt, attempt.unconfirmed,
+  (select agent.name from agent where agent.id = attempt.agent) as agent_name
+from attempt where attempt.task = :id order by attempt.attempt;
+
+-- name: events
+-- A task's audit trail after a version.
+-- params: id uuid, after bigint, most bigint
+select event.seq, event.kind, event.level, event.message, event.previous, event.new,
+  event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
+  event.at
+from event where event.task = :id and event.seq > :after order by event.seq limit :most;
+
+-- name: transcript
+-- A task's transcript from a place on.
+-- params: id uuid, attempt bigint, after bigint, most bigint
+select transcript.attempt, transcript.line_no, transcript.level, transcript.text, transcript.at
+from transcript
+where transcript.task = :id
+  and (transcript.attempt > :attempt
+    or (transcript.attempt = :attempt and transcript.line_no > :after))
+order by transcript.attempt, transcript.line_no limit :most;
+
+-- name: counts
+-- How many tasks are in each status.
+-- params: workspace uuid
+select task.status, count(*) as n, min(task.created_at) as oldest_at
+from task where task.workspace = :workspace group by task.status;
+
+-- name: queue_ahead
+-- How many tasks of a lane stand before a rank, up to a limit.
+-- params: lane bigint, rank bigint, id uuid, most bigint
+select count(*) as n from (
+  select 1 from task where task.lane = :lane and task.status = 'PENDING'
+    and (task.rank < :rank or (task.rank = :rank and task.id < :id)) limit :most) ahead;
+
+-- name: leader_take
+-- Become or stay the leader; a new holder raises the epoch. Answers nothing when another leads.
+-- params: name text, holder text, now timestamptz, until timestamptz
+insert into leader (name, holder, epoch, until)
+select :name, :holder, 1, :until
+where true
+on conflict (name) do update
+  set holder = excluded.holder, until = excluded.until,
+  epoch = leader.epoch + case when leader.holder = excluded.holder then 0 else 1 end
+  where leader.holder = excluded.holder or leader.until < :now
+returning name, holder, epoch, until;
+
+-- name: leader_resign
+-- Let somebody else lead at once.
+-- params: name text, holder text, now timestamptz
+update leader set until = :now where name = :name and holder = :holder returning epoch;
+
+-- name: leader
+-- Who leads.
+-- params: name text
+select leader.name, leader.holder, leader.epoch, leader.until from leader
+where leader.name = :name;
+
+-- name: cursor_lock
+-- A subscriber's place in the events, held while it moves.
+-- params: name text
+select cursor.xid, cursor.position from cursor where cursor.name = :name {lock};
+
+-- name: cursor_make
+-- Start a subscriber at the beginning.
+-- params: name text, now timestamptz
+insert into cursor (name, updated_at) select :name, :now where true on conflict (name) do nothing;
+
+-- name: cursor_move
+-- Move a subscriber on.
+-- params: name text, xid bigint, position bigint, now timestamptz
+update cursor set xid = :xid, position = :position, updated_at = :now where name = :name;
+
+-- fragment: from_there_on only postgres
+-- A position is handed out before its transaction commits, so a reader that trusted positions would
+-- pass over rows still to appear. Only rows older than every running transaction are shown.
+where (event.xid, event.position) > (:xid, :position)
+  and event.xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+order by event.xid, event.position
+
+-- fragment: from_there_on only sqlite
+where event.position > :position and :xid >= 0
+order by event.position
+
+-- name: events_after
+-- Events past a subscriber's place whose transactions are all known to be over, in order.
+-- params: xid bigint, position bigint, most bigint
+select event.task, event.seq, event.workspace, event.position, {xid} as xid, event.kind,
+  event.level, event.message, event.previous, event.new, event.attempt, event.agent, event.actor,
+  event.data, event.at,
+  (select task.lane from task where task.id = event.task) as lane
+from event
+{fragment:from_there_on}
+limit :most;
+
+-- name: audit_mismatches
+-- Tasks whose row and audit trail disagree: the oracle of I13.
+-- params: most bigint
+select task.id, task.version, task.status, task.attempt from task
+left join (
+  select event.task, count(*) as n, max(event.seq) as last,
+    sum(case when event.kind = 'claimed' then 1 else 0 end) as claims
+  from event group by event.task) told on told.task = task.id
+left join event final on final.task = task.id and final.seq = told.last
+where told.n is null or told.n <> task.version or told.last <> task.version
+  or final.new <> task.status or told.claims <> task.attempt
+limit :most;
+
+-- name: chain_breaks
+-- Events whose previous status is not the one before: the oracle of I11.
+-- params: most bigint
+select later.task as id, later.seq, earlier.new as before_status, later.previous
+from event later join event earlier on earlier.task = later.task and earlier.seq = later.seq - 1
+where later.previous <> earlier.new
+limit :most;

@@ -1,0 +1,315 @@
+"""Reads `queries.sql` and spells its queries for one database.
+
+A query is a list of steps that share a transaction. Its header declares what it takes:
+
+    -- name: complete
+    -- One sentence of contract.
+    -- params: now timestamptz
+    -- rows: done(id uuid, attempt bigint)
+    -- as: moved            (label of the step that follows; a select step names its columns too,
+                             as in `picked(id)`)
+    -- answer: moved        (the step whose rows are the answer; else the last step's)
+
+and its text may say
+    :name                   a parameter
+    {rows:done}             the set `done` as a table
+    {rows:done of moved}    only those rows whose first column is the first of a row of `moved`
+    {moved}                 the rows that the step `moved` returned, as a table
+    {columns:task}          the columns of Task, in order
+    {fragment:name}         text under `-- fragment: name`, which may exist once per database
+    {seconds:expr} {greatest} {lock} {skip_locked} {each:lanes}   spelled by the dialect
+    [name: text]            text only where the parameter or literal `name` is given
+    {literal:name}          words of our own (never a caller's), where an index needs to see them
+
+PostgreSQL runs all steps as one statement of common table expressions over arrays: one round trip,
+one snapshot. SQLite runs a step that reads a set once per row of it, on prepared statements, which
+is its fastest way. So no step may depend on what another one wrote, except through `{label}`.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib import resources
+
+import msgspec
+
+from tenuto.model.task import Task
+
+Column = tuple[str, str]
+Literals = tuple[tuple[str, tuple[str, ...]], ...]
+
+_ROWS = re.compile(r"\{rows:(\w+)(?: of (\w+))?\}")
+_PARAM = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)(?!\w)")
+_MACRO = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
+_OPTIONAL = re.compile(r"\[(\w+): (.*?)\]", flags=re.S)
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One SQL statement of a query."""
+
+    label: str
+    text: str
+    returns: tuple[str, ...] = ()
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """A named query as written."""
+
+    name: str
+    params: dict[str, str]
+    rows: dict[str, tuple[Column, ...]]
+    steps: tuple[Step, ...]
+    answer: str
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+    """How one database spells what the two say differently."""
+
+    name: str
+    seconds: str
+    greatest: str
+    lock: str
+    skip_locked: str
+    each: str
+    xid: str
+
+
+POSTGRES = Dialect(
+    name="postgres",
+    seconds="(({0}) * interval '1 second')",
+    greatest="greatest",
+    lock="for update",
+    skip_locked="for update skip locked",
+    each="unnest(:{0}) as {0}(value)",
+    xid="event.xid",
+)
+SQLITE = Dialect(
+    name="sqlite",
+    seconds="(({0}) * 1000000)",
+    greatest="max",
+    lock="",
+    skip_locked="",
+    each="json_each(:{0}) as {0}",
+    xid="0",
+)
+
+
+@cache
+def load(dialect: Dialect) -> dict[str, Query]:
+    """Every query of `queries.sql` in the dialect's spelling, sets and labels still open."""
+    source = resources.files("tenuto.store").joinpath("queries.sql").read_text()
+    fragments: dict[str, str] = {}
+    queries: dict[str, Query] = {}
+    for chunk in re.split(r"^(?=-- (?:name|fragment): )", source, flags=re.M)[1:]:
+        head = chunk.splitlines()[0]
+        if match := re.match(r"-- fragment: (\w+)(?: only (\w+))?", head):
+            if match[2] in (None, dialect.name):
+                fragments[match[1]] = _strip(chunk)
+        else:
+            query = _parse(chunk, lambda text: _spell(text, dialect, fragments))
+            assert query.name not in queries, f"two queries named {query.name}"
+            queries[query.name] = query
+    return queries
+
+
+def _strip(chunk: str) -> str:
+    lines = (line for line in chunk.splitlines() if not line.lstrip().startswith("--"))
+    return "\n".join(lines).strip().rstrip(";")
+
+
+def _spell(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
+    plain = {
+        "greatest": dialect.greatest,
+        "lock": dialect.lock,
+        "skip_locked": dialect.skip_locked,
+        "xid": dialect.xid,
+    }
+
+    def replace(match: re.Match[str]) -> str:
+        macro, argument = match[1], match[2]
+        if macro == "columns":
+            return ", ".join(f"{argument}.{field}" for field in Task.__struct_fields__)
+        if macro == "fragment":
+            return fragments[argument]
+        if macro == "seconds":
+            return dialect.seconds.format(argument)
+        if macro == "each":
+            return dialect.each.format(argument)
+        return plain.get(macro, match[0])
+
+    spelled = _MACRO.sub(replace, text)
+    return spelled if spelled == text else _spell(spelled, dialect, fragments)
+
+
+def _parse(chunk: str, spell: Callable[[str], str]) -> Query:
+    headers = re.findall(r"^-- (name|params|rows|answer): (.*)$", chunk, flags=re.M)
+    name = next(value for key, value in headers if key == "name")
+    params = dict(
+        _column(part) for key, value in headers if key == "params" for part in value.split(",")
+    )
+    rows = dict(_rowset(value) for key, value in headers if key == "rows")
+    steps = tuple(_steps(chunk, spell))
+    answer = next((value for key, value in headers if key == "answer"), steps[-1].label)
+    return Query(name=name, params=params, rows=rows, steps=steps, answer=answer)
+
+
+def _column(text: str) -> Column:
+    column, _, kind = text.strip().partition(" ")
+    return column, kind
+
+
+def _rowset(text: str) -> tuple[str, tuple[Column, ...]]:
+    name, _, columns = text.partition("(")
+    return name.strip(), tuple(_column(part) for part in columns.rstrip(") ").split(","))
+
+
+def _steps(chunk: str, spell: Callable[[str], str]) -> Iterable[Step]:
+    for number, part in enumerate(re.split(r";[ \t]*$", chunk, flags=re.M)):
+        text = _strip(part)
+        if not text:
+            continue
+        label = re.search(r"^-- as: (\w+)(?:\(([\w, ]+)\))?", part, flags=re.M)
+        spelled = spell(text)
+        columns = _returned(spelled)
+        if label and label[2]:
+            columns = tuple(column.strip() for column in label[2].split(","))
+        yield Step(label[1] if label else f"step_{number}", spelled, columns)
+
+
+def _returned(text: str) -> tuple[str, ...]:
+    """The column names of a RETURNING clause."""
+    _, found, clause = text.rpartition("returning")
+    if not found:
+        return ()
+    names = re.split(r",(?![^(]*\))", clause)
+    return tuple(re.split(r"[\s.]+", name.strip())[-1] for name in names)
+
+
+def variant(query: Query, given: frozenset[str], literals: Literals, empty: set[str]) -> Query:
+    """The query with its optional parts settled and without the steps that read an empty set."""
+    words = {name: ", ".join(f"'{word}'" for word in chosen) for name, chosen in literals}
+    assert all(word.replace("_", "").isalpha() for _, chosen in literals for word in chosen)
+
+    def settle(text: str) -> str:
+        text = _OPTIONAL.sub(lambda match: match[2] if match[1] in given else "", text)
+        for name, chosen in words.items():
+            text = text.replace(f"{{literal:{name}}}", chosen)
+        return text
+
+    steps = tuple(
+        Step(step.label, settle(step.text), step.returns)
+        for step in query.steps
+        if not any(match[1] in empty for match in _ROWS.finditer(step.text))
+    )
+    return msgspec.structs.replace(query, steps=steps)
+
+
+class PostgresQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """One statement; its arguments in order, a set's column as `(set, index)`."""
+
+    sql: str
+    arguments: tuple[str | tuple[str, int], ...]
+
+
+def for_postgres(query: Query) -> PostgresQuery:
+    """All steps as one statement of common table expressions."""
+    labels = {step.label for step in query.steps}
+
+    def open_step(text: str) -> str:
+        text = _ROWS.sub(lambda match: _unnest(query, match[1], match[2]), text)
+        return _MACRO.sub(lambda match: match[1] if match[1] in labels else match[0], text)
+
+    *before, last = [Step(step.label, open_step(step.text)) for step in query.steps]
+    if query.answer != last.label:
+        before.append(last)
+        last = Step("answer", f"select * from {query.answer}")
+    ctes = ",\n".join(f"{step.label} as {_once(step)}({step.text})" for step in before)
+    return _number(query, f"with {ctes}\n{last.text}" if ctes else last.text)
+
+
+def _once(step: Step) -> str:
+    """A select is computed once, whatever the planner thinks: it may lock and limit."""
+    return "materialized " if step.text.startswith("select") else ""
+
+
+def _unnest(query: Query, name: str, of: str | None) -> str:
+    columns = query.rows[name]
+    arrays = ", ".join(f":{name}__{column}" for column, _ in columns)
+    names = ", ".join(column for column, _ in columns)
+    table = f"unnest({arrays}) as {name}({names})"
+    if of is None:
+        return table
+    first, key = columns[0][0], "id"
+    return f"(select {name}.* from {table} join {of} on {of}.{key} = {name}.{first}) as {name}"
+
+
+def _number(query: Query, text: str) -> PostgresQuery:
+    arguments: list[str | tuple[str, int]] = []
+
+    def place(match: re.Match[str]) -> str:
+        name = match[1]
+        rowset, _, column = name.partition("__")
+        argument: str | tuple[str, int] = name
+        if column:
+            columns = query.rows[rowset]
+            index = next(i for i, (each, _) in enumerate(columns) if each == column)
+            argument, kind = (rowset, index), f"{columns[index][1]}[]"
+        else:
+            kind = query.params[name]
+        if argument not in arguments:
+            arguments.append(argument)
+        return f"${arguments.index(argument) + 1}::{kind}"
+
+    return PostgresQuery(sql=_PARAM.sub(place, text), arguments=tuple(arguments))
+
+
+class SqliteStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One prepared statement: parameters first, then the columns of the row it runs for."""
+
+    label: str
+    sql: str
+    params: tuple[str, ...]
+    rowset: str | None = None
+    of: str | None = None
+    source: str | None = None
+
+
+def for_sqlite(query: Query) -> tuple[SqliteStep, ...]:
+    """The steps as statements that run once, or once per row of the set they read."""
+    return tuple(_sqlite_step(query, step) for step in query.steps)
+
+
+def _sqlite_step(query: Query, step: Step) -> SqliteStep:
+    text, rowset, of, source = step.text, None, None, None
+    columns: tuple[str, ...] = ()
+    if match := _ROWS.search(text):
+        rowset, of = match[1], match[2]
+        columns = tuple(column for column, _ in query.rows[rowset])
+        text = _ROWS.sub(lambda found: _one_row(found[1], columns), text)
+    for earlier in query.steps:
+        if f"{{{earlier.label}}}" in text:
+            assert rowset is None, f"{query.name}: a step reads one set"
+            source, columns = earlier.label, earlier.returns
+            text = text.replace(f"{{{source}}}", _one_row(source, columns))
+    order: list[str] = []
+
+    def place(match: re.Match[str]) -> str:
+        name = match[1]
+        if "__" in name:
+            return f":{name}"
+        if name not in order:
+            order.append(name)
+        return f"?{order.index(name) + 1}"
+
+    text = _PARAM.sub(place, text)
+    start = len(order) + 1
+    for index, column in enumerate(columns):
+        text = re.sub(rf":{rowset or source}__{column}\b", f"?{start + index}", text)
+    return SqliteStep(
+        label=step.label, sql=text, params=tuple(order), rowset=rowset, of=of, source=source
+    )
+
+
+def _one_row(name: str, columns: tuple[str, ...]) -> str:
+    values = ", ".join(f":{name}__{column} as {column}" for column in columns)
+    return f"(select {values}) as {name}"

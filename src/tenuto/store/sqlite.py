@@ -1,0 +1,388 @@
+"""SQLite: one writer thread, readers beside it, WAL, synchronous=FULL.
+
+Processes that share a file take turns by a lock file: the kernel wakes the next one at once, where
+SQLite's own busy handler would sleep.
+"""
+
+import asyncio
+import fcntl
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from tenuto.clock import Clock, from_micros, to_micros
+from tenuto.model.errors import TenutoError, Unavailable
+from tenuto.store import schema, sql
+from tenuto.store.protocol import Row, SchemaState, Script, Statement
+
+T = TypeVar("T")
+
+_ENCODE: dict[str, Callable[[Any], Any]] = {
+    "uuid": str,
+    "timestamptz": to_micros,
+    "boolean": int,
+    "bigint[]": lambda values: msgspec.json.encode(values).decode(),
+    "uuid[]": lambda values: msgspec.json.encode(values).decode(),
+    "text[]": lambda values: msgspec.json.encode(values).decode(),
+}
+_UUIDS = frozenset(
+    "id task workspace agent parent target_agent definition flow group_id rerun_of child needs"
+    " wanted_id before_id".split()
+)
+_TIMES = frozenset({"at", "until", "lease_until", "wait_until", "closed_until"})
+_FLAGS = frozenset({"watched", "unconfirmed", "met"})
+
+
+def _uuid(value: Any) -> Any:
+    try:
+        return UUID(value)
+    except (ValueError, AttributeError, TypeError):
+        return value  # a damaged id: whoever reads the row finds out and quarantines it
+
+
+def _decoder(column: str) -> Callable[[Any], Any] | None:
+    if column in _UUIDS:
+        return _uuid
+    if column in _TIMES or column.endswith("_at"):
+        return from_micros
+    return bool if column in _FLAGS else None
+
+
+class _Prepared:
+    """A query's steps with what is needed to bind their arguments and read their answers."""
+
+    def __init__(self, query: sql.Query) -> None:
+        self.query = query
+        self.steps = sql.for_sqlite(query)
+        self.row_encoders = {
+            name: [(i, _ENCODE[kind]) for i, (_, kind) in enumerate(columns) if kind in _ENCODE]
+            for name, columns in query.rows.items()
+        }
+        self._decoders: list[tuple[int, Callable[[Any], Any]]] | None = None
+        self._names: list[str] = []
+
+    def param(self, name: str, value: Any) -> Any:
+        encode = _ENCODE.get(self.query.params[name])
+        return value if encode is None or value is None else encode(value)
+
+    def row(self, rowset: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        encoders = self.row_encoders[rowset]
+        if not encoders:
+            return row
+        cells = list(row)
+        for index, encode in encoders:
+            if cells[index] is not None:
+                cells[index] = encode(cells[index])
+        return tuple(cells)
+
+    def answer(self, rows: list[tuple[Any, ...]], description: Any) -> list[Row]:
+        if not rows:
+            return []
+        if self._decoders is None:
+            self._names = [column[0] for column in description]
+            found = ((i, _decoder(name)) for i, name in enumerate(self._names))
+            self._decoders = [(i, decode) for i, decode in found if decode is not None]
+        names, decoders = self._names, self._decoders
+        answers = []
+        for row in rows:
+            cells = list(row)
+            for index, decode in decoders:
+                if cells[index] is not None:
+                    cells[index] = decode(cells[index])
+            answers.append(dict(zip(names, cells, strict=True)))
+        return answers
+
+
+class _Connection:
+    """One SQLite connection and the queries prepared for it. Used by one thread at a time."""
+
+    def __init__(self, path: str) -> None:
+        self.raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+        self.raw.execute("pragma journal_mode = wal")
+        self.raw.execute("pragma synchronous = full")
+        self.raw.execute("pragma wal_autocheckpoint = 4000")
+        self.raw.execute("pragma cache_size = -16000")
+        self._prepared: dict[Any, _Prepared] = {}
+
+    def prepare(self, statement: Statement) -> _Prepared:
+        empty = frozenset(name for name, rows in statement.rows.items() if not rows)
+        given = frozenset(
+            name for name, value in statement.params.items() if value is not None
+        ) | frozenset(statement.literals)
+        literals = tuple(statement.literals.items())
+        key = (statement.query, given, literals, empty)
+        prepared = self._prepared.get(key)
+        if prepared is None:
+            query = sql.load(sql.SQLITE)[statement.query]
+            prepared = _Prepared(sql.variant(query, given, literals, set(empty)))
+            self._prepared[key] = prepared
+        return prepared
+
+    def run(self, statement: Statement) -> list[Row]:
+        """Run the statement's steps in order; answers the rows of its answer step."""
+        prepared = self.prepare(statement)
+        returned: dict[str, list[tuple[Any, ...]]] = {}
+        answer: list[Row] = []
+        for step in prepared.steps:
+            base = tuple(prepared.param(name, statement.params.get(name)) for name in step.params)
+            rows, description = self._step(step, base, prepared, statement, returned)
+            returned[step.label] = rows
+            if step.label == prepared.query.answer:
+                answer = prepared.answer(rows, description)
+        return answer
+
+    def _step(
+        self,
+        step: sql.SqliteStep,
+        base: tuple[Any, ...],
+        prepared: _Prepared,
+        statement: Statement,
+        returned: dict[str, list[tuple[Any, ...]]],
+    ) -> tuple[list[tuple[Any, ...]], Any]:
+        if step.rowset is None and step.source is None:
+            cursor = self.raw.execute(step.sql, base)
+            return cursor.fetchall(), cursor.description
+        if step.source is not None:
+            inputs = returned[step.source]
+        else:
+            rowset = step.rowset or ""
+            inputs = [prepared.row(rowset, row) for row in statement.rows[rowset]]
+            if step.of is not None:
+                kept = {row[0] for row in returned[step.of]}
+                inputs = [row for row in inputs if row[0] in kept]
+        found: list[tuple[Any, ...]] = []
+        description = None
+        execute = self.raw.execute
+        for row in inputs:
+            cursor = execute(step.sql, base + row)
+            found += cursor.fetchall()
+            description = cursor.description
+        return found, description
+
+
+class SqliteStore:
+    """A store in one SQLite file, or in memory and inline for the simulator and tests."""
+
+    writers = 1
+
+    def __init__(self, path: str, clock: Clock | None = None) -> None:
+        self.path = path
+        self.clock = clock or Clock()
+        self._inline = path == ":memory:"
+        self._connection: _Connection | None = None
+        self._lock_file: Any = None
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._writer: threading.Thread | None = None
+        self._readers: ThreadPoolExecutor | None = None
+        self._local = threading.local()
+        self._reader_connections: list[_Connection] = []
+
+    async def open(self) -> None:
+        state = await self.schema()
+        schema.check_fit(state.schema, state.compat)
+
+    async def close(self) -> None:
+        if self._writer is not None:
+            self._jobs.put(None)
+            await asyncio.get_running_loop().run_in_executor(None, self._writer.join)
+            self._writer = None
+        if self._readers is not None:
+            self._readers.shutdown(wait=True)
+            self._readers = None
+        connections = [*self._reader_connections, self._connection]
+        for connection in connections:
+            if connection is not None:
+                connection.raw.close()
+        self._reader_connections.clear()
+        self._connection = None
+        if self._lock_file is not None:
+            self._lock_file.close()
+            self._lock_file = None
+
+    async def migrate(self) -> list[int]:
+        return await self._on_writer(self._migrate)
+
+    async def schema(self) -> SchemaState:
+        return await self._on_writer(self._schema)
+
+    async def describe(self) -> dict[str, str]:
+        def look() -> dict[str, str]:
+            raw = self._writer_connection().raw
+            levels = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
+            return {
+                "database": f"SQLite {sqlite3.sqlite_version}",
+                "file": self.path,
+                "journal": raw.execute("pragma journal_mode").fetchone()[0],
+                "synchronous": levels[raw.execute("pragma synchronous").fetchone()[0]],
+            }
+
+        return await self._on_writer(look)
+
+    async def fetch(self, statement: Statement) -> list[Row]:
+        if self._inline:
+            return self._guard(lambda: self._writer_connection().run(statement))
+        if self._readers is None:
+            self._readers = ThreadPoolExecutor(2, thread_name_prefix="tenuto-sqlite-read")
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._readers, self._read, statement)
+
+    async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        return await self._on_writer(lambda: self._write(statements))
+
+    async def transact(self, script: Callable[[], Script[T]]) -> T:
+        return await self._on_writer(lambda: self._transact(script))
+
+    async def _on_writer(self, job: Callable[[], T]) -> T:
+        """The job's result, done on the writer thread."""
+        if self._inline:
+            return self._guard(job)
+        if self._writer is None:
+            self._writer = threading.Thread(
+                target=self._write_loop, name="tenuto-sqlite-write", daemon=True
+            )
+            self._writer.start()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def work() -> None:
+            try:
+                result = self._guard(job)
+            except BaseException as error:  # noqa: BLE001  handed to the caller
+                _answer(loop, future, error=error)
+            else:
+                _answer(loop, future, result=result)
+
+        self._jobs.put(work)
+        return await future
+
+    def _write_loop(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _read(self, statement: Statement) -> list[Row]:
+        connection = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._guard(lambda: _Connection(self.path))
+            self._local.connection = connection
+            self._reader_connections.append(connection)
+        return self._guard(lambda: connection.run(statement))
+
+    def _writer_connection(self) -> _Connection:
+        if self._connection is None:
+            if not self._inline:
+                if Path(self.path).is_dir():
+                    raise Unavailable(f"{self.path} is a directory, not a database file")
+                if self._lock_file is None:
+                    self._lock_file = open(f"{self.path}-lock", "a")  # noqa: SIM115, PTH123
+            self._connection = _Connection(self.path)
+        return self._connection
+
+    def _transaction(self, body: Callable[[_Connection], T]) -> T:
+        connection = self._writer_connection()
+        if self._lock_file is not None:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+        try:
+            connection.raw.execute("begin immediate")
+            try:
+                result = body(connection)
+                connection.raw.execute("commit")
+            except BaseException:
+                if connection.raw.in_transaction:
+                    connection.raw.execute("rollback")
+                raise
+            return result
+        finally:
+            if self._lock_file is not None:
+                fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+
+    def _write(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        return self._transaction(
+            lambda connection: [connection.run(statement) for statement in statements]
+        )
+
+    def _transact(self, script: Callable[[], Script[T]]) -> T:
+        def body(connection: _Connection) -> T:
+            steps = script()
+            try:
+                statement = next(steps)
+                while True:
+                    statement = steps.send(connection.run(statement))
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+
+        return self._transaction(body)
+
+    def _migrate(self) -> list[int]:
+        def body(connection: _Connection) -> list[int]:
+            raw = connection.raw
+            raw.execute(schema.BOOKKEEPING)
+            done = {row[0] for row in raw.execute("select number from schema_migration")}
+            applied = []
+            for migration in schema.migrations():
+                if migration.number in done:
+                    continue
+                raw.execute(
+                    "insert into schema_migration values (?, ?, ?, ?)",
+                    (migration.number, migration.name, migration.compat, str(self.clock.now())),
+                )
+                for statement in schema.statements(migration, "sqlite"):
+                    raw.execute(statement)
+                applied.append(migration.number)
+            return applied
+
+        return self._transaction(body)
+
+    def _schema(self) -> SchemaState:
+        raw = self._writer_connection().raw
+        known = raw.execute(
+            "select 1 from sqlite_master where name = 'schema_migration'"
+        ).fetchone()
+        if known is None:
+            return SchemaState(0, 0)
+        row = raw.execute(
+            "select coalesce(max(number), 0), coalesce(max(compat), 0) from schema_migration"
+        ).fetchone()
+        return SchemaState(*row)
+
+    def _guard(self, job: Callable[[], T]) -> T:
+        """The job's result; what SQLite says about its file becomes `Unavailable`."""
+        try:
+            return job()
+        except TenutoError:
+            raise
+        except sqlite3.IntegrityError:
+            raise
+        except (sqlite3.DatabaseError, OSError) as error:
+            full = "full" in str(error) or getattr(error, "errno", None) == 28
+            if full:
+                raise Unavailable(f"no room left for {self.path}: {error}", "storage_full") from error
+            if isinstance(error, sqlite3.ProgrammingError):
+                raise
+            raise Unavailable(f"cannot use the database {self.path}: {error}") from error
+
+
+def _answer(
+    loop: asyncio.AbstractEventLoop,
+    future: "asyncio.Future[T]",
+    *,
+    result: Any = None,
+    error: BaseException | None = None,
+) -> None:
+    def settle() -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(settle)
