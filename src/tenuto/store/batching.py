@@ -12,18 +12,21 @@ from typing import Any
 import msgspec
 
 from tenuto.model.errors import TenutoError
-from tenuto.store.protocol import Row, Statement, Store
+from tenuto.store.protocol import Script, Store
 
 Answers = Sequence[Any]
 """One per item, in order; an exception instance is raised to that item's caller."""
 
 
 class Kind(msgspec.Struct, frozen=True, eq=False):
-    """A write that many callers can share as one set-based statement."""
+    """A write that many callers can share: a script over all their items."""
 
     name: str
-    statement: Callable[[list[Any]], Statement]
-    answers: Callable[[list[Any], list[Row]], Answers]
+    script: Callable[[list[Any]], Script[Answers]]
+    one_statement: bool = False
+    """The script yields exactly once, so it needs no transaction around it."""
+    alone: bool = False
+    """Items share no statement; where kinds do not mix, each gets its own transaction."""
 
 
 class _Waiting(msgspec.Struct, eq=False):
@@ -78,13 +81,18 @@ class Batcher:
             waiting = self._queue.popleft()
             if waiting.future.cancelled():
                 continue
-            if waiting.key is not None and waiting.key in keys:
+            twice = waiting.key is not None and waiting.key in keys
+            if twice or (batch and not self._joins(waiting, batch[0])):
                 later.append(waiting)
                 continue
             keys.add(waiting.key)
             batch.append(waiting)
         self._queue.extendleft(reversed(later))
         return batch
+
+    def _joins(self, waiting: _Waiting, first: _Waiting) -> bool:
+        same = waiting.kind is first.kind and not first.kind.alone
+        return self._store.mixes or same
 
     async def _run(self, batch: list[_Waiting]) -> None:
         try:
@@ -105,11 +113,17 @@ class Batcher:
         groups: dict[Kind, list[_Waiting]] = {}
         for waiting in batch:
             groups.setdefault(waiting.kind, []).append(waiting)
-        items = {kind: [waiting.item for waiting in group] for kind, group in groups.items()}
-        statements = [kind.statement(items[kind]) for kind in groups]
-        results = await self._store.write(statements)
-        for (kind, group), rows in zip(groups.items(), results, strict=True):
-            for waiting, answer in zip(group, kind.answers(items[kind], rows), strict=True):
+
+        def script() -> Script[list[Answers]]:
+            answers = []
+            for kind, group in groups.items():
+                answers.append((yield from kind.script([waiting.item for waiting in group])))
+            return answers
+
+        lone = len(groups) == 1 and batch[0].kind.one_statement
+        results = await (self._store.once(script) if lone else self._store.transact(script))
+        for group, answers in zip(groups.values(), results, strict=True):
+            for waiting, answer in zip(group, answers, strict=True):
                 _settle(waiting.future, answer)
 
 

@@ -1,7 +1,7 @@
 """PostgreSQL over asyncpg: every query one statement, every batch one round trip."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar
@@ -84,6 +84,8 @@ async def _no_reset(connection: Any) -> None:
 class PostgresStore:
     """A store in a PostgreSQL database."""
 
+    mixes = False
+
     def __init__(self, url: str, clock: Clock | None = None, writers: int = 4) -> None:
         self.url = url
         self.writers = writers
@@ -163,26 +165,19 @@ class PostgresStore:
         async with self._connection(read=True) as connection:
             return await self._run(connection, statement)
 
-    async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        for _ in range(_RERUNS):
-            try:
-                return await self._write(statements)
-            except _AGAIN:
-                continue
-        raise Unavailable("the database kept reporting deadlocks")
-
-    async def _write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        async with self._connection() as connection:
-            if len(statements) == 1:
-                # One statement is its own transaction: one round trip.
-                return [await self._run(connection, statements[0])]
-            async with connection.transaction():
-                return [await self._run(connection, statement) for statement in statements]
-
     async def transact(self, script: Callable[[], Script[T]]) -> T:
         for _ in range(_RERUNS):
             try:
                 async with self._connection() as connection, connection.transaction():
+                    return await self._script(connection, script())
+            except _AGAIN:
+                continue
+        raise Unavailable("the database kept reporting deadlocks")
+
+    async def once(self, script: Callable[[], Script[T]]) -> T:
+        for _ in range(_RERUNS):
+            try:
+                async with self._connection() as connection:
                     return await self._script(connection, script())
             except _AGAIN:
                 continue

@@ -22,7 +22,7 @@ class Statement(msgspec.Struct, frozen=True):
 
     query: str
     params: dict[str, Any] = {}
-    rows: dict[str, Sequence[tuple[Any, ...]]] = {}
+    rows: Mapping[str, Sequence[tuple[Any, ...]]] = {}
     literals: dict[str, tuple[str, ...]] = {}
 
 
@@ -41,6 +41,9 @@ class Store(Protocol):
 
     writers: int
     """How many transactions can usefully be under way at once."""
+
+    mixes: bool
+    """Whether different kinds of writes should share a transaction."""
 
     clock: Clock
     """The clock that rules in this store."""
@@ -63,8 +66,8 @@ class Store(Protocol):
     async def fetch(self, statement: Statement) -> list[Row]:
         """Read in a snapshot of its own."""
 
-    async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """Run statements in one transaction, durable when this returns."""
-
     async def transact(self, script: Callable[[], Script[T]]) -> T:
         """Run a script in one transaction, durable when this returns."""
+
+    async def once(self, script: Callable[[], Script[T]]) -> T:
+        """The same for a script of exactly one statement, which is a transaction by itself."""

@@ -53,9 +53,9 @@ from {gone} where workspace.id = gone.workspace;
 
 -- name: submit
 -- Insert tasks that are not there yet, with their first event; answer the ids that are new.
--- params: now timestamptz, actor text
+-- params: now timestamptz
 -- rows: body(task uuid, workspace uuid, title text, description text, prompt text, system_prompt text, model text, max_turns bigint, conversation text, task_type text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, parent uuid, rerun_of uuid, input json, metadata json, idempotency_key text, fingerprint text, trace_id text, source text, created_by text)
--- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz)
+-- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, actor text)
 -- rows: label(task uuid, workspace uuid, label text)
 -- rows: tag(task uuid, workspace uuid, tag text)
 -- rows: capability(task uuid, workspace uuid, capability text)
@@ -79,7 +79,7 @@ select hot.id, hot.workspace, hot.lane, hot.status, hot.rank, hot.priority, hot.
   hot.run_at, hot.due_at, :now, :now
 from {rows:hot of inserted};
 insert into event (task, seq, workspace, kind, level, new, attempt, actor, at)
-select hot.id, 1, hot.workspace, 'submitted', 'INFO', hot.status, 0, :actor, :now
+select hot.id, 1, hot.workspace, 'submitted', 'INFO', hot.status, 0, hot.actor, :now
 from {rows:hot of inserted};
 insert into task_label (task, workspace, label)
 select label.task, label.workspace, label.label from {rows:label of inserted};
@@ -239,7 +239,7 @@ select (select count(*) from task
 -- name: complete_if_owned
 -- Finish the attempts whose fence is current and of whom nobody asked otherwise.
 -- params: now timestamptz
--- rows: done(id uuid, attempt bigint, token text, actor text)
+-- rows: done(id uuid, attempt bigint, token text)
 -- rows: result(task uuid, workspace uuid, output json, summary text)
 -- as: moved
 update task set status = 'COMPLETED', version = version + 1, lease_until = null, due_at = null,

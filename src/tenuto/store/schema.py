@@ -39,9 +39,7 @@ def migrations() -> list[Migration]:
         if match := re.fullmatch(r"(\d{4})_(\w+)\.sql", path.name):
             text = path.read_text()
             compat = re.search(r"^-- compat: (\d+)$", text, flags=re.M)
-            found.append(
-                Migration(int(match[1]), match[2], int(compat[1]) if compat else 1, text)
-            )
+            found.append(Migration(int(match[1]), match[2], int(compat[1]) if compat else 1, text))
     return sorted(found, key=lambda migration: migration.number)
 
 

@@ -9,7 +9,7 @@ import fcntl
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,7 +90,7 @@ class _Prepared:
             found = ((i, _decoder(name)) for i, name in enumerate(self._names))
             self._decoders = [(i, decode) for i, decode in found if decode is not None]
         names, decoders = self._names, self._decoders
-        answers = []
+        answers: list[Row] = []
         for row in rows:
             cells = list(row)
             for index, decode in decoders:
@@ -171,6 +171,7 @@ class SqliteStore:
     """A store in one SQLite file, or in memory and inline for the simulator and tests."""
 
     writers = 1
+    mixes = True
 
     def __init__(self, path: str, clock: Clock | None = None) -> None:
         self.path = path
@@ -233,11 +234,11 @@ class SqliteStore:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._readers, self._read, statement)
 
-    async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        return await self._on_writer(lambda: self._write(statements))
-
     async def transact(self, script: Callable[[], Script[T]]) -> T:
         return await self._on_writer(lambda: self._transact(script))
+
+    async def once(self, script: Callable[[], Script[T]]) -> T:
+        return await self.transact(script)
 
     async def _on_writer(self, job: Callable[[], T]) -> T:
         """The job's result, done on the writer thread."""
@@ -302,11 +303,6 @@ class SqliteStore:
             if self._lock_file is not None:
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
-    def _write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        return self._transaction(
-            lambda connection: [connection.run(statement) for statement in statements]
-        )
-
     def _transact(self, script: Callable[[], Script[T]]) -> T:
         def body(connection: _Connection) -> T:
             steps = script()
@@ -363,7 +359,9 @@ class SqliteStore:
         except (sqlite3.DatabaseError, OSError) as error:
             full = "full" in str(error) or getattr(error, "errno", None) == 28
             if full:
-                raise Unavailable(f"no room left for {self.path}: {error}", "storage_full") from error
+                raise Unavailable(
+                    f"no room left for {self.path}: {error}", "storage_full"
+                ) from error
             if isinstance(error, sqlite3.ProgrammingError):
                 raise
             raise Unavailable(f"cannot use the database {self.path}: {error}") from error

@@ -14,9 +14,11 @@ From the worker: `{"argv", "cwd", "env"}`, then any number of `{"kill": {"grace"
 Only the standard library is imported, and nothing of this package, so that it stays small.
 """
 
+import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import select
 import signal
@@ -58,6 +60,7 @@ SPAWN_CODES = {
 class Process(NamedTuple):
     pid: int
     parent: int
+    group: int
     comm: str
     dead: bool
 
@@ -75,8 +78,8 @@ def parse_stat(text: str) -> Process:
     """The process that a line of /proc/PID/stat describes; its comm may hold any character."""
     head, _, tail = text.rpartition(")")
     pid, _, comm = head.partition(" (")
-    state, parent = tail.split(maxsplit=2)[:2]
-    return Process(int(pid), int(parent), comm, state in "ZX")
+    state, parent, group = tail.split(maxsplit=3)[:3]
+    return Process(int(pid), int(parent), int(group), comm, state in "ZX")
 
 
 def processes() -> Iterator[Process]:
@@ -124,6 +127,23 @@ def send_signal(pid: int, signum: int) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
+
+
+def signal_all(found: list[Process], signum: int) -> list[Process]:
+    """Signals each process once; those that lived and were reached.
+
+    By group, because no process of a group can escape by forking. A command leads a session of
+    its own, so that all members of such a group are below it. For our own group, and for 0 and 1,
+    which would stand for far more than a group, process by process.
+    """
+    single = (0, 1, os.getpgrp())
+    targets = {process.pid if process.group in single else -process.group for process in found}
+    reached = {target for target in targets if send_signal(target, signum)}
+    return [
+        process
+        for process in found
+        if not process.dead and not reached.isdisjoint((process.pid, -process.group))
+    ]
 
 
 def become_subreaper() -> bool:
@@ -233,7 +253,7 @@ def launch(argv: list[str], cwd: str | None, env: dict[str, str]) -> subprocess.
 
 
 class Control:
-    """Lines of JSON to and from the worker; `open` turns False when the worker is gone."""
+    """Lines of JSON to and from the worker; `open` until a read finds the worker gone."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -259,10 +279,9 @@ class Control:
         return None
 
     def send(self, message: dict[str, Any]) -> None:
-        try:
+        """Sends it, or does nothing when the worker is gone: the next read tells."""
+        with contextlib.suppress(OSError):
             self._connection.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            self.open = False
 
 
 class Tree:
@@ -290,24 +309,10 @@ class Tree:
     def signal(self, signum: int) -> None:
         """Signals every process of the tree that can be found now."""
         if self.exact:
-            self._signal(descendants(), signum)
+            reached = signal_all(descendants(), signum)
+            self.killed |= {process.pid: process.comm for process in reached}
         else:
             self.signal_group(signum)
-
-    def signal_orphans(self, signum: int) -> None:
-        """Signals what a signal to its parent missed: it was being started, and has no parent now.
-
-        Helpers that a signalled process starts to end in order have one, and are left alone.
-        """
-        if self.exact:
-            me = os.getpid()
-            found = [process for process in descendants() if process.parent == me]
-            self._signal([orphan for orphan in found if orphan.pid not in self.killed], signum)
-
-    def _signal(self, found: list[Process], signum: int) -> None:
-        for process in found:
-            if send_signal(process.pid, signum) and not process.dead:
-                self.killed.setdefault(process.pid, process.comm)
 
     def signal_group(self, signum: int) -> None:
         """Signals the command's process group: all of most trees."""
@@ -329,8 +334,7 @@ class Session:
         self._kill_at: float | None = None
         self._asked = False
         self._how = "exited"
-        self._term_pace = Pace()
-        self._kill_pace = Pace()
+        self._pace = Pace()
 
     def run(self) -> bool:
         """Returns when nothing is left of the tree, or False when the rest cannot be killed."""
@@ -369,15 +373,12 @@ class Session:
         if self._kill_at is None:
             return None
         if now < self._kill_at:
-            if self._term_pace.due():
-                self._tree.signal_orphans(signal.SIGTERM)
-                self._term_pace.walked()
-            return min(self._term_pace.left(), self._kill_at - now)
-        if self._kill_pace.due():
+            return self._kill_at - now
+        if self._pace.due():
             self._tree.signal(signal.SIGKILL)
-            self._kill_pace.walked()
+            self._pace.walked()
             self._how = "SIGKILL" if self._asked else "exited"
-        return self._kill_pace.left()
+        return self._pace.left()
 
     def _wait(self, timeout: float | None) -> None:
         sources = [CONTROL_FD] if self._control.open else []
@@ -388,7 +389,7 @@ class Session:
         if not self._control.open:
             self._ask(0.0)
             self._tree.signal_group(signal.SIGKILL)  # often enough, and needs no walk
-            self._kill_pace.walked()
+            self._pace.walked()
 
     def _ask(self, grace: float) -> None:
         """The tree has that long from now; an earlier limit stays."""
@@ -398,7 +399,6 @@ class Session:
         self._asked = self._asked or self._tree.status is None
         if first and grace > 0:
             self._tree.signal(signal.SIGTERM)
-            self._term_pace.walked()
             self._how = "SIGTERM"
 
     def _out_of_memory(self, code: int | None) -> bool:
@@ -463,20 +463,15 @@ class Zygote:
         self._exact = become_subreaper()
         self._events = open_child_events()
         self._supervisors: set[int] = set()
-        self._give_up: float | None = None
+        self._worker_gone = False
+        self._give_up = math.inf
         self._strays: Pace | None = None
 
     def run(self) -> None:
         """Returns after the worker has gone and every child with it."""
-        while True:
-            gone = self._reap()
-            if self._give_up is not None and (gone or time.monotonic() > self._give_up):
-                return
-            timeout = self._sweep()
-            if self._give_up is not None and timeout is None:
-                timeout = LONGEST_PAUSE
-            sources = [] if self._give_up is not None else [self._worker.fileno()]
-            if wait_for(sources, self._events, timeout):
+        while not (self._reap() and self._worker_gone) and time.monotonic() < self._give_up:
+            sources = [] if self._worker_gone else [self._worker.fileno()]
+            if wait_for(sources, self._events, self._sweep()):
                 self._receive()
 
     def _reap(self) -> bool:
@@ -496,8 +491,7 @@ class Zygote:
             return None
         if self._strays.due():
             found = descendants(spare=self._supervisors)
-            for process in found:
-                send_signal(process.pid, signal.SIGKILL)
+            signal_all(found, signal.SIGKILL)
             if not found and self._strays.again:
                 self._strays = None
                 return None
@@ -518,6 +512,7 @@ class Zygote:
 
     def _lose_worker(self) -> None:
         """Takes part in the killing: one walk for all, and supervisors may be stopped or stuck."""
+        self._worker_gone = True
         self._give_up = time.monotonic() + GIVE_UP
         if self._exact:
             self._supervisors.clear()

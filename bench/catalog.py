@@ -1,0 +1,29 @@
+"""Who takes part in the comparison."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the table: an adapter's module, and the store it needs."""
+
+    name: str
+    module: str
+    store: str  # postgresql, sqlite, redis
+    packages: tuple[str, ...]  # whose versions the report names
+
+
+CATALOG = {
+    entry.name: entry
+    for entry in (
+        Entry("tenuto-postgres", "bench.peers.tenuto", "postgresql", ("tenuto", "asyncpg")),
+        Entry("tenuto-sqlite", "bench.peers.tenuto", "sqlite", ("tenuto",)),
+        Entry("pgqueuer", "bench.peers.pgqueuer", "postgresql", ("pgqueuer", "asyncpg")),
+        Entry("procrastinate", "bench.peers.procrastinate", "postgresql", ("procrastinate",)),
+        Entry("huey", "bench.peers.huey", "sqlite", ("huey",)),
+        Entry("celery", "bench.peers.celery", "redis", ("celery", "redis")),
+        Entry("bare-postgres", "bench.peers.bare", "postgresql", ("asyncpg",)),
+        Entry("bare-sqlite", "bench.peers.bare", "sqlite", ()),
+    )
+}
+OURS = ("tenuto-postgres", "tenuto-sqlite")

@@ -1,0 +1,204 @@
+"""Compares job queues side by side on this machine: python bench/compare.py [--rounds 3] ...
+
+Builds .venv-bench, starts private servers, and lets the peers take turns (A B C, A B C, ...), each
+in a process and a fresh database of its own. What is measured, and how: bench/measure.py.
+Absolute figures say more about the machine than about the peers; look at the ratios of one run.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__" and __package__ in {None, ""}:
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from bench.bootstrap import run_in_environment
+
+    run_in_environment("bench.compare", sys.argv[1:])
+
+from bench.catalog import CATALOG, Entry
+from bench.harness import MEASURES
+from bench.peer import NotMeasurableError
+from bench.report import PeerReport, to_json, to_text
+from bench.servers import POSTGRES_SETTINGS, REDIS_SETTINGS, Postgres, Redis
+
+
+class Stores:
+    """The servers of one comparison; each is started when a peer first asks for it."""
+
+    def __init__(self, folder: Path, pg_binaries: Path | None, stack: contextlib.ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+        self._postgres = Postgres(folder, pg_binaries)
+        self._redis = Redis(folder)
+        self._count = 0
+
+    @contextlib.contextmanager
+    def fresh(self, store: str) -> Iterator[tuple[str, Path]]:
+        """An empty store's address and a scratch folder; both are gone afterwards."""
+        self._count += 1
+        scratch = self._folder / f"run-{self._count}"
+        scratch.mkdir()
+        try:
+            if store == "postgresql":
+                yield self._postgres_started().fresh_database("bench"), scratch
+                self._postgres.drop_database("bench")
+            elif store == "redis":
+                yield str(self._redis_started().socket), scratch
+            else:
+                yield str(scratch / "bench.db"), scratch
+        finally:
+            shutil.rmtree(scratch)
+
+    def versions(self) -> dict[str, str]:
+        """What the running servers say about themselves."""
+        servers = {"postgresql": self._postgres, "redis": self._redis}
+        found = {name: server.version() for name, server in servers.items() if server.running()}
+        return {**found, "sqlite": sqlite3.sqlite_version}
+
+    def _postgres_started(self) -> Postgres:
+        if not self._postgres.running():
+            self._stack.enter_context(self._postgres)
+        return self._postgres
+
+    def _redis_started(self) -> Redis:
+        if not self._redis.running():
+            self._stack.enter_context(self._redis)
+        return self._redis
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    names = arguments.peers.split(",")
+    unknown = set(names) - set(CATALOG)
+    if unknown:
+        raise SystemExit(f"no such peer: {', '.join(sorted(unknown))}; known: {', '.join(CATALOG)}")
+    reports = [_empty_report(CATALOG[name]) for name in names]
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.data)))
+        folder.chmod(0o755)  # PostgreSQL runs as another user when we are root
+        stores = Stores(folder, arguments.pg_bin, stack)
+        for number in range(1, arguments.rounds + 1):
+            for report in reports:
+                _say(f"round {number}/{arguments.rounds}: {report.name}")
+                _measure(report, stores, arguments, number)
+        machine = {**_machine(folder), "servers": stores.versions(), "rounds": arguments.rounds}
+    print(to_text(reports))
+    if arguments.json:
+        document = json.dumps(to_json(reports, machine), indent=2)
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(document + "\n")
+
+
+def _measure(
+    report: PeerReport, stores: Stores, arguments: argparse.Namespace, number: int
+) -> None:
+    """Adds one round of one peer to its report."""
+    entry = CATALOG[report.name]
+    try:
+        with stores.fresh(entry.store) as (target, scratch):
+            command = _command(entry, target, scratch, arguments, number)
+            _collect(report, command)
+    except NotMeasurableError as error:
+        _say(f"  not measured: {error}")
+        report.not_measured = str(error)
+
+
+def _collect(report: PeerReport, command: list[str]) -> None:
+    """Runs an adapter and adds each line it prints to the report."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            _say(f"  {line.strip()}")
+            report.add(json.loads(line))
+    if process.returncode:
+        raise NotMeasurableError(f"the adapter ended with {process.returncode}")
+
+
+def _command(
+    entry: Entry, target: str, scratch: Path, arguments: argparse.Namespace, number: int
+) -> list[str]:
+    measures = [measure for measure in arguments.measures.split(",") if measure in MEASURES]
+    if arguments.recovery and number == 1:
+        measures.append("recovery")  # takes minutes where it fails, and varies little
+    command = [sys.executable, "-m", entry.module, "measure", entry.name, "--target", target]
+    command += ["--scratch", str(scratch), "--measures", ",".join(measures)]
+    command += ["--tasks", str(arguments.tasks), "--submits", str(arguments.submits)]
+    command += ["--probes", str(arguments.probes)]
+    command += ["--recovery-limit", str(arguments.recovery_limit)]
+    for option in arguments.option:
+        peer, _, pair = option.partition(".")
+        if peer == entry.name:
+            command += ["--option", pair]
+    return command
+
+
+def _empty_report(entry: Entry) -> PeerReport:
+    versions = {}
+    for package in entry.packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return PeerReport(entry.name, entry.store, versions)
+
+
+def _machine(folder: Path) -> dict[str, Any]:
+    """What a reader needs to judge whether two runs can be compared at all."""
+    kind = _file_system(folder)
+    if kind == "tmpfs":
+        _say("the data folder is in memory, where syncing costs nothing: choose one with --data")
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "file_system": kind,
+        "settings": {"postgresql": POSTGRES_SETTINGS, "redis": REDIS_SETTINGS},
+    }
+
+
+def _file_system(folder: Path) -> str:
+    """The kind of file system that holds the folder; empty where that cannot be told."""
+    best = ("", "")
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/mounts").read_text().splitlines():
+            _, mount, kind, *_ = line.split()
+            if folder.is_relative_to(mount) and len(mount) >= len(best[0]):
+                best = (mount, kind)
+    return best[1]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    everyday = [measure for measure in MEASURES if measure != "recovery"]
+    parser = argparse.ArgumentParser(prog="bench/compare.py", description=__doc__)
+    parser.add_argument("--peers", default=",".join(CATALOG), help="names, with commas between")
+    parser.add_argument("--tasks", type=int, default=20_000, help="tasks to drain")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there as well")
+    parser.add_argument("--recovery", action="store_true", help="kill workers, too; takes minutes")
+    parser.add_argument("--recovery-limit", type=float, default=120.0, metavar="SECONDS")
+    parser.add_argument("--measures", default=",".join(everyday), help="some of them only")
+    parser.add_argument("--submits", type=int, default=2_000, help="tasks submitted one by one")
+    parser.add_argument("--probes", type=int, default=200, help="submits to an idle worker")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="PEER.NAME=VALUE", help="try a setting"
+    )
+    parser.add_argument("--data", type=Path, help="where the temporary folder is made")
+    parser.add_argument("--pg-bin", type=Path, help="folder with PostgreSQL's programs")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Worker processes of a peer: started, held at a gate, released together, killed as a group."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from bench.peer import Mode
+
+READY = "ready"
+GO = "go"
+
+
+class Crew:
+    """`size` workers in sessions of their own, imported and waiting until `go` releases them.
+
+    The gate keeps the interpreter's start-up out of every figure, and lets two workers begin at
+    the same moment.
+    """
+
+    def __init__(self, command: list[str], mode: Mode, journal: Path, size: int = 1) -> None:
+        self._command = [*command, "--mode", mode.value, "--journal", str(journal)]
+        self._log = journal.with_suffix(".log")
+        self._size = size
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Self:
+        try:
+            with self._log.open("w") as log:
+                for _ in range(self._size):
+                    self._processes.append(self._spawn(log.fileno()))
+            for process in self._processes:
+                self._wait_until_ready(process)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    def go(self) -> None:
+        """Releases all workers."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{GO}\n")
+            process.stdin.flush()
+
+    def kill(self) -> None:
+        """SIGKILL to each worker and everything it started; returns when they are gone."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        pipe.close()
+        self._processes.clear()
+
+    def check(self) -> None:
+        """Raises when a worker has ended by itself."""
+        for process in self._processes:
+            if process.poll() is not None:
+                raise RuntimeError(f"a worker ended ({process.returncode}): {self._log_tail()}")
+
+    def resident_mb(self) -> float:
+        """Memory of the first worker: its resident set and what is its children's alone."""
+        leader = self._processes[0].pid
+        total = _status_kb(leader, "VmRSS:")
+        for pid in _session_members(leader):
+            total += _private_kb(pid)
+        return total / 1024
+
+    def _spawn(self, log: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _wait_until_ready(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        if process.stdout.readline().strip() != READY:
+            raise RuntimeError(f"a worker did not start: {self._log_tail()}")
+
+    def _log_tail(self) -> str:
+        return self._log.read_text(errors="replace")[-500:]
+
+
+def wait_at_the_gate() -> None:
+    """Called in a worker: tells the crew it is ready, and returns when it is released.
+
+    From then on its standard output goes to the log, where no library can fill a pipe.
+    """
+    print(READY, flush=True)
+    if sys.stdin.readline().strip() != GO:
+        raise SystemExit(1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+
+def _session_members(leader: int) -> list[int]:
+    """Other processes in the leader's session."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            after_name = stat.read_text().rpartition(")")[2].split()
+            pid = int(stat.parent.name)
+            if int(after_name[3]) == leader and pid != leader:
+                members.append(pid)
+    return members
+
+
+def _status_kb(pid: int, field: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1])
+    raise LookupError(field)
+
+
+def _private_kb(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))

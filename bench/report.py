@@ -1,0 +1,193 @@
+"""From figures of several rounds to medians, tables and ratios."""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.catalog import OURS
+
+#: Measure, heading, and whether more is better.
+COLUMNS = (
+    ("submit_one", "submit 1x1 /s", True),
+    ("submit_bulk", "bulk /s", True),
+    ("drain_1", "drain 1 /s", True),
+    ("drain_2", "drain 2 /s", True),
+    ("idle_latency_p50", "latency p50 ms", False),
+    ("idle_latency_p99", "p99 ms", False),
+    ("idle_latency_p50_default", "default p50 ms", False),
+    ("idle_latency_p99_default", "p99 ms", False),
+    ("recovery", "recovery s", False),
+    ("help_ms", "--help ms", False),
+    ("rss_mb", "idle MB", False),
+)
+
+
+@dataclass
+class Figures:
+    """All that was measured of one measure of one peer."""
+
+    unit: str = ""
+    values: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    def median(self) -> float | None:
+        return statistics.median(self.values) if self.values else None
+
+
+@dataclass
+class PeerReport:
+    """All that was measured of one peer, and what a reader must know about it."""
+
+    name: str
+    store: str
+    versions: Mapping[str, str]
+    about: dict[str, Any] = field(default_factory=dict)
+    not_measured: str = ""
+    figures: dict[str, Figures] = field(default_factory=dict)
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Takes in one JSON line of an adapter."""
+        if "not_measured" in line:
+            self.not_measured = line["not_measured"]
+        elif "measure" in line:
+            figures = self.figures.setdefault(line["measure"], Figures(line["unit"]))
+            if line["value"] is not None:
+                figures.values.append(line["value"])
+            if line["text"] and line["text"] not in figures.texts:
+                figures.texts.append(line["text"])
+        else:
+            self.about = {key: value for key, value in line.items() if key != "peer"}
+
+
+def to_json(reports: Sequence[PeerReport], machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything, for programs: machine, peers with medians and every value, ratios."""
+    return {
+        "machine": machine,
+        "peers": {report.name: _peer_json(report) for report in reports},
+        "ratios": {name: ratios(reports, name) for name in OURS},
+    }
+
+
+def ratios(reports: Sequence[PeerReport], ours: str) -> dict[str, dict[str, float]]:
+    """Peer -> measure -> how many times better ours is (above 1: ours is better)."""
+    mine = next((report for report in reports if report.name == ours), None)
+    if mine is None:
+        return {}
+    found: dict[str, dict[str, float]] = {}
+    for report in reports:
+        if report is not mine and report.name not in OURS:
+            found[report.name] = _ratios_of(mine, report)
+    return {name: values for name, values in found.items() if values}
+
+
+def to_text(reports: Sequence[PeerReport]) -> str:
+    """The tables, as Markdown."""
+    parts = ["Medians", _table(reports, _median_cell), "", "Least and most", _spread_table(reports)]
+    for ours in OURS:
+        if lines := _ratio_lines(reports, ours):
+            parts += ["", f"How many times better {ours} is (above 1: better)", *lines]
+    parts += ["", *_remarks(reports)]
+    return "\n".join(parts)
+
+
+def _ratios_of(mine: PeerReport, other: PeerReport) -> dict[str, float]:
+    found = {}
+    for measure, _, more_is_better in COLUMNS:
+        left = mine.figures.get(measure, Figures()).median()
+        right = other.figures.get(measure, Figures()).median()
+        if left and right:
+            found[measure] = left / right if more_is_better else right / left
+    return found
+
+
+def _peer_json(report: PeerReport) -> dict[str, Any]:
+    return {
+        "store": report.store,
+        "versions": report.versions,
+        **report.about,
+        "not_measured": report.not_measured or None,
+        "figures": {
+            measure: {
+                "unit": figures.unit,
+                "median": figures.median(),
+                "min": min(figures.values, default=None),
+                "max": max(figures.values, default=None),
+                "values": figures.values,
+                "texts": figures.texts,
+            }
+            for measure, figures in report.figures.items()
+        },
+    }
+
+
+def _table(reports: Sequence[PeerReport], cell: Callable[[Figures], str]) -> str:
+    columns = _columns_in_use(reports)
+    rows = [["peer", "store", *(heading for _, heading in columns)]]
+    for report in reports:
+        row = [report.name, report.store]
+        if report.not_measured:
+            row += [f"not measured: {report.not_measured}"]
+            row += [""] * (len(columns) - 1)
+        else:
+            row += [cell(report.figures.get(measure, Figures())) for measure, _ in columns]
+        rows.append(row)
+    return "\n".join(_markdown(rows))
+
+
+def _spread_table(reports: Sequence[PeerReport]) -> str:
+    return _table([report for report in reports if not report.not_measured], _spread_cell)
+
+
+def _columns_in_use(reports: Iterable[PeerReport]) -> list[tuple[str, str]]:
+    seen = {measure for report in reports for measure in report.figures}
+    return [(measure, heading) for measure, heading, _ in COLUMNS if measure in seen] or [("", "")]
+
+
+def _median_cell(figures: Figures) -> str:
+    median = figures.median()
+    if median is None:
+        return figures.texts[0] if figures.texts else "-"
+    return _number(median)
+
+
+def _spread_cell(figures: Figures) -> str:
+    if not figures.values:
+        return "-"
+    return f"{_number(min(figures.values))} .. {_number(max(figures.values))}"
+
+
+def _ratio_lines(reports: Sequence[PeerReport], ours: str) -> list[str]:
+    found = ratios(reports, ours)
+    if not found:
+        return []
+    columns = [column for column in COLUMNS if any(column[0] in row for row in found.values())]
+    rows = [["peer", *(heading for _, heading, _ in columns)]]
+    for name, values in found.items():
+        cells = [f"{values[measure]:.2f}" if measure in values else "-" for measure, *_ in columns]
+        rows.append([name, *cells])
+    return _markdown(rows)
+
+
+def _remarks(reports: Iterable[PeerReport]) -> list[str]:
+    lines = []
+    for report in reports:
+        versions = ", ".join(f"{name} {number}" for name, number in report.versions.items())
+        options = ", ".join(f"{k}={v}" for k, v in report.about.get("options", {}).items())
+        drained = report.figures.get("drain_1", Figures()).texts
+        parts = [versions, options, report.about.get("notes", ""), *drained]
+        lines.append(f"- {report.name}: {'; '.join(part for part in parts if part)}")
+    return lines
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
+    return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]

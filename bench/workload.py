@@ -1,0 +1,55 @@
+"""The task every peer runs, and the journal in which it records its start."""
+
+import os
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PAYLOAD_SIZE = 200
+_RECORD = struct.Struct("<qq")
+
+
+def make_payload(index: int, sleep_ms: int = 0) -> str:
+    """Exactly 200 ASCII characters that name a task and how long it sleeps."""
+    payload = f"{index:08d}{sleep_ms:08d}".ljust(PAYLOAD_SIZE, "x")
+    assert len(payload) == PAYLOAD_SIZE
+    return payload
+
+
+def make_payloads(count: int) -> list[str]:
+    """Payloads of `count` no-op tasks, numbered from 0."""
+    return [make_payload(index) for index in range(count)]
+
+
+class Journal:
+    """Starts of tasks as (index, time in ns), appended by workers and read by the harness.
+
+    One record is one small `O_APPEND` write, so threads and forked children may share it.
+    It costs every peer the same system call, and asks nothing of the store under test.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+
+    def started(self, payload: str) -> float:
+        """Records that this task starts now; the answer is how many seconds it has to sleep."""
+        os.write(self._fd, _RECORD.pack(int(payload[:8]), time.time_ns()))
+        return int(payload[8:16]) / 1000
+
+    def count(self) -> int:
+        """How many starts were recorded, repeated ones included."""
+        return self.path.stat().st_size // _RECORD.size
+
+    def records(self) -> Iterator[tuple[int, int]]:
+        """Every (index, start in ns) so far, in the order of writing."""
+        data = self.path.read_bytes()
+        return _RECORD.iter_unpack(data[: len(data) // _RECORD.size * _RECORD.size])
+
+    def last(self) -> tuple[int, int]:
+        """The newest (index, start in ns)."""
+        return list(self.records())[-1]
+
+    def close(self) -> None:
+        os.close(self._fd)

@@ -1,0 +1,112 @@
+"""Hints over LISTEN/NOTIFY.
+
+NOTIFY takes a lock that all committing notifiers share, so it is never part of a task's
+transaction: hints gather while one notification is under way and go out together.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+import asyncpg
+
+from tenuto.broker.memory import MemoryWakeups
+from tenuto.broker.protocol import EVERYTHING, Listener
+from tenuto.clock import Clock
+
+CHANNEL = "tenuto_wake"
+_LONGEST = 7_500
+_PAUSE_S = 1.0
+_FAULTS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError)
+
+
+class PostgresWakeups:
+    """Hints between all processes on one PostgreSQL database."""
+
+    def __init__(self, url: str, clock: Clock, *, listen: bool = True) -> None:
+        self._url = url
+        self._clock = clock
+        self._listen = listen
+        self._here = MemoryWakeups()
+        self._waiting: set[str] = set()
+        self._connection: Any = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sending = False
+        self._closed = False
+
+    async def open(self) -> None:
+        if self._listen:
+            await self._connect()
+
+    async def close(self) -> None:
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._connection is not None:
+            with suppress(*_FAULTS):
+                await self._connection.close(timeout=2)
+        await self._here.close()
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        return self._here.subscribe(listener)
+
+    def announce(self, topics: Iterable[str]) -> None:
+        told = set(topics)
+        self._here.announce(told)
+        self._waiting |= told
+        if not self._sending and not self._closed:
+            self._sending = True
+            self._spawn(self._send())
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting:
+                payload = self._gather()
+                with suppress(*_FAULTS):
+                    if self._connection is None or self._connection.is_closed():
+                        await self._connect()
+                    await self._connection.execute("select pg_notify($1, $2)", CHANNEL, payload)
+        finally:
+            self._sending = False
+
+    def _gather(self) -> str:
+        """The waiting topics as one payload; too many become: look for everything."""
+        payload = "\n".join(sorted(self._waiting))
+        self._waiting.clear()
+        return payload if len(payload) <= _LONGEST else EVERYTHING
+
+    async def _connect(self) -> None:
+        self._connection = await asyncpg.connect(
+            self._url, timeout=5, command_timeout=10, server_settings={"application_name": "tenuto"}
+        )
+        if self._listen:
+            await self._connection.add_listener(CHANNEL, self._heard)
+            self._connection.add_termination_listener(self._lost)
+
+    def _heard(self, connection: Any, pid: int, channel: str, payload: str) -> None:
+        del channel
+        if pid == connection.get_server_pid():
+            return  # heard already, in process
+        for topic in payload.split("\n"):
+            self._here.hear(topic)
+
+    def _lost(self, connection: Any) -> None:
+        if not self._closed and connection is self._connection:
+            self._spawn(self._reconnect())
+
+    async def _reconnect(self) -> None:
+        while not self._closed:
+            try:
+                await self._connect()
+            except _FAULTS:
+                await self._clock.sleep(_PAUSE_S)
+            else:
+                self._here.hear(EVERYTHING)
+                return

@@ -1,0 +1,1 @@
+"""The use cases, one file a family; `engine.py` is their table of contents."""

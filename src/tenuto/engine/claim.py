@@ -1,0 +1,178 @@
+"""Claim: an agent takes up to n tasks over its lanes, under a lease."""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tenuto.engine.core import Core, decode
+from tenuto.model.decide import token_hash
+from tenuto.model.errors import Forbidden, Unavailable
+from tenuto.model.matching import AgentProfile
+from tenuto.model.task import DEFAULT_LEASE_S, Fence, Status
+from tenuto.store.batching import Answers, Kind
+from tenuto.store.protocol import Row, Script, Statement
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """A claimed task as its attempt sees it."""
+
+    fence: Fence
+    workspace: UUID
+    tries: int
+    max_attempts: int
+    lease_until: datetime
+    timeout_s: int | None
+    checkpoint_seq: int
+    title: str
+    prompt: str | None
+    system_prompt: str | None
+    model: str | None
+    task_type: str
+    command: list[str] | None
+    cwd: str | None
+    env: dict[str, str]
+    input: Any
+    metadata: dict[str, Any]
+    parent: UUID | None
+    trace_id: str | None
+    checkpoint: Any
+
+
+class _Wish(msgspec.Struct, frozen=True):
+    statement: Statement
+    agent: UUID
+    counted: bool
+
+
+class Claiming:
+    """The claim family."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._kind = Kind("claim", self._script, one_statement=True, alone=True)
+        self._counted = Kind("claim_counted", self._counted_script, alone=True)
+
+    async def claim(
+        self, agent: AgentProfile, worker: str, n: int, lease_s: int = DEFAULT_LEASE_S
+    ) -> list[Work]:
+        """Up to n tasks that the agent may take, best rank first, now RUNNING and its own."""
+        taken: list[Work] = []
+        while len(taken) < n:
+            lanes = await self._core.lanes.eligible(agent, self._core.now())
+            if lanes:
+                token = self._core.clock.new_token()
+                rows = await self._take(agent, worker, n - len(taken), lease_s, lanes, token)
+                taken += await self._understand(rows, token)
+                if len(taken) >= n or len(rows) > 0:
+                    break
+            if not await self._core.lanes.moved(agent.workspace):
+                break
+        return taken
+
+    async def _take(
+        self, agent: AgentProfile, worker: str, n: int, lease_s: int, lanes: list[int], token: str
+    ) -> list[Row]:
+        params: dict[str, Any] = {
+            "n": n,
+            "status": Status.RUNNING,
+            "agent": agent.id,
+            "worker": worker,
+            "token": token_hash(token),
+            "lease_s": lease_s,
+            "now": self._core.now(),
+        }
+        if len(lanes) == 1:
+            statement = Statement("claim_lane", params | {"lane": lanes[0]})
+        else:
+            statement = Statement("claim", params | {"lanes": lanes})
+        counted = agent.max_concurrent is not None
+        wish = _Wish(statement, agent.id, counted)
+        try:
+            rows: list[Row] = await self._core.batcher.submit(
+                self._counted if counted else self._kind, wish, key=agent.id
+            )
+        except Unavailable:
+            # The answer may be lost and the commit not: the token tells what became ours.
+            return await self._core.store.fetch(
+                Statement("claimed_by_token", {"agent": agent.id, "token": params["token"]})
+            )
+        return rows
+
+    def _script(self, wishes: list[_Wish]) -> Script[Answers]:
+        answers = []
+        for wish in wishes:
+            answers.append((yield wish.statement))
+        return answers
+
+    def _counted_script(self, wishes: list[_Wish]) -> Script[Answers]:
+        answers: list[Any] = []
+        for wish in wishes:
+            answers.append((yield from self._within_capacity(wish)))
+        return answers
+
+    def _within_capacity(self, wish: _Wish) -> Script[list[Row] | Forbidden]:
+        # The count is a statement of its own: it must see what the last holder of the lock did.
+        agents = yield Statement("agent_lock", {"agent": wish.agent})
+        if not agents or agents[0]["status"] == "TERMINATED":
+            return Forbidden("the agent was terminated or never registered", "agent_terminated")
+        most = agents[0]["max_concurrent"]
+        load = (yield Statement("agent_load", {"agent": wish.agent}))[0]["load"]
+        free = wish.statement.params["n"] if most is None else most - load
+        n = min(wish.statement.params["n"], free)
+        if n <= 0:
+            return []
+        rows = yield msgspec.structs.replace(
+            wish.statement, params=wish.statement.params | {"n": n}
+        )
+        return rows
+
+    async def _understand(self, rows: list[Row], token: str) -> list[Work]:
+        works = []
+        for row in rows:
+            try:
+                works.append(_work(row, token))
+            except (ValueError, TypeError, msgspec.MsgspecError) as error:
+                await self._quarantine(row, error)
+        return works
+
+    async def _quarantine(self, row: Row, error: Exception) -> None:
+        def script() -> Script[None]:
+            yield Statement(
+                "quarantine",
+                {
+                    "id": row["id"],
+                    "message": f"unreadable task: {error}",
+                    "now": self._core.now(),
+                    "actor": "engine",
+                },
+            )
+
+        await self._core.store.once(script)
+
+
+def _work(row: Row, token: str) -> Work:
+    get = row.__getitem__
+    return Work(
+        fence=Fence(get("id"), get("attempt"), token),
+        workspace=get("workspace"),
+        tries=get("tries"),
+        max_attempts=get("max_attempts"),
+        lease_until=get("lease_until"),
+        timeout_s=get("timeout_s"),
+        checkpoint_seq=get("checkpoint_seq"),
+        title=get("title"),
+        prompt=get("prompt"),
+        system_prompt=get("system_prompt"),
+        model=get("model"),
+        task_type=get("task_type"),
+        command=decode(get("command")),
+        cwd=get("cwd"),
+        env=decode(get("env")) or {},
+        input=decode(get("input")),
+        metadata=decode(get("metadata")) or {},
+        parent=get("parent"),
+        trace_id=get("trace_id"),
+        checkpoint=decode(get("checkpoint")),
+    )

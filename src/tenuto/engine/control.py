@@ -1,0 +1,113 @@
+"""Control: what people ask of tasks, one by one or by filter."""
+
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+
+from tenuto.engine.core import Core, decode
+from tenuto.engine.query import Filter, Querying
+from tenuto.engine.submit import Submitted, Submitting
+from tenuto.model import commands, limits
+from tenuto.model.errors import NotFound, TenutoError
+from tenuto.model.retry import RetryPolicy
+from tenuto.model.submission import NewTask
+from tenuto.model.task import Change
+from tenuto.store.protocol import Statement
+
+Action = Literal["cancel", "retry", "pause", "resume", "archive"]
+
+_RERUN_FIELDS = (
+    "title description prompt system_prompt model max_turns conversation task_type agent_type"
+    " target_agent runtime cwd container priority estimate_minutes max_attempts timeout_s"
+    " queue_ttl_s lease_s parent trace_id source"
+).split()
+
+
+class ActionResult(msgspec.Struct, frozen=True):
+    """What an action by filter did: the ids it changed, and why others were left."""
+
+    done: list[UUID]
+    refused: dict[str, str]
+
+
+class Controlling:
+    """The control family."""
+
+    def __init__(self, core: Core, submitting: Submitting, querying: Querying) -> None:
+        self._core = core
+        self._submitting = submitting
+        self._querying = querying
+
+    async def command(
+        self, task: UUID, workspace: UUID, command: commands.Command, actor: str | None
+    ) -> Change | None:
+        """Apply one command of a person to one task."""
+        reason = getattr(command, "reason", None)
+        if reason is not None:
+            limits.text("reason", reason, limits.MAX_ERROR)
+        return await self._core.order(task, command, workspace=workspace, actor=actor)
+
+    async def act(
+        self,
+        action: Action,
+        where: Filter,
+        workspace: UUID,
+        actor: str | None,
+        *,
+        reason: str | None = None,
+        limit: int = 1000,
+        dry_run: bool = False,
+    ) -> ActionResult:
+        """The same command for every task that the filter picks, newest first, up to `limit`."""
+        limits.number("limit", limit, 1, limits.MAX_BULK)
+        ids = await self._querying.ids(where, workspace, limit)
+        if dry_run:
+            return ActionResult(ids, {})
+        done: list[UUID] = []
+        refused: dict[str, str] = {}
+        for task in ids:
+            try:
+                await self.command(task, workspace, command_for(action, reason), actor)
+            except TenutoError as error:
+                refused[str(task)] = error.message
+            else:
+                done.append(task)
+        return ActionResult(done, refused)
+
+    async def rerun(self, task: UUID, workspace: UUID, actor: str | None) -> Submitted:
+        """A new task that asks for the same; the old one stays as it is."""
+        rows = await self._core.store.fetch(Statement("show", {"workspace": workspace, "id": task}))
+        if not rows:
+            raise NotFound(f"no task {task}")
+        row = rows[0]
+        labels = await self._querying.labels([task])
+        fields: dict[str, Any] = {name: row[name] for name in _RERUN_FIELDS}
+        retry = row["retry"]
+        new = NewTask(
+            **fields,
+            command=decode(row["command"]),
+            env=decode(row["env"]),
+            input=decode(row["input"]),
+            metadata=decode(row["metadata"]),
+            retry=None if retry is None else msgspec.json.decode(retry, type=RetryPolicy),
+            tags=labels[task].get("label", []),
+            task_tags=labels[task].get("tag", []),
+            capabilities=labels[task].get("capability", []),
+        )
+        return (await self._submitting.many([new], workspace, actor, rerun_of=task))[0]
+
+
+def command_for(action: Action, reason: str | None) -> commands.Command:
+    """The model's command for an action's name."""
+    match action:
+        case "cancel":
+            return commands.Cancel(reason=reason)
+        case "pause":
+            return commands.Pause(reason=reason)
+        case "resume":
+            return commands.Resume()
+        case "retry":
+            return commands.Retry()
+        case "archive":
+            return commands.Archive()

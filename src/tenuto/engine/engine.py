@@ -1,0 +1,270 @@
+"""The engine: every use case by name. The only writer of the store; all of a process share one."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tenuto.broker.memory import MemoryWakeups
+from tenuto.broker.protocol import Wakeups
+from tenuto.clock import Clock
+from tenuto.engine.claim import Claiming, Work
+from tenuto.engine.control import Action, ActionResult, Controlling
+from tenuto.engine.core import Core
+from tenuto.engine.query import Filter, Querying
+from tenuto.engine.report import Beat, Line, Reporting
+from tenuto.engine.submit import Submitted, Submitting
+from tenuto.engine.upkeep import Upkeep
+from tenuto.engine.views import AttemptView, Explanation, LogLine, Page, TaskView
+from tenuto.model import commands
+from tenuto.model.errors import Invalid
+from tenuto.model.matching import AgentProfile
+from tenuto.model.submission import NewTask
+from tenuto.model.task import DEFAULT_LEASE_S, Fence
+from tenuto.store.protocol import Row, Script, Statement, Store
+
+DEFAULT_WORKSPACE = UUID("00000000-0000-7000-8000-000000000001")
+
+
+class Engine:
+    """What can be done with tasks in one workspace, on behalf of one actor."""
+
+    def __init__(
+        self,
+        store: Store,
+        wakeups: Wakeups | None = None,
+        *,
+        workspace: UUID = DEFAULT_WORKSPACE,
+        actor: str | None = None,
+    ) -> None:
+        self.core = Core(store, wakeups or MemoryWakeups())
+        self.workspace = workspace
+        self.actor = actor
+        self._submitting = Submitting(self.core)
+        self._claiming = Claiming(self.core)
+        self._reporting = Reporting(self.core, self._submitting)
+        self.query = Querying(self.core)
+        self._controlling = Controlling(self.core, self._submitting, self.query)
+        self.upkeep = Upkeep(self.core)
+
+    @property
+    def clock(self) -> Clock:
+        return self.core.clock
+
+    async def submit(self, new: NewTask) -> Submitted:
+        """Accept a task; it is never lost once this returns."""
+        return (await self.submit_many([new]))[0]
+
+    async def submit_many(self, news: Sequence[NewTask]) -> list[Submitted]:
+        """Accept all of the tasks or none."""
+        return await self._submitting.many(news, self.workspace, self.actor)
+
+    async def claim(
+        self, agent: AgentProfile, worker: str, n: int = 1, lease_s: int = DEFAULT_LEASE_S
+    ) -> list[Work]:
+        """Take up to n tasks for an agent."""
+        return await self._claiming.claim(agent, worker, n, lease_s)
+
+    async def begin(self, fence: Fence, session_key: str | None = None) -> None:
+        """The session of an assigned task has begun."""
+        await self._report(commands.Begin(fence=fence, session_key=session_key))
+
+    async def heartbeat(self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S) -> Beat:
+        """Renew all of a worker's leases; says which are lost and what is asked of the rest."""
+        return await self._reporting.heartbeat(fences, lease_s)
+
+    async def progress(
+        self,
+        fence: Fence,
+        percent: int | None = None,
+        step: str | None = None,
+        finish_at: datetime | None = None,
+    ) -> None:
+        """Say how far the attempt is."""
+        await self._reporting.progress(fence, percent, step, finish_at)
+
+    async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:
+        """Keep what the next attempt needs to go on; answers the checkpoint's number."""
+        return await self._reporting.checkpoint(fence, data, seq)
+
+    async def append(self, fence: Fence, lines: Sequence[Line]) -> None:
+        """Add lines to the attempt's transcript."""
+        await self._reporting.append(fence, lines)
+
+    async def steps(self, task: UUID) -> dict[str, tuple[Any, UUID | None]]:
+        """What the task's attempts recorded by key."""
+        return await self._reporting.steps(task)
+
+    async def record_step(self, fence: Fence, key: str, value: Any) -> None:
+        """Record a step's value for every later attempt."""
+        await self._reporting.record_step(fence, key, value)
+
+    async def spawn(self, fence: Fence, key: str, new: NewTask) -> UUID:
+        """Make a child task, once per key."""
+        return await self._reporting.spawn(fence, self.workspace, key, new, self.actor)
+
+    async def complete(self, fence: Fence, output: Any = None, summary: str | None = None) -> None:
+        """Finish the task with its result."""
+        await self._reporting.complete(fence, self.workspace, output, summary, self.actor)
+
+    async def fail(
+        self, fence: Fence, failure: commands.Failure, resume_at: datetime | None = None
+    ) -> None:
+        """End the attempt without a result; the error class decides what follows."""
+        await self._report(commands.Fail(fence=fence, failure=failure, resume_at=resume_at))
+
+    async def not_started(self, fence: Fence, failure: commands.Failure) -> None:
+        """The session could not be started; the try is given back."""
+        await self._report(commands.NotStarted(fence=fence, failure=failure))
+
+    async def time_out(self, fence: Fence, receipt: dict[str, Any] | None = None) -> None:
+        """The session was ended because it ran too long."""
+        await self._report(commands.TimedOut(fence=fence, receipt=receipt))
+
+    async def park(
+        self,
+        fence: Fence,
+        hold: str,
+        resume_at: datetime | None = None,
+        wait_until: datetime | None = None,
+    ) -> None:
+        """Give the slot up until something happens; the try is given back."""
+        await self._report(
+            commands.Park(fence=fence, hold=hold, resume_at=resume_at, wait_until=wait_until)
+        )
+
+    async def release(self, fence: Fence) -> None:
+        """Give the task back unharmed; the try is given back."""
+        await self._report(commands.Release(fence=fence))
+
+    async def confirm_cancel(self, fence: Fence, receipt: dict[str, Any]) -> None:
+        """The session that was to be cancelled is gone; the receipt says how."""
+        await self._report(commands.ConfirmCancel(fence=fence, receipt=receipt))
+
+    async def confirm_pause(self, fence: Fence, receipt: dict[str, Any]) -> None:
+        """The session that was to be paused is gone."""
+        await self._report(commands.ConfirmPause(fence=fence, receipt=receipt))
+
+    async def _report(self, command: commands.Fenced) -> None:
+        await self._reporting.order(command, self.actor)
+
+    async def cancel(self, task: UUID, reason: str | None = None) -> None:
+        """End a task; a running session is killed first."""
+        await self._control(task, commands.Cancel(reason=reason))
+
+    async def pause(self, task: UUID, reason: str | None = None) -> None:
+        """Hold a task; a running session is stopped after a last checkpoint."""
+        await self._control(task, commands.Pause(reason=reason))
+
+    async def resume(self, task: UUID) -> None:
+        """Let a paused task go on."""
+        await self._control(task, commands.Resume())
+
+    async def retry(self, task: UUID) -> None:
+        """Give an ended task all its tries again."""
+        await self._control(task, commands.Retry())
+
+    async def archive(self, task: UUID) -> None:
+        """Put an ended task away."""
+        await self._control(task, commands.Archive())
+
+    async def reprioritise(self, task: UUID, priority: int) -> None:
+        """Change a task's priority, and so its place in the queue."""
+        if not 1 <= priority <= 10:
+            raise Invalid(f"priority must be between 1 and 10, not {priority}")
+        await self._control(task, commands.Reprioritise(priority=priority))
+
+    async def _control(self, task: UUID, command: commands.Command) -> None:
+        await self._controlling.command(task, self.workspace, command, self.actor)
+
+    async def rerun(self, task: UUID) -> Submitted:
+        """A new task that asks for the same."""
+        return await self._controlling.rerun(task, self.workspace, self.actor)
+
+    async def act(
+        self,
+        action: Action,
+        where: Filter,
+        *,
+        reason: str | None = None,
+        limit: int = 1000,
+        dry_run: bool = False,
+    ) -> ActionResult:
+        """One action for every task a filter picks."""
+        return await self._controlling.act(
+            action, where, self.workspace, self.actor, reason=reason, limit=limit, dry_run=dry_run
+        )
+
+    async def find(self, text: str) -> UUID:
+        """The task that an id or the beginning of one names."""
+        return await self.query.find(text, self.workspace)
+
+    async def list(
+        self, where: Filter | None = None, limit: int = 100, cursor: UUID | None = None
+    ) -> Page:
+        """Tasks newest first."""
+        return await self.query.page(where or Filter(), self.workspace, limit, cursor)
+
+    async def show(self, task: UUID) -> TaskView:
+        """Everything about a task but its history."""
+        return await self.query.show(task, self.workspace)
+
+    async def attempts(self, task: UUID) -> Sequence[AttemptView]:
+        """The task's attempts in order."""
+        return await self.query.attempts(task, self.workspace)
+
+    async def events(self, task: UUID, after: int = 0) -> Sequence[LogLine]:
+        """The task's audit trail."""
+        return await self.query.events(task, self.workspace, after)
+
+    async def logs(self, task: UUID, level: str = "DEBUG", limit: int = 1000) -> Sequence[LogLine]:
+        """Audit trail and transcript merged by time."""
+        return await self.query.logs(task, self.workspace, level, limit)
+
+    async def explain(self, task: UUID) -> Explanation:
+        """Why the task is not running."""
+        return await self.query.explain(task, self.workspace)
+
+    async def register_agent(self, profile: AgentProfile) -> AgentProfile:
+        """Make an agent known; answers it with the id and version that the store gave it."""
+        params = {
+            "id": profile.id,
+            "workspace": profile.workspace,
+            "name": profile.name,
+            "profile": msgspec.json.encode(profile).decode(),
+            "max_concurrent": profile.max_concurrent,
+            "now": self.core.now(),
+        }
+
+        def script() -> Script[Row]:
+            rows = yield Statement("agent_put", params)
+            return rows[0]
+
+        row = await self.core.store.once(script)
+        known = msgspec.structs.replace(profile, id=row["id"], version=row["version"])
+        if known.id != profile.id:
+            # An older registration gave the name its id; the stored profile must carry it.
+            return await self.register_agent(known)
+        return known
+
+    async def worker_beat(
+        self, worker: str, host: str, pid: int, agents: Sequence[str], slots: int, status: str
+    ) -> None:
+        """A worker says that it lives, or that it is going."""
+        params = {
+            "id": worker,
+            "workspace": self.workspace,
+            "host": host,
+            "pid": pid,
+            "agents": msgspec.json.encode(list(agents)).decode(),
+            "slots": slots,
+            "status": status,
+            "now": self.core.now(),
+        }
+
+        def script() -> Script[None]:
+            yield Statement("worker_beat", params)
+
+        await self.core.store.once(script)

@@ -1,0 +1,118 @@
+"""Why a task is not running. Pure: from what was read to sentences."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+import msgspec
+
+from tenuto.engine.lanes import Lane
+from tenuto.engine.views import Explanation, Gate
+from tenuto.model.matching import AgentProfile, obstacles
+from tenuto.model.task import LEASED, TERMINAL, Status, Task, queue_expiry
+from tenuto.store.protocol import Row
+
+
+def waiting_for(task: Task, now: datetime) -> str | None:
+    """The one word for what a task waits for."""
+    if task.status is not Status.WAITING:
+        return None
+    if task.hold is not None:
+        return task.hold
+    if task.unmet > 0:
+        return "dependencies"
+    if task.run_at is not None and task.run_at > now:
+        return "schedule"
+    return None
+
+
+def explain(
+    task: Task,
+    lane: Lane | None,
+    agents: Mapping[str, AgentProfile],
+    workers: Iterable[Row],
+    ahead: int,
+    now: datetime,
+) -> Explanation:
+    """Every gate before the task, and for each agent what keeps it from taking the task."""
+    gates = _own_gates(task, now)
+    reasons: dict[str, list[str]] = {}
+    if task.status not in TERMINAL and task.status not in LEASED:
+        gates += _lane_gates(lane, now)
+        reasons = _agents(lane, agents, workers)
+        if not any(not why for why in reasons.values()):
+            detail = "no agent with a live worker may take it" if reasons else "no agent is known"
+            gates.append(Gate(gate="agent", detail=detail))
+        elif ahead:
+            gates.append(Gate(gate="queue", detail=f"{ahead:,} tasks of its lane are before it"))
+    return Explanation(
+        id=task.id,
+        status=task.status,
+        summary=_summary(task, gates),
+        gates=gates,
+        agents=reasons,
+    )
+
+
+def _own_gates(task: Task, now: datetime) -> list[Gate]:
+    gates = []
+    if task.status is Status.PAUSED:
+        gates.append(Gate(gate="paused", detail="a person paused it; `task resume` continues"))
+    if task.status is Status.RETRY_WAIT:
+        left = f"try {task.tries + 1} of {task.max_attempts}; last: {task.last_error}"
+        gates.append(Gate(gate="retry", detail=left, clears_at=task.next_attempt_at))
+    if task.hold is not None:
+        gates.append(
+            Gate(gate=task.hold, detail=f"waits for {task.hold}", clears_at=task.resume_at)
+        )
+    if task.unmet > 0:
+        gates.append(Gate(gate="dependencies", detail=f"{task.unmet} tasks have to end first"))
+    if task.run_at is not None and task.run_at > now and task.status not in TERMINAL:
+        gates.append(Gate(gate="schedule", detail="starts later", clears_at=task.run_at))
+    if task.cancel_requested_at is not None and task.status in LEASED:
+        gates.append(Gate(gate="cancel", detail="its session is being stopped"))
+    expiry = queue_expiry(task)
+    if expiry is not None and task.status not in TERMINAL:
+        gates.append(Gate(gate="ttl", detail="fails unless it has started by", clears_at=expiry))
+    return gates
+
+
+def _lane_gates(lane: Lane | None, now: datetime) -> list[Gate]:
+    if lane is None:
+        return [Gate(gate="lane", detail="its lane is not known; the sweeper restores it")]
+    if lane.closed_until is not None and lane.closed_until > now:
+        why = lane.closed_why or "closed"
+        return [Gate(gate="lane", detail=f"lane closed: {why}", clears_at=lane.closed_until)]
+    return []
+
+
+def _agents(
+    lane: Lane | None, agents: Mapping[str, AgentProfile], workers: Iterable[Row]
+) -> dict[str, list[str]]:
+    live: dict[str, int] = {}
+    for worker in workers:
+        if worker["status"] == "RUNNING":
+            free = worker["slots"] - worker["running"]
+            for name in msgspec.json.decode(worker["agents"], type=list[str]):
+                live[name] = live.get(name, 0) + max(free, 0)
+    reasons = {}
+    for name, agent in agents.items():
+        why = [] if lane is None else obstacles(agent, lane.requirements)
+        if not why and name not in live:
+            why = ["no live worker hosts it"]
+        elif not why and live[name] == 0:
+            why = ["all its slots are busy"]
+        reasons[name] = why
+    return reasons
+
+
+def _summary(task: Task, gates: list[Gate]) -> str:
+    if task.status in TERMINAL:
+        ended = f"ended {task.status}"
+        return f"{ended}: {task.last_error}" if task.last_error else ended
+    if task.status is Status.RUNNING:
+        return f"running: attempt {task.attempt} on {task.worker}"
+    if task.status is Status.ASSIGNED:
+        return f"assigned: attempt {task.attempt}, its session has not begun"
+    if not gates:
+        return "ready: the next free slot takes it"
+    return "; ".join(gate.detail for gate in gates)

@@ -1,0 +1,109 @@
+"""Which lanes there are and which of them an agent may take from, remembered between claims."""
+
+from datetime import datetime, timedelta
+from uuid import UUID
+
+import msgspec
+
+from tenuto.model.errors import Invalid
+from tenuto.model.limits import MAX_LANES
+from tenuto.model.matching import AgentProfile, Requirements, eligible, lane_id
+from tenuto.store.protocol import Script, Statement, Store
+
+_TOUCH_EVERY = timedelta(hours=1)
+
+
+class Lane(msgspec.Struct, frozen=True):
+    id: int
+    requirements: Requirements
+    closed_until: datetime | None
+    closed_why: str | None
+
+
+class _Known(msgspec.Struct):
+    version: int
+    lanes: list[Lane]
+    eligible: dict[tuple[UUID, int], list[Lane]]
+
+
+class Lanes:
+    """The lanes of every workspace this process works for. The store's numbers say when it errs."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._touched: dict[int, datetime] = {}
+        self._known: dict[UUID, _Known] = {}
+        self._ids: dict[Requirements, int] = {}
+
+    async def ensure(self, wanted: set[Requirements]) -> dict[Requirements, int]:
+        """The numbers of the lanes for these requirements, which exist when this returns."""
+        now = self._store.clock.now()
+        missing = [needs for needs in wanted if not self._fresh(needs, now)]
+        if missing:
+            await self._touch(missing, now)
+        return {needs: self._ids[needs] for needs in wanted}
+
+    def _fresh(self, needs: Requirements, now: datetime) -> bool:
+        lane = self._ids.get(needs)
+        return lane is not None and now - self._touched[lane] < _TOUCH_EVERY
+
+    async def _touch(self, missing: list[Requirements], now: datetime) -> None:
+        rows = sorted((lane_id(needs.key()), needs.workspace, needs.key()) for needs in missing)
+
+        def script() -> Script[None]:
+            yield Statement("lane_touch", {"now": now, "most": MAX_LANES}, {"wanted": rows})
+
+        await self._store.once(script)
+        for needs in missing:
+            await self._check_room(needs)
+            lane = lane_id(needs.key())
+            self._ids[needs] = lane
+            self._touched[lane] = now
+
+    async def _check_room(self, needs: Requirements) -> None:
+        known = await self._load(needs.workspace)
+        if not any(lane.id == lane_id(needs.key()) for lane in known.lanes):
+            raise Invalid(
+                f"the workspace has {MAX_LANES:,} distinct sets of requirements already",
+                "too_many_lanes",
+            )
+
+    async def eligible(self, agent: AgentProfile, now: datetime) -> list[int]:
+        """The open lanes that the agent may take from, as far as is known."""
+        known = self._known.get(agent.workspace) or await self._load(agent.workspace)
+        key = (agent.id, agent.version)
+        mine = known.eligible.get(key)
+        if mine is None:
+            mine = [lane for lane in known.lanes if eligible(agent, lane.requirements)]
+            known.eligible[key] = mine
+        return [lane.id for lane in mine if lane.closed_until is None or lane.closed_until <= now]
+
+    async def moved(self, workspace: UUID) -> bool:
+        """Whether the lanes changed since they were loaded; loads them when they did."""
+        known = self._known.get(workspace)
+        rows = await self._store.fetch(Statement("lanes_version", {"workspace": workspace}))
+        if known is not None and rows and rows[0]["lanes_version"] == known.version:
+            return False
+        await self._load(workspace)
+        return True
+
+    async def all(self, workspace: UUID) -> list[Lane]:
+        return (await self._load(workspace)).lanes
+
+    async def _load(self, workspace: UUID) -> _Known:
+        # The version first: lanes that appear in between make it look old, never new.
+        versions = await self._store.fetch(Statement("lanes_version", {"workspace": workspace}))
+        rows = await self._store.fetch(Statement("lanes", {"workspace": workspace}))
+        lanes = [
+            Lane(
+                row["lane"],
+                msgspec.json.decode(row["key"], type=Requirements),
+                row["closed_until"],
+                row["closed_why"],
+            )
+            for row in rows
+        ]
+        version = versions[0]["lanes_version"] if versions else 0
+        known = _Known(version, lanes, {})
+        self._known[workspace] = known
+        return known

@@ -1,0 +1,262 @@
+"""Query: list, show, history, explain. Reads only."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tenuto.engine.core import Core, CorruptRow, decode, task_of
+from tenuto.engine.explain import explain, waiting_for
+from tenuto.engine.views import (
+    AttemptView,
+    Explanation,
+    LogLine,
+    Page,
+    TaskView,
+    summary_of,
+    view_of,
+)
+from tenuto.model import limits
+from tenuto.model.errors import Invalid, NotFound
+from tenuto.model.matching import AgentProfile
+from tenuto.model.task import LEASED, Outcome, Status
+from tenuto.store.protocol import Row, Statement
+
+LEVELS = ("DEBUG", "INFO", "WARN", "ERROR", "CRITICAL")
+_ATTENTION = frozenset("WAITING PAUSED RETRY_WAIT FAILED DEAD CANCELLED SKIPPED".split())
+_ALIASES = {"QUEUED": "PENDING", "SUCCEEDED": "COMPLETED"}
+_OUTCOMES = {"STALLED": Outcome.STALLED, "ABORTED": Outcome.ABORTED}
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which tasks. Everything given must hold; of several statuses, any."""
+
+    status: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    min_priority: int | None = None
+    task_type: str | None = None
+    agent: UUID | None = None
+    parent: UUID | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    text: str | None = None
+
+
+def statement(name: str, where: Filter, workspace: UUID, most: int, before: UUID | None) -> Any:
+    """The listing statement for a filter."""
+    params: dict[str, Any] = {
+        "workspace": workspace,
+        "most": most,
+        "before": before,
+        "min_priority": where.min_priority,
+        "task_type": where.task_type,
+        "agent": where.agent,
+        "parent": where.parent,
+        "since": where.since,
+        "until": where.until,
+    }
+    literals: dict[str, tuple[str, ...]] = {}
+    statuses, outcome, archived = _statuses(where.status)
+    params["outcome"] = outcome
+    params["archived"] = True if archived else None
+    if statuses:
+        literals["statuses"] = tuple(sorted(statuses))
+        params["attention"] = True if statuses <= _ATTENTION else None
+    if where.tags:
+        params["labels"] = list(dict.fromkeys(where.tags))
+        params["label_count"] = len(params["labels"])
+    if where.text is not None:
+        limits.text("text", where.text, limits.MAX_TITLE)
+        escaped = where.text.lower()
+        for char in "!%_":
+            escaped = escaped.replace(char, f"!{char}")
+        params["contains"] = f"%{escaped}%"
+    for tag in where.tags:
+        limits.text("tags", tag, limits.MAX_NAME)
+    return Statement(name, params, {}, literals)
+
+
+def _statuses(names: Sequence[str]) -> tuple[frozenset[str], str | None, bool]:
+    """Statuses, a last outcome and whether archived, from the words a filter may use."""
+    statuses = set()
+    outcome = None
+    archived = False
+    for name in names:
+        word = _ALIASES.get(name.upper(), name.upper())
+        if word == "ARCHIVED":
+            archived = True
+        elif word in _OUTCOMES:
+            outcome = _OUTCOMES[word].value
+        elif word in Status.__members__:
+            statuses.add(word)
+        else:
+            known = ", ".join([*Status, "ARCHIVED", "STALLED", "ABORTED"])
+            raise Invalid(f"no status {name!r}; known are {known}", "invalid_filter")
+    return frozenset(statuses), outcome, archived
+
+
+class Querying:
+    """The query family."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def page(self, where: Filter, workspace: UUID, limit: int, cursor: UUID | None) -> Page:
+        limits.number("limit", limit, 1, limits.MAX_PAGE)
+        rows = await self._fetch(statement("list", where, workspace, limit + 1, cursor))
+        tasks = [summary_of(row) for row in rows[:limit]]
+        return Page(tasks, tasks[-1].id if len(rows) > limit else None)
+
+    async def ids(self, where: Filter, workspace: UUID, limit: int) -> list[UUID]:
+        rows = await self._fetch(statement("list_ids", where, workspace, limit, None))
+        return [row["id"] for row in rows]
+
+    async def find(self, text: str, workspace: UUID) -> UUID:
+        """The task that a full id, or the unambiguous beginning of one, names."""
+        try:
+            return UUID(text)
+        except ValueError:
+            pass
+        wanted = text.strip().lower()
+        if len(wanted) < 4 or set(wanted) - set("0123456789abcdef-"):
+            raise NotFound(f"{text[:60]!r} is not a task id")
+        rows = await self._fetch(
+            Statement("ids_like", {"workspace": workspace, "prefix": f"{wanted}%"})
+        )
+        if len(rows) != 1:
+            many = "more than one task" if rows else "no task"
+            raise NotFound(f"{many} whose id begins with {wanted}")
+        found: UUID = rows[0]["id"]
+        return found
+
+    async def show(self, task: UUID, workspace: UUID) -> TaskView:
+        row = await self._row(task, workspace)
+        labels = await self.labels([task])
+        return view_of(row, labels[task], _reason(row, self._core.now()))
+
+    async def labels(self, ids: Sequence[UUID]) -> dict[UUID, dict[str, Any]]:
+        """Labels, task tags and capabilities by task and kind."""
+        found: dict[UUID, dict[str, Any]] = {task: defaultdict(list) for task in ids}
+        for row in await self._fetch(Statement("labels_of", {"ids": list(ids)})):
+            found[row["id"]][row["kind"]].append(row["value"])
+        return found
+
+    async def attempts(self, task: UUID, workspace: UUID) -> list[AttemptView]:
+        """The ended attempts, then the one under way."""
+        row = await self._row(task, workspace)
+        ended = [
+            AttemptView(**{**dict(each), "receipt": decode(each["receipt"])})
+            for each in await self._fetch(Statement("attempts", {"id": task}))
+        ]
+        if row["status"] not in LEASED:
+            return ended
+        names = ("attempt", "agent", "agent_name", "worker", "session_key", "started_at")
+        current = AttemptView(**{name: row[name] for name in names}, outcome=None, ended_at=None)
+        return [*ended, current]
+
+    async def events(
+        self, task: UUID, workspace: UUID, after: int = 0, limit: int = 1000
+    ) -> list[LogLine]:
+        """The audit trail after a version."""
+        await self._row(task, workspace)
+        params = {"id": task, "after": after, "most": limit}
+        return [_event_line(row) for row in await self._fetch(Statement("events", params))]
+
+    async def transcript(
+        self, task: UUID, workspace: UUID, after: tuple[int, int] = (0, -1), limit: int = 1000
+    ) -> list[LogLine]:
+        """What the attempts printed and logged, after (attempt, line number)."""
+        await self._row(task, workspace)
+        params = {"id": task, "attempt": after[0], "after": after[1], "most": limit}
+        return [_said_line(row) for row in await self._fetch(Statement("transcript", params))]
+
+    async def logs(
+        self, task: UUID, workspace: UUID, level: str = "DEBUG", limit: int = 1000
+    ) -> list[LogLine]:
+        """Events and transcript merged by time, of at least that level."""
+        if level.upper() not in LEVELS:
+            raise Invalid(f"no level {level!r}; known are {', '.join(LEVELS)}", "invalid_filter")
+        wanted = LEVELS[LEVELS.index(level.upper()) :]
+        lines = await self.events(task, workspace) + await self.transcript(task, workspace)
+        merged = sorted((line for line in lines if line.level in wanted), key=lambda line: line.at)
+        return merged[-limit:]
+
+    async def counts(self, workspace: UUID) -> dict[str, int]:
+        rows = await self._fetch(Statement("counts", {"workspace": workspace}))
+        found = {row["status"]: row["n"] for row in rows}
+        return {status.value: found.get(status.value, 0) for status in Status}
+
+    async def workers(self, workspace: UUID) -> Sequence[Row]:
+        return await self._fetch(Statement("workers", {"workspace": workspace}))
+
+    async def agents(self, workspace: UUID) -> dict[str, AgentProfile]:
+        """The agents that are not terminated, by name."""
+        rows = await self._fetch(Statement("agents", {"workspace": workspace}))
+        return {
+            row["name"]: msgspec.json.decode(row["profile"], type=AgentProfile)
+            for row in rows
+            if row["status"] != "TERMINATED"
+        }
+
+    async def explain(self, task: UUID, workspace: UUID) -> Explanation:
+        """Why the task is not running: every gate, its number, when it clears."""
+        row = await self._row(task, workspace)
+        now = self._core.now()
+        lanes = {lane.id: lane for lane in await self._core.lanes.all(workspace)}
+        ahead = 0
+        if row["status"] == Status.PENDING:
+            params = {"lane": row["lane"], "rank": row["rank"], "id": task, "most": 100_000}
+            ahead = (await self._fetch(Statement("queue_ahead", params)))[0]["n"]
+        agents = await self.agents(workspace)
+        workers = await self.workers(workspace)
+        return explain(task_of(row), lanes.get(row["lane"]), agents, workers, ahead, now)
+
+    async def _row(self, task: UUID, workspace: UUID) -> Row:
+        rows = await self._fetch(Statement("show", {"workspace": workspace, "id": task}))
+        if not rows:
+            raise NotFound(f"no task {task}")
+        return rows[0]
+
+    async def _fetch(self, wanted: Statement) -> Sequence[Row]:
+        return await self._core.store.fetch(wanted)
+
+
+def _reason(row: Row, now: datetime) -> str | None:
+    try:
+        return waiting_for(task_of(row), now)
+    except CorruptRow:
+        return None
+
+
+def _event_line(row: Row) -> LogLine:
+    arrow = f" {row['previous']} -> {row['new']}" if row["previous"] != row["new"] else ""
+    start = "" if row["previous"] else f" -> {row['new']}"
+    said = f": {row['message']}" if row["message"] else ""
+    return LogLine(
+        at=row["at"],
+        level=row["level"],
+        source="event",
+        attempt=row["attempt"],
+        seq=row["seq"],
+        text=f"{row['kind']}{start or arrow}{said}",
+        event=row["kind"],
+        previous_status=row["previous"],
+        new_status=row["new"],
+        actor=row["actor"],
+        data=decode(row["data"]),
+        stack_trace=row["stack_trace"],
+    )
+
+
+def _said_line(row: Row) -> LogLine:
+    return LogLine(
+        at=row["at"],
+        level=row["level"],
+        source="transcript",
+        attempt=row["attempt"],
+        seq=row["line_no"],
+        text=row["text"],
+    )

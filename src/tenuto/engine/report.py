@@ -1,0 +1,242 @@
+"""Report: what an attempt says while it runs and when it ends. Every write carries its fence."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID, uuid5
+
+import msgspec
+
+from tenuto.engine.core import Core, decode, task_of
+from tenuto.engine.submit import Submitting, submit_script
+from tenuto.model import commands, limits
+from tenuto.model.decide import token_hash
+from tenuto.model.errors import Conflict, NotFound
+from tenuto.model.submission import NewTask
+from tenuto.model.task import DEFAULT_LEASE_S, LEASED, Change, Fence, Task
+from tenuto.store.batching import Answers, Kind
+from tenuto.store.protocol import Row, Script, Statement
+
+_LOST = "lease_lost"
+
+
+class Pulse(msgspec.Struct, frozen=True):
+    """What a heartbeat answers for one lease that is still held."""
+
+    lease_until: datetime
+    cancel: bool
+    pause: bool
+    hung: bool
+
+
+class Beat(msgspec.Struct, frozen=True):
+    """A worker's heartbeat, answered: what it still holds and what it has lost."""
+
+    held: dict[UUID, Pulse]
+    lost: list[Fence]
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One line of a transcript."""
+
+    number: int
+    level: str
+    text: str
+
+
+class _Result(msgspec.Struct, frozen=True):
+    command: commands.Complete
+    workspace: UUID
+    actor: str | None
+
+
+class Reporting:
+    """The report family."""
+
+    def __init__(self, core: Core, submitting: Submitting) -> None:
+        self._core = core
+        self._submitting = submitting
+        self._complete = Kind("complete", self._complete_script, one_statement=True)
+        self._progress = Kind("progress", self._progress_script, one_statement=True)
+
+    async def complete(
+        self, fence: Fence, workspace: UUID, output: Any, summary: str | None, actor: str | None
+    ) -> None:
+        """Record the result; accepted once, and only from the attempt that owns the task."""
+        if summary is not None:
+            limits.text("summary", summary, limits.MAX_TEXT)
+        command = commands.Complete(
+            fence=fence, output=limits.json_text("output", output), summary=summary
+        )
+        moved = await self._core.batcher.submit(
+            self._complete, _Result(command, workspace, actor), key=fence.task
+        )
+        if not moved:
+            # Not the plain case: the model says what it is.
+            await self._core.order(fence.task, command, workspace=workspace, actor=actor)
+
+    def _complete_script(self, results: list[_Result]) -> Script[Answers]:
+        done = []
+        found = []
+        for result in sorted(results, key=lambda each: each.command.fence.task):
+            command, fence = result.command, result.command.fence
+            done.append((fence.task, fence.attempt, token_hash(fence.token)))
+            if command.output is not None or command.summary is not None:
+                found.append((fence.task, result.workspace, command.output, command.summary))
+        rows = yield Statement(
+            "complete_if_owned", {"now": self._core.now()}, {"done": done, "result": found}
+        )
+        moved = {row["id"] for row in rows}
+        return [result.command.fence.task in moved for result in results]
+
+    async def order(self, command: commands.Fenced, actor: str | None) -> Change | None:
+        """Any other end of an attempt, or its beginning, as the model decides."""
+        return await self._core.order(command.fence.task, command, actor=actor)
+
+    async def heartbeat(self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S) -> Beat:
+        """Renew all leases in one statement."""
+        if not fences:
+            return Beat({}, [])
+        rows = sorted((f.task, f.attempt, token_hash(f.token)) for f in fences)
+
+        def script() -> Script[list[Row]]:
+            held: list[Row] = yield Statement(
+                "heartbeat", {"now": self._core.now(), "lease_s": lease_s}, {"lease": rows}
+            )
+            return held
+
+        held = {
+            row["id"]: Pulse(
+                row["lease_until"],
+                row["cancel_requested_at"] is not None,
+                row["pause_requested_at"] is not None,
+                row["hung_warned_at"] is not None,
+            )
+            for row in await self._core.store.once(script)
+        }
+        return Beat(held, [fence for fence in fences if fence.task not in held])
+
+    async def progress(
+        self, fence: Fence, percent: int | None, step: str | None, finish_at: datetime | None
+    ) -> None:
+        if percent is not None:
+            limits.number("progress_percent", percent, 0, 100)
+        if step is not None:
+            limits.text("current_step", step, limits.MAX_ERROR)
+        item = (fence, percent, step, finish_at)
+        if not await self._core.batcher.submit(self._progress, item, key=fence.task):
+            raise Conflict(f"attempt {fence.attempt} no longer owns the task", _LOST)
+
+    def _progress_script(self, items: list[Any]) -> Script[Answers]:
+        rows = sorted(
+            (f.task, f.attempt, token_hash(f.token), percent, step, finish_at)
+            for f, percent, step, finish_at in items
+        )
+        moved = yield Statement("progress", {"now": self._core.now()}, {"report": rows})
+        kept = {row["id"] for row in moved}
+        return [item[0].task in kept for item in items]
+
+    async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:
+        """Replace the checkpoint; answers its number. A lower number than the stored is refused."""
+        text = limits.json_text("checkpoint", data) or "null"
+
+        def script() -> Script[int]:
+            task = yield from self._owned(fence, pausing=True)
+            number = task.checkpoint_seq + 1 if seq is None else seq
+            if number < task.checkpoint_seq:
+                raise Conflict(
+                    f"checkpoint {task.checkpoint_seq} is already stored", "checkpoint_stale"
+                )
+            if number == task.checkpoint_seq:
+                return number
+            yield Statement(
+                "checkpoint_save",
+                {
+                    "id": fence.task,
+                    "workspace": task.workspace,
+                    "seq": number,
+                    "attempt": fence.attempt,
+                    "data": text,
+                    "now": self._core.now(),
+                },
+            )
+            return number
+
+        return await self._core.store.transact(script)
+
+    async def append(self, fence: Fence, lines: Sequence[Line]) -> None:
+        """Add to the attempt's transcript. Lines of an attempt that lost its task are dropped."""
+        rows = [
+            (fence.task, fence.attempt, token_hash(fence.token), line.number, line.level, line.text)
+            for line in lines
+        ]
+
+        def script() -> Script[None]:
+            yield Statement("transcript_append", {"now": self._core.now()}, {"line": rows})
+
+        await self._core.store.once(script)
+
+    async def steps(self, task: UUID) -> dict[str, tuple[Any, UUID | None]]:
+        """What earlier and present attempts recorded, by key: the value and the child."""
+        rows = await self._core.store.fetch(Statement("steps", {"id": task}))
+        return {row["key"]: (decode(row["value"]), row["child"]) for row in rows}
+
+    async def record_step(self, fence: Fence, key: str, value: Any) -> None:
+        """Remember a step's value for every later attempt."""
+        limits.text("key", key, limits.MAX_TITLE, empty=False)
+        text = limits.json_text("value", value)
+
+        def script() -> Script[None]:
+            task = yield from self._owned(fence)
+            yield self._step(task, fence, key, text, None)
+
+        await self._core.store.transact(script)
+
+    async def spawn(
+        self, fence: Fence, workspace: UUID, key: str, new: NewTask, actor: str | None
+    ) -> UUID:
+        """A child task, made once per key however often the handler repeats it."""
+        limits.text("key", key, limits.MAX_TITLE, empty=False)
+        child = uuid5(fence.task, key)
+        born = msgspec.structs.replace(new, id=child, parent=fence.task)
+        prepared = await self._submitting.prepare([born], workspace, actor)
+
+        def script() -> Script[None]:
+            task = yield from self._owned(fence)
+            yield from submit_script(self._core, prepared)
+            yield self._step(task, fence, key, None, child)
+
+        await self._core.store.transact(script)
+        self._submitting.announce(prepared)
+        return child
+
+    def _step(
+        self, task: Task, fence: Fence, key: str, value: str | None, child: UUID | None
+    ) -> Statement:
+        return Statement(
+            "step_record",
+            {
+                "id": task.id,
+                "workspace": task.workspace,
+                "key": key,
+                "attempt": fence.attempt,
+                "value": value,
+                "child": child,
+                "now": self._core.now(),
+            },
+        )
+
+    def _owned(self, fence: Fence, *, pausing: bool = False) -> Script[Task]:
+        """The task, locked, if the fence is current and nobody asked to stop."""
+        rows = yield Statement("tasks_locked", {"ids": [fence.task]})
+        if not rows:
+            raise NotFound(f"no task {fence.task}")
+        task = task_of(rows[0])
+        mine = task.attempt == fence.attempt and task.lease_token == token_hash(fence.token)
+        if task.status not in LEASED or not mine:
+            raise Conflict(f"attempt {fence.attempt} no longer owns the task", _LOST)
+        if task.cancel_requested_at is not None:
+            raise Conflict("the task is being cancelled", "cancel_requested")
+        if task.pause_requested_at is not None and not pausing:
+            raise Conflict("the task is being paused", "pause_requested")
+        return task

@@ -1,0 +1,228 @@
+"""Submit: one task, many, again after a lost answer."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tenuto.engine.core import Core
+from tenuto.model import limits
+from tenuto.model.errors import Conflict, Invalid, Unavailable
+from tenuto.model.submission import NewTask, check, fingerprint, requirements
+from tenuto.model.task import Status, Task, due_at, rank, watch_seconds
+from tenuto.store.batching import Answers, Kind
+from tenuto.store.protocol import Script, Statement
+
+Rows = dict[str, list[tuple[Any, ...]]]
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """A task that is in the store for certain; `created` is false for a repeated submit."""
+
+    id: UUID
+    created: bool = True
+
+
+class _Prepared(msgspec.Struct, frozen=True):
+    ids: list[UUID]
+    keys: list[str | None]
+    prints: list[str | None]
+    rows: Rows
+    wakes: frozenset[int]
+
+
+class Submitting:
+    """The submit family."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._kind = Kind("submit", self._script, one_statement=True)
+
+    async def many(
+        self,
+        news: Sequence[NewTask],
+        workspace: UUID,
+        actor: str | None,
+        *,
+        rerun_of: UUID | None = None,
+    ) -> list[Submitted]:
+        """All the tasks or none, durable when this returns."""
+        if not news:
+            return []
+        if len(news) > limits.MAX_BULK:
+            raise Invalid(f"{len(news):,} tasks in one submit", "bulk_too_large")
+        prepared = await self.prepare(news, workspace, actor, rerun_of=rerun_of)
+        if any(prepared.prints):
+            done = await self._core.store.transact(lambda: submit_script(self._core, prepared))
+        else:
+            done = await self._plain(prepared)
+        self.announce(prepared)
+        return done
+
+    def announce(self, prepared: _Prepared) -> None:
+        if prepared.wakes:
+            self._core.wakeups.announce([f"lane:{lane}" for lane in prepared.wakes])
+
+    async def _plain(self, prepared: _Prepared) -> list[Submitted]:
+        try:
+            await self._core.batcher.submit(self._kind, prepared)
+        except Unavailable:
+            # The answer may be lost and the commit not. Ids are ours, so asking again is safe.
+            return await self._core.store.transact(lambda: submit_script(self._core, prepared))
+        return [Submitted(each) for each in prepared.ids]
+
+    def _script(self, batch: list[_Prepared]) -> Script[Answers]:
+        rows: Rows = {"body": [], "hot": [], "label": [], "tag": [], "capability": []}
+        for prepared in batch:
+            for name, found in prepared.rows.items():
+                rows[name] += found
+        yield Statement("submit", {"now": self._core.now()}, rows)
+        return [None] * len(batch)
+
+    async def prepare(
+        self,
+        news: Sequence[NewTask],
+        workspace: UUID,
+        actor: str | None,
+        *,
+        rerun_of: UUID | None = None,
+    ) -> _Prepared:
+        """Checked and spelled out as rows; nothing is written but the lanes."""
+        for new in news:
+            check(new)
+        needs = [requirements(new, workspace) for new in news]
+        lanes = await self._core.lanes.ensure(set(needs))
+        now = self._core.now()
+        rows: Rows = {"body": [], "hot": [], "label": [], "tag": [], "capability": []}
+        prints: list[str | None] = []
+        ids = []
+        wakes = set()
+        new_id = self._core.clock.new_id
+        for new, needed in zip(news, needs, strict=True):
+            task_id = new.id or new_id()
+            named = new.id is not None or new.idempotency_key is not None
+            prints.append(fingerprint(new) if named else None)
+            ids.append(task_id)
+            hot = _hot(new, task_id, workspace, lanes[needed], actor, now)
+            if hot[3] is Status.PENDING:
+                wakes.add(lanes[needed])
+            rows["hot"].append(hot)
+            rows["body"].append(_body(new, task_id, workspace, prints[-1], actor, rerun_of))
+            rows["label"] += [(task_id, workspace, name) for name in dict.fromkeys(new.tags)]
+            rows["tag"] += [(task_id, workspace, name) for name in dict.fromkeys(new.task_tags)]
+            rows["capability"] += [
+                (task_id, workspace, name) for name in dict.fromkeys(new.capabilities)
+            ]
+        keys = [new.idempotency_key for new in news]
+        return _Prepared(ids, keys, prints, rows, frozenset(wakes))
+
+
+def submit_script(core: Core, prepared: _Prepared) -> Script[list[Submitted]]:
+    """Insert what is new; what is there already must be the same, or everything is refused."""
+    inserted = yield Statement("submit", {"now": core.now()}, prepared.rows)
+    fresh = {row["id"] for row in inserted}
+    stale = [
+        (task_id, key)
+        for task_id, key in zip(prepared.ids, prepared.keys, strict=True)
+        if task_id not in fresh
+    ]
+    if not stale:
+        return [Submitted(each) for each in prepared.ids]
+    workspace = prepared.rows["hot"][0][1]
+    before = yield Statement("submitted_before", {"workspace": workspace}, {"wanted": stale})
+    earlier = {row["wanted_id"]: row for row in before}
+    answers = []
+    for task_id, print_ in zip(prepared.ids, prepared.prints, strict=True):
+        if task_id in fresh:
+            answers.append(Submitted(task_id))
+            continue
+        row = earlier.get(task_id)
+        if row is None or (print_ is not None and row["fingerprint"] != print_):
+            raise Conflict(
+                "the idempotency key or id was used before for another task",
+                "idempotency_conflict",
+                task=None if row is None else str(row["id"]),
+            )
+        answers.append(Submitted(row["id"], created=False))
+    return answers
+
+
+def _hot(
+    new: NewTask, task_id: UUID, workspace: UUID, lane: int, actor: str | None, now: datetime
+) -> tuple[Any, ...]:
+    later = new.run_at is not None and new.run_at > now
+    status = Status.WAITING if later else Status.PENDING
+    base = max(now, new.run_at) if new.run_at is not None else now
+    watch_s = watch_seconds(new.timeout_s, new.estimate_minutes)
+    timer = None
+    if later or new.queue_ttl_s is not None:
+        timer = due_at(
+            Task(
+                id=task_id,
+                workspace=workspace,
+                lane=lane,
+                status=status,
+                run_at=new.run_at,
+                queue_ttl_s=new.queue_ttl_s,
+                created_at=now,
+                updated_at=now,
+            )
+        )
+    return (
+        task_id,
+        workspace,
+        lane,
+        status,
+        rank(new.priority, base, new.estimate_minutes),
+        new.priority,
+        new.max_attempts,
+        None if new.retry is None else msgspec.json.encode(new.retry).decode(),
+        new.lease_s,
+        new.timeout_s,
+        watch_s,
+        new.queue_ttl_s,
+        new.estimate_minutes,
+        new.run_at,
+        timer,
+        actor,
+    )
+
+
+def _body(
+    new: NewTask,
+    task_id: UUID,
+    workspace: UUID,
+    print_: str | None,
+    actor: str | None,
+    rerun_of: UUID | None,
+) -> tuple[Any, ...]:
+    return (
+        task_id,
+        workspace,
+        new.title,
+        new.description,
+        new.prompt,
+        new.system_prompt,
+        new.model,
+        new.max_turns,
+        new.conversation,
+        new.task_type,
+        new.agent_type,
+        new.target_agent,
+        new.runtime,
+        None if new.command is None else limits.json_text("command", new.command),
+        new.cwd,
+        None if new.env is None else limits.json_text("env", new.env),
+        new.container,
+        new.parent,
+        rerun_of,
+        limits.json_text("input", new.input),
+        limits.json_text("metadata", new.metadata),
+        new.idempotency_key,
+        print_,
+        new.trace_id,
+        new.source,
+        actor,
+    )

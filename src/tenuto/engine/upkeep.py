@@ -1,0 +1,210 @@
+"""Upkeep: what a coordinator repairs and promotes. Bounded, repeatable, safe in any number."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tenuto.engine.core import Core, CorruptRow, task_of, write_changes
+from tenuto.model import commands
+from tenuto.model.commands import Command, Moment
+from tenuto.model.decide import decide, on_due
+from tenuto.model.errors import TenutoError
+from tenuto.model.task import Change, Task, due_at
+from tenuto.store.protocol import Row, Script, Statement
+
+BATCH = 500
+ARCHIVE_AFTER = timedelta(days=7)
+PAYLOAD_AFTER = timedelta(days=30)
+AUDIT_AFTER = timedelta(days=365)
+LANE_AFTER = timedelta(days=1)
+WORKER_LOST_AFTER = timedelta(minutes=2)
+WORKER_FORGET_AFTER = timedelta(days=1)
+
+Sink = Callable[[Sequence[Row]], Awaitable[None]]
+
+
+class Leadership(msgspec.Struct, frozen=True):
+    """Who leads, and the how-manieth leader it is."""
+
+    holder: str
+    epoch: int
+    until: datetime
+
+
+class Upkeep:
+    """The upkeep family. Each `*_once` answers how many rows it changed."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def expire_once(self, actor: str) -> int:
+        """End the attempts whose lease ran out."""
+        now = self._core.now()
+        found = Statement("leases_expired", {"now": now, "most": BATCH})
+        return await self._decide_each(found, actor, lambda _task, _now: commands.Expire())
+
+    async def expire_worker(self, worker: str, actor: str) -> int:
+        """End the attempts of a worker that was seen to die, at once."""
+        found = Statement("leases_of_worker", {"worker": worker, "most": BATCH})
+        return await self._decide_each(
+            found, actor, lambda _task, _now: commands.Expire(seen_dead=True)
+        )
+
+    async def promote_once(self, actor: str) -> int:
+        """Do what tasks' timers call for: retries, schedules, TTLs, hung and overdue runs."""
+        now = self._core.now()
+        return await self._decide_each(
+            Statement("tasks_due", {"now": now, "most": BATCH}), actor, on_due
+        )
+
+    async def _decide_each(
+        self, found: Statement, actor: str, choose: Callable[[Task, Moment], Command | None]
+    ) -> int:
+        def script() -> Script[list[Change]]:
+            rows = yield found
+            decided: list[tuple[Change, Command]] = []
+            timers: list[tuple[UUID, datetime | None]] = []
+            for row in rows:
+                try:
+                    change = self._consider(row, actor, choose)
+                except CorruptRow as error:
+                    yield self._core.quarantine(error)
+                    continue
+                if change is None:
+                    timers.append((row["id"], due_at(task_of(row))))
+                else:
+                    decided.append(change)
+            if decided:
+                yield write_changes(decided)
+            if timers:
+                yield Statement("timer_set", rows={"timer": timers})
+            return [change for change, _ in decided]
+
+        changes = await self._core.store.transact(script)
+        self._core.announce(changes)
+        return len(changes)
+
+    def _consider(
+        self, row: Row, actor: str, choose: Callable[[Task, Moment], Command | None]
+    ) -> tuple[Change, Command] | None:
+        task = task_of(row)
+        moment = self._core.moment(actor)
+        command = choose(task, moment)
+        if command is None:
+            return None
+        try:
+            change = decide(task, command, moment)
+        except TenutoError:
+            return None
+        return None if change is None else (change, command)
+
+    async def archive_once(self, actor: str) -> int:
+        """Put away what ended long ago."""
+        before = self._core.now() - ARCHIVE_AFTER
+        rows = await self._core.store.fetch(
+            Statement("archivable", {"before": before, "most": BATCH})
+        )
+        done = 0
+        for row in rows:
+            try:
+                await self._core.order(row["id"], commands.Archive(), actor=actor)
+            except TenutoError:
+                continue
+            done += 1
+        return done
+
+    async def prune_once(self) -> int:
+        """Remove payloads, audit rows and lanes that are past their age."""
+        now = self._core.now()
+        statements = [
+            Statement("prune_payload", {"before": now - PAYLOAD_AFTER, "most": BATCH}),
+            Statement("prune_events", {"before": now - AUDIT_AFTER, "most": BATCH}),
+            Statement("lane_prune", {"before": now - LANE_AFTER, "most": BATCH}),
+            Statement("worker_lost", {"before": now - WORKER_LOST_AFTER}),
+            Statement("worker_forget", {"before": now - WORKER_FORGET_AFTER}),
+        ]
+
+        def script() -> Script[int]:
+            n = 0
+            for statement in statements:
+                n += len((yield statement))
+            return n
+
+        return await self._core.store.transact(script)
+
+    async def relay_once(self, subscriber: str, sink: Sink, limit: int = BATCH) -> int:
+        """Hand the next events to a subscriber, then move its cursor. At least once, in order."""
+        params: dict[str, Any] = {"name": subscriber, "now": self._core.now()}
+
+        def place() -> Script[Row]:
+            rows = yield Statement("cursor_lock", {"name": subscriber})
+            if not rows:
+                yield Statement("cursor_make", params)
+                rows = yield Statement("cursor_lock", {"name": subscriber})
+            return rows[0]
+
+        here = await self._core.store.transact(place)
+        events = await self._core.store.fetch(
+            Statement(
+                "events_after",
+                {"xid": here["xid"], "position": here["position"], "most": limit},
+            )
+        )
+        if not events:
+            return 0
+        await sink(events)
+        last = {"xid": events[-1]["xid"], "position": events[-1]["position"]}
+
+        def move() -> Script[None]:
+            rows = yield Statement("cursor_lock", {"name": subscriber})
+            if (rows[0]["xid"], rows[0]["position"]) == (here["xid"], here["position"]):
+                yield Statement("cursor_move", params | last)
+
+        await self._core.store.transact(move)
+        return len(events)
+
+    async def lead(self, name: str, holder: str, seconds: float) -> Leadership | None:
+        """Become or stay the leader for so long; `None` when another one is."""
+        now = self._core.now()
+        params = {
+            "name": name,
+            "holder": holder,
+            "now": now,
+            "until": now + timedelta(seconds=seconds),
+        }
+
+        def script() -> Script[list[Row]]:
+            rows: list[Row] = yield Statement("leader_take", params)
+            return rows
+
+        rows = await self._core.store.once(script)
+        if not rows:
+            return None
+        return Leadership(holder, rows[0]["epoch"], rows[0]["until"])
+
+    async def resign(self, name: str, holder: str) -> None:
+        params = {"name": name, "holder": holder, "now": self._core.now()}
+
+        def script() -> Script[None]:
+            yield Statement("leader_resign", params)
+
+        await self._core.store.once(script)
+
+    async def leader(self, name: str) -> Leadership | None:
+        rows = await self._core.store.fetch(Statement("leader", {"name": name}))
+        return Leadership(rows[0]["holder"], rows[0]["epoch"], rows[0]["until"]) if rows else None
+
+    async def audit(self, limit: int = 100) -> list[str]:
+        """Where rows and audit trail disagree: nothing, unless there is a fault."""
+        found = []
+        params = {"most": limit}
+        for row in await self._core.store.fetch(Statement("audit_mismatches", params)):
+            found.append(f"task {row['id']}: row at version {row['version']}, trail differs")
+        for row in await self._core.store.fetch(Statement("chain_breaks", params)):
+            found.append(
+                f"task {row['id']}: event {row['seq']} does not follow from the one before"
+            )
+        return found

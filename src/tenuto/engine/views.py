@@ -1,0 +1,192 @@
+"""What people and programs see of tasks. Names as in the REST contract, camelCase in JSON."""
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tenuto.engine.core import decode
+from tenuto.store.protocol import Row
+
+_NAMES = {
+    "input": "inputContext",
+    "output": "outputResult",
+    "checkpoint": "checkpointData",
+    "agent": "agentId",
+    "parent": "parentId",
+    "target_agent": "targetAgentId",
+}
+
+
+def _rename(name: str) -> str:
+    if name in _NAMES:
+        return _NAMES[name]
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+class TaskSummary(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
+    """A task as a row of a list."""
+
+    id: UUID
+    title: str
+    status: str
+    task_type: str
+    priority: int
+    attempt: int
+    tries: int
+    max_attempts: int
+    progress_percent: int | None
+    current_step: str | None
+    agent: UUID | None
+    agent_name: str | None
+    last_outcome: str | None
+    last_error: str | None
+    error_class: str | None
+    cancel_requested_at: datetime | None
+    next_attempt_at: datetime | None
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    archived_at: datetime | None
+
+
+class TaskView(TaskSummary, frozen=True, kw_only=True, rename=_rename):
+    """A task with everything about it but its history."""
+
+    workspace: UUID
+    description: str | None
+    prompt: str | None
+    system_prompt: str | None
+    model: str | None
+    agent_type: str | None
+    target_agent: UUID | None
+    runtime: str | None
+    command: list[str] | None
+    cwd: str | None
+    container: str | None
+    parent: UUID | None
+    rerun_of: UUID | None
+    waiting_for: str | None
+    hold: str | None
+    worker: str | None
+    session_key: str | None
+    lease_until: datetime | None
+    timeout_s: int | None
+    queue_ttl_s: int | None
+    estimate_minutes: int | None
+    estimated_completion_at: datetime | None
+    pause_requested_at: datetime | None
+    run_at: datetime | None
+    resume_at: datetime | None
+    input: Any
+    output: Any
+    summary: str | None
+    checkpoint: Any
+    checkpoint_seq: int
+    metadata: dict[str, Any] | None
+    retry: Any
+    idempotency_key: str | None
+    trace_id: str | None
+    source: str | None
+    created_by: str | None
+    version: int
+    updated_at: datetime
+    tags: list[str]
+    task_tags: list[str]
+    capabilities: list[str]
+
+
+class AttemptView(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
+    """One attempt; without `outcome` it is the one under way."""
+
+    attempt: int
+    outcome: str | None
+    agent: UUID | None
+    agent_name: str | None
+    worker: str | None
+    session_key: str | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    error_class: str | None = None
+    message: str | None = None
+    stack: str | None = None
+    exit_code: int | None = None
+    receipt: dict[str, Any] | None = None
+    unconfirmed: bool = False
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
+    """An event or a line of a transcript, merged by time."""
+
+    at: datetime
+    level: str
+    source: str
+    attempt: int
+    text: str
+    seq: int
+    event: str | None = None
+    previous_status: str | None = None
+    new_status: str | None = None
+    actor: str | None = None
+    data: Any = None
+    stack_trace: str | None = None
+
+
+class Gate(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
+    """One thing that keeps a task from running, with its number and when it clears."""
+
+    gate: str
+    detail: str
+    clears_at: datetime | None = None
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
+    """Why a task is not running, or that it is."""
+
+    id: UUID
+    status: str
+    summary: str
+    gates: list[Gate]
+    agents: dict[str, list[str]]
+
+
+class Page(msgspec.Struct, frozen=True, rename=_rename):
+    """Some tasks and where the next ones begin."""
+
+    tasks: list[TaskSummary]
+    next_cursor: UUID | None = None
+
+
+_JSON = frozenset({"input", "output", "checkpoint", "metadata", "command", "retry"})
+_SUMMARY = TaskSummary.__struct_fields__
+_VIEW = tuple(
+    name
+    for name in TaskView.__struct_fields__
+    if name not in ("tags", "task_tags", "capabilities", "waiting_for")
+)
+
+
+def summary_of(row: Row) -> TaskSummary:
+    return TaskSummary(**{name: row[name] for name in _SUMMARY})
+
+
+def view_of(row: Row, labels: dict[str, list[str]], waiting_for: str | None) -> TaskView:
+    fields = {name: _value(name, row[name]) for name in _VIEW}
+    return TaskView(
+        **fields,
+        waiting_for=waiting_for,
+        tags=labels.get("label", []),
+        task_tags=labels.get("tag", []),
+        capabilities=labels.get("capability", []),
+    )
+
+
+def _value(name: str, value: Any) -> Any:
+    if name not in _JSON or value is None:
+        return value
+    try:
+        return decode(value)
+    except msgspec.MsgspecError:
+        return {"unreadable": value[:200]}

@@ -1,0 +1,266 @@
+"""What becomes of a task when an attempt begins, ends, or is taken to be gone."""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from tenuto.model import commands as c
+from tenuto.model.changes import (
+    DISOWNED,
+    UNLEASED,
+    again,
+    altered,
+    cancelled,
+    change,
+    dead,
+    ended,
+    given_back,
+    paused,
+    spent,
+    unheld,
+)
+from tenuto.model.commands import Failure, Moment
+from tenuto.model.errors import Conflict
+from tenuto.model.retry import (
+    ALERTING,
+    FREE_ENDS,
+    PERMANENT,
+    RATE_LIMIT,
+    ErrorClass,
+    backoff,
+    longer_timeout,
+)
+from tenuto.model.task import (
+    AGING_MS,
+    AttemptEnd,
+    Change,
+    Outcome,
+    Status,
+    Task,
+    is_ready,
+    watch_seconds,
+)
+
+
+def begin(task: Task, command: c.Begin, moment: Moment) -> Change:
+    changes: dict[str, Any] = {"session_key": command.session_key, "status": Status.RUNNING}
+    return change(task, moment, "started", started_at=moment.now, **changes)
+
+
+def complete(task: Task, command: c.Complete, moment: Moment) -> Change:
+    del command
+    return change(
+        task,
+        moment,
+        "completed",
+        end=ended(task, moment, Outcome.COMPLETED),
+        status=Status.COMPLETED,
+        finished_at=moment.now,
+        last_outcome=Outcome.COMPLETED,
+        **UNLEASED,
+    )
+
+
+def fail(task: Task, command: c.Fail, moment: Moment) -> Change:
+    failure = command.failure
+    if failure.error_class is ErrorClass.TIMEOUT:
+        return _too_long(task, moment, failure, None)
+    if failure.error_class is ErrorClass.RATE_LIMIT and failure.retryable is not False:
+        return _rate_limited(task, command, moment)
+    end = ended(task, moment, Outcome.FAILED, failure)
+    permanent = failure.error_class in PERMANENT
+    if failure.retryable is False or (permanent and failure.retryable is None):
+        return _failed(task, moment, end, failure)
+    delay = backoff(task.policy, task.tries, moment.roll)
+    return again(task, moment, end, delay, "retry_scheduled")
+
+
+def _failed(task: Task, moment: Moment, end: AttemptEnd, failure: Failure) -> Change:
+    return change(
+        task,
+        moment,
+        "failed",
+        level="CRITICAL" if failure.error_class in ALERTING else "ERROR",
+        message=failure.message,
+        data={"error_class": failure.error_class, "outcome": end.outcome},
+        stack=failure.stack,
+        end=end,
+        **{
+            **UNLEASED,
+            "status": Status.FAILED,
+            "finished_at": moment.now,
+            "last_outcome": end.outcome,
+            "last_error": failure.message,
+            "error_class": failure.error_class,
+        },
+    )
+
+
+def _rate_limited(task: Task, command: c.Fail, moment: Moment) -> Change:
+    """A provider's limit costs no try: parked until a known reset, else its own backoff."""
+    back = given_back(task)
+    if command.resume_at is not None:
+        end = ended(task, moment, Outcome.PARKED, command.failure)
+        if spent(task, back["tries"]):
+            return dead(task, moment, end, command.failure.message, **back)
+        return _parked(task, moment, end, "quota", command.resume_at, None, back)
+    end = ended(task, moment, Outcome.FAILED, command.failure)
+    delay = backoff(RATE_LIMIT, back["free_ends"], moment.roll)
+    return again(task, moment, end, delay, "retry_scheduled", **back)
+
+
+def _too_long(
+    task: Task, moment: Moment, failure: Failure, receipt: dict[str, Any] | None
+) -> Change:
+    end = ended(task, moment, Outcome.TIMED_OUT, failure, receipt)
+    timeout_s = longer_timeout(task.timeout_s)
+    return again(
+        task,
+        moment,
+        end,
+        backoff(task.policy, task.tries, moment.roll),
+        "timed_out",
+        timeout_s=timeout_s,
+        watch_s=watch_seconds(timeout_s, task.estimate_minutes),
+    )
+
+
+def _timeout_failure(task: Task) -> Failure:
+    return Failure(
+        message=f"ran longer than its timeout of {task.timeout_s} s",
+        error_class=ErrorClass.TIMEOUT,
+    )
+
+
+def timed_out(task: Task, command: c.TimedOut, moment: Moment) -> Change:
+    return _too_long(task, moment, _timeout_failure(task), command.receipt)
+
+
+def overrun(task: Task, command: c.Overrun, moment: Moment) -> Change:
+    del command
+    return _too_long(task, moment, _timeout_failure(task), {"state": "unconfirmed"})
+
+
+def not_started(task: Task, command: c.NotStarted, moment: Moment) -> Change:
+    failure = command.failure
+    end = ended(task, moment, Outcome.NOT_STARTED, failure)
+    back = given_back(task)
+    if failure.retryable is False:
+        return _failed(task, moment, end, failure)
+    if back["free_ends"] >= FREE_ENDS:
+        why = f"could not be started {FREE_ENDS} times in a row: {failure.message}"
+        final = msgspec.structs.replace(failure, message=why, error_class=ErrorClass.OUT_OF_MEMORY)
+        made = _failed(task, moment, end, final)
+        data = {"error_class": "cannot_start", "outcome": end.outcome}
+        return Change(
+            altered(made.task, error_class="cannot_start"),
+            msgspec.structs.replace(made.event, data=data),
+            end,
+        )
+    delay = backoff(task.policy, back["free_ends"], moment.roll)
+    return again(task, moment, end, delay, "not_started", **back)
+
+
+def expire(task: Task, command: c.Expire, moment: Moment) -> Change:
+    unconfirmed = {"state": "unconfirmed"}
+    if task.cancel_requested_at is not None:
+        return cancelled(task, moment, unconfirmed)
+    if task.pause_requested_at is not None:
+        return paused(task, moment, unconfirmed)
+    why = "the worker was seen to die" if command.seen_dead else "the lease expired"
+    failure = Failure(message=why, error_class=ErrorClass.CRASH)
+    end = ended(task, moment, Outcome.STALLED, failure)
+    losses = task.losses + 1
+    delay = 0.0 if losses == 1 else backoff(task.policy, losses - 1, moment.roll)
+    return again(task, moment, end, delay, "lease_expired", losses=losses)
+
+
+def warn_hung(task: Task, command: c.WarnHung, moment: Moment) -> Change:
+    del command
+    return change(
+        task,
+        moment,
+        "hung_warned",
+        level="WARN",
+        message="runs far past its estimate; aborted unless it reports progress",
+        hung_warned_at=moment.now,
+    )
+
+
+def abort(task: Task, command: c.Abort, moment: Moment) -> Change:
+    del command
+    failure = Failure(message="hung: no progress after the warning", error_class=ErrorClass.TIMEOUT)
+    end = ended(task, moment, Outcome.ABORTED, failure)
+    return again(task, moment, end, 0.0, "aborted", rank=task.rank - AGING_MS)
+
+
+def _parked(
+    task: Task,
+    moment: Moment,
+    end: AttemptEnd,
+    hold: str,
+    resume_at: datetime | None,
+    wait_until: datetime | None,
+    counters: dict[str, Any],
+) -> Change:
+    return change(
+        task,
+        moment,
+        "parked",
+        message=f"waits for {hold}",
+        data={"hold": hold, "resume_at": resume_at, "wait_until": wait_until},
+        end=end,
+        **{
+            **DISOWNED,
+            "status": Status.WAITING,
+            "hold": hold,
+            "resume_at": resume_at,
+            "wait_until": wait_until,
+            "last_outcome": Outcome.PARKED,
+            "losses": 0,
+            **counters,
+        },
+    )
+
+
+def park(task: Task, command: c.Park, moment: Moment) -> Change:
+    end = ended(task, moment, Outcome.PARKED)
+    back = given_back(task)
+    if spent(task, back["tries"]):
+        return dead(task, moment, end, "parked too often without a new checkpoint", **back)
+    return _parked(task, moment, end, command.hold, command.resume_at, command.wait_until, back)
+
+
+def release(task: Task, command: c.Release, moment: Moment) -> Change:
+    del command
+    end = ended(task, moment, Outcome.RELEASED)
+    back = given_back(task)
+    if spent(task, back["tries"]):
+        return dead(task, moment, end, "released too often without a new checkpoint", **back)
+    return change(
+        task,
+        moment,
+        "released",
+        end=end,
+        status=Status.PENDING,
+        last_outcome=Outcome.RELEASED,
+        **DISOWNED,
+        **back,
+    )
+
+
+def ready(task: Task, command: c.Ready, moment: Moment) -> Change:
+    del command
+    free = unheld(task, moment)
+    if not is_ready(free, moment.now):
+        raise Conflict("the task still waits")
+    cleared: dict[str, Any] = {"hold": None, "resume_at": None, "wait_until": None}
+    return change(task, moment, "ready", status=Status.PENDING, **cleared)
+
+
+def due(task: Task, command: c.Due, moment: Moment) -> Change:
+    del command
+    if task.next_attempt_at is not None and task.next_attempt_at > moment.now:
+        raise Conflict("the retry is not due yet")
+    return change(task, moment, "due", status=Status.PENDING, next_attempt_at=None)

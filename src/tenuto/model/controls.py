@@ -1,0 +1,126 @@
+"""What becomes of a task when a person or a rule asks something of it."""
+
+from typing import Any
+
+from tenuto.model import commands as c
+from tenuto.model.changes import cancelled, change, paused, unheld
+from tenuto.model.commands import Moment
+from tenuto.model.errors import Conflict
+from tenuto.model.retry import ATTEMPT_CAP
+from tenuto.model.task import LEASED, TERMINAL, Change, Status, Task, is_ready, rank
+
+
+def pause(task: Task, command: c.Pause, moment: Moment) -> Change:
+    if task.status in LEASED:
+        if task.cancel_requested_at is not None:
+            raise Conflict("the task is being cancelled", "cancel_requested")
+        requested = task.pause_requested_at or moment.now
+        return change(
+            task, moment, "pause_requested", message=command.reason, pause_requested_at=requested
+        )
+    return change(task, moment, "paused", message=command.reason, status=Status.PAUSED)
+
+
+def confirm_pause(task: Task, command: c.ConfirmPause, moment: Moment) -> Change:
+    return paused(task, moment, command.receipt)
+
+
+def resume(task: Task, command: c.Resume, moment: Moment) -> Change:
+    del command
+    status = Status.PENDING if is_ready(unheld(task, moment), moment.now) else Status.WAITING
+    if status is Status.PENDING and task.next_attempt_at and task.next_attempt_at > moment.now:
+        status = Status.RETRY_WAIT
+    cleared: dict[str, Any] = {}
+    if status is Status.PENDING:
+        cleared = {"hold": None, "resume_at": None, "wait_until": None, "next_attempt_at": None}
+    return change(task, moment, "resumed", status=status, **cleared)
+
+
+def cancel(task: Task, command: c.Cancel, moment: Moment) -> Change:
+    if task.status in LEASED:
+        requested = task.cancel_requested_at or moment.now
+        return change(
+            task, moment, "cancel_requested", message=command.reason, cancel_requested_at=requested
+        )
+    return change(
+        task,
+        moment,
+        "cancelled",
+        message=command.reason,
+        status=Status.CANCELLED,
+        finished_at=moment.now,
+    )
+
+
+def confirm_cancel(task: Task, command: c.ConfirmCancel, moment: Moment) -> Change:
+    return cancelled(task, moment, command.receipt)
+
+
+def skip(task: Task, command: c.Skip, moment: Moment) -> Change:
+    return change(
+        task,
+        moment,
+        "skipped",
+        message=command.reason,
+        status=Status.SKIPPED,
+        finished_at=moment.now,
+    )
+
+
+def refuse(task: Task, command: c.Refuse, moment: Moment) -> Change:
+    return change(
+        task,
+        moment,
+        "failed",
+        level="ERROR",
+        message=command.message,
+        data={"error_class": command.code},
+        status=Status.FAILED,
+        finished_at=moment.now,
+        last_error=command.message,
+        error_class=command.code,
+    )
+
+
+def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
+    del command
+    if task.attempt >= ATTEMPT_CAP:
+        raise Conflict(f"the task had {ATTEMPT_CAP} attempts; rerun it instead", "attempts_used_up")
+    status = Status.PENDING if is_ready(task, moment.now) else Status.WAITING
+    reset: dict[str, Any] = {
+        "tries": 0,
+        "free_ends": 0,
+        "losses": 0,
+        "finished_at": None,
+        "archived_at": None,
+        "next_attempt_at": None,
+        "error_class": None,
+        "agent": None,
+        "worker": None,
+        "session_key": None,
+        "started_at": None,
+    }
+    return change(task, moment, "retried", status=status, **reset)
+
+
+def archive(task: Task, command: c.Archive, moment: Moment) -> Change:
+    del command
+    if task.status not in TERMINAL:
+        raise Conflict(f"cannot archive a task that is {task.status}")
+    if task.archived_at is not None:
+        raise Conflict("the task is archived already")
+    return change(task, moment, "archived", archived_at=moment.now)
+
+
+def reprioritise(task: Task, command: c.Reprioritise, moment: Moment) -> Change:
+    if task.status in TERMINAL:
+        raise Conflict(f"cannot change the priority of a task that is {task.status}")
+    base = max(task.created_at, task.run_at or task.created_at)
+    return change(
+        task,
+        moment,
+        "priority_changed",
+        data={"from": task.priority, "to": command.priority},
+        priority=command.priority,
+        rank=rank(command.priority, base, task.estimate_minutes),
+    )

@@ -1,0 +1,234 @@
+"""What no linter knows: the habits of this tree, searched for in its files."""
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "tenuto"
+TESTS = ROOT / "tests"
+
+# Time, chance and ids enter through the clock; the supervisor runs alone, without our package.
+CHEATS = re.compile(
+    r"time\.(time|time_ns|sleep)|datetime\.(datetime|date)\.(now|utcnow|today)|uuid\.uuid[1-9]"
+    r"|asyncio\.sleep|random\.[a-z_]+"
+)
+MAY_CHEAT = {SOURCE / "clock.py", SOURCE / "worker" / "supervisor.py"}
+DRIVERS = {
+    "asyncpg": {SOURCE / "store" / "postgres.py", SOURCE / "broker" / "postgres.py"},
+    "sqlite3": {SOURCE / "store" / "sqlite.py"},
+}
+EVASIONS = re.compile(
+    r"pytest\.(skip|xfail|importorskip|mark\.(skip|skipif|xfail))|unittest\.(skip|expected)\w*"
+)
+SLEEPS = re.compile(r"(time|asyncio)\.sleep")
+FILE_LINES = 500
+FUNCTION_LINES = 70
+# A class of one letter keeps these patterns from finding themselves.
+MACHINE_PATHS = re.compile(r"(?<![\w.~-])/(hom[e]/\w|User[s]/\w|roo[t]/|wor[k]/(main|shared))")
+REGISTRIES = re.compile(r"pyp[i]\.org|pythonhoste[d]\.org|pyp[a]\.io|npmj[s]\.(org|com)")
+LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)[^)]*\)|^\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
+CODE = re.compile(r"^( *)(```+|~~~+).*?^\1\2|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+
+
+def read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def files() -> Iterator[Path]:
+    """Every file of the tree except what .gitignore names, with or without git."""
+    ignored = [*read(ROOT / ".gitignore").split(), ".git", ".git/"]
+
+    def is_ignored(path: Path) -> bool:
+        place = path.relative_to(ROOT).as_posix()
+        patterns = (p.strip("/") for p in ignored if path.is_dir() or not p.endswith("/"))
+        return any(fnmatch(path.name, p) or place == p for p in patterns)
+
+    def walk(folder: Path) -> Iterator[Path]:
+        for path in sorted(folder.iterdir()):
+            if path.is_symlink() or is_ignored(path):
+                continue
+            yield from walk(path) if path.is_dir() else [path]
+
+    return walk(ROOT)
+
+
+def lines() -> Iterator[tuple[str, str]]:
+    """Every line of text in the tree, with the place where it stands."""
+    for path in files():
+        try:
+            text = read(path)
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(text.splitlines(), start=1):
+            yield f"{path.relative_to(ROOT)}:{number}", line
+
+
+def modules(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(folder.rglob("*.py")):
+        yield path, ast.parse(read(path))
+
+
+def at(path: Path, node: ast.stmt | ast.expr) -> str:
+    return f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[ast.stmt, str, str]]:
+    """Each imported name as (statement, name here, full name); relative imports are ours."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                here = name.asname or name.name.partition(".")[0]
+                yield node, here, name.name if name.asname else here
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            for name in node.names:
+                yield node, name.asname or name.name, f"{node.module}.{name.name}"
+
+
+def uses(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
+    """Each use of an imported name, spelled in full whatever it is called here."""
+    known = {here: full for _, here, full in imports(tree)}
+
+    def full_name(node: ast.expr) -> str:
+        if isinstance(node, ast.Attribute):
+            owner = full_name(node.value)
+            return f"{owner}.{node.attr}" if owner else ""
+        return known.get(node.id, "") if isinstance(node, ast.Name) else ""
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name) and (name := full_name(node)):
+            yield node, name
+        elif isinstance(node, ast.Call) and full_name(node.func) == "random.Random":
+            yield node, "random.random"
+
+
+def found(tree: ast.AST, pattern: re.Pattern[str]) -> list[ast.expr]:
+    return [node for node, name in uses(tree) if pattern.fullmatch(name)]
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "import time\ntime.time()",
+        "import time as t\nt.sleep(1)",
+        "from datetime import datetime\ndatetime.now()",
+        "import datetime as dt\ndt.datetime.utcnow()",
+        "from uuid import uuid4\nfield(default_factory=uuid4)",
+        "import random\nrandom.random()",
+        "import random\nrandom.Random(1)",
+        "import asyncio\nasync def f():\n  await asyncio.sleep(0)",
+    ],
+)
+def test_a_cheat_is_found_under_any_name(cheat: str) -> None:
+    assert found(ast.parse(cheat), CHEATS)
+
+
+def test_what_is_handed_in_is_no_cheat() -> None:
+    honest = "import random, time\ndef f(r: random.Random, c): r.random(); c.sleep(1); c.time()"
+    assert not found(ast.parse(honest), CHEATS)
+
+
+def test_time_chance_and_ids_enter_through_the_clock() -> None:
+    trees = [(path, tree) for path, tree in modules(SOURCE) if path not in MAY_CHEAT]
+    assert [at(path, node) for path, tree in trees for node in found(tree, CHEATS)] == []
+
+
+def test_a_driver_is_imported_in_its_own_file_only() -> None:
+    assert [
+        f"{at(path, node)} imports {name}"
+        for path, tree in modules(SOURCE)
+        for node, _, name in imports(tree)
+        if path not in DRIVERS.get(name.partition(".")[0], {path})
+    ] == []
+
+
+def test_no_test_evades() -> None:
+    for path, tree in modules(TESTS):
+        assert [at(path, node) for node in found(tree, EVASIONS)] == []
+        asserts = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+        assert [at(path, node) for node in asserts if isinstance(node.test, ast.Constant)] == []
+
+
+def test_tests_wait_for_events_not_for_time() -> None:
+    def is_fixed(call: ast.Call) -> bool:
+        first = call.args[0] if call.args else None
+        return isinstance(first, ast.Constant) and bool(first.value)
+
+    for path, tree in modules(TESTS):
+        sleeps = found(tree, SLEEPS) if path != TESTS / "waiting.py" else []
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        assert [at(path, c) for c in calls if c.func in sleeps and is_fixed(c)] == []
+
+
+def test_files_and_functions_are_short() -> None:
+    trees = [*modules(SOURCE), *modules(TESTS), *modules(ROOT / "bench")]
+    lengths = {path.relative_to(ROOT): len(read(path).splitlines()) for path, _ in trees}
+    assert {path: count for path, count in lengths.items() if count > FILE_LINES} == {}
+    assert [
+        f"{at(path, node)} {node.name}"
+        for path, tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES
+    ] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that a markdown page's headings can be linked by."""
+    seen: dict[str, int] = {}
+    text = re.sub(r"^(```+).*?^\1", "", read(page), flags=re.MULTILINE | re.DOTALL)
+    for title in re.findall(r"^#+ +(.+?) *#*$", text, re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+        slug = re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-")
+        seen[slug] = seen.get(slug, -1) + 1
+    return {f"{slug}-{n}" if n else slug for slug, last in seen.items() for n in range(last + 1)}
+
+
+def is_dead(page: Path, link: str) -> bool:
+    """Whether a relative link leads nowhere: no such file, line or heading."""
+    if re.match(r"[a-z][a-z+.-]*:", link):
+        return False
+    place, _, anchor = link.partition("#")
+    target = page.parent / place if place else page
+    if not target.resolve().exists():
+        return True
+    if line := re.fullmatch(r"L(\d+)(?:-L(\d+))?", anchor):
+        return int(line[2] or line[1]) > len(read(target).splitlines())
+    return bool(anchor) and target.suffix == ".md" and anchor not in anchors(target)
+
+
+def links(page: Path) -> list[str]:
+    return [a or b for a, b in LINK.findall(CODE.sub("", read(page)))]
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "a.md"
+    page.write_text("# One & two\n`[x](code.md)` [y](b.md) [z](#one--two)\n\n[w]: a.md#L9\n")
+    assert [link for link in links(page) if is_dead(page, link)] == ["b.md", "a.md#L9"]
+
+
+def test_links_in_documents_lead_somewhere() -> None:
+    pages = [path for path in files() if path.suffix == ".md"]
+    assert [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in pages
+        for link in links(page)
+        if is_dead(page, link)
+    ] == []
+
+
+def test_the_changelog_knows_the_version() -> None:
+    version = tomllib.loads(read(ROOT / "pyproject.toml"))["project"]["version"]
+    changelog = read(ROOT / "CHANGELOG.md")
+    sections = re.findall(r"^## \[?([^\]\s]+)", changelog, re.MULTILINE)
+    assert sections[:1] in (["Unreleased"], [version])
+
+
+@pytest.mark.parametrize("pattern", [MACHINE_PATHS, REGISTRIES], ids=["paths", "registries"])
+def test_no_file_names_one_machine(pattern: re.Pattern[str]) -> None:
+    assert [place for place, line in lines() if pattern.search(line)] == []
