@@ -38,26 +38,15 @@ def process_name(clock: Clock) -> str:
 
 
 def sqlite_path(url: str) -> str | None:
-    """The file of a SQLite address, `None` for another kind of database."""
+    """The file of a SQLite address, `None` for another kind of database.
+
+    `sqlite:///t.db` is relative to here, `sqlite:////var/t.db` absolute.
+    """
     if not url.startswith("sqlite:"):
         return None
-    path = url.removeprefix("sqlite:")
-    path = path.removeprefix("//") if path.startswith("//") else path
-    path = path.removeprefix("/") if path.startswith("//") or path == "/:memory:" else path
-    return _relative(path, url)
-
-
-def _relative(path: str, url: str) -> str:
-    # sqlite:///t.db is relative to here, sqlite:////var/t.db is absolute, as SQLAlchemy has it;
-    # a single absolute path that exists as written is taken as it is.
-    if not path.strip("/"):
-        raise Invalid(f"{url!r} names no file", "database_invalid")
-    if path == ":memory:":
-        return path
-    if path.startswith("/") and not url.startswith("sqlite:////"):
-        absolute = Path(path)
-        if not absolute.parent.is_dir() or absolute.parent == Path("/"):
-            return path.removeprefix("/")
+    path = url.removeprefix("sqlite:///")
+    if path == url or not path.strip("/"):
+        raise Invalid(f"{url!r} names no file; use sqlite:///path", "database_invalid")
     return path
 
 
@@ -87,7 +76,7 @@ def open_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:
     if path == ":memory:":
         return MemoryWakeups()
     if path is not None:
-        return LocalWakeups(path, name.split(":")[-1][-20:])
+        return LocalWakeups(path, name[-20:])
     from tenuto.broker.postgres import PostgresWakeups  # noqa: PLC0415  asyncpg only when used
 
     return PostgresWakeups(url, store.clock, listen=listen)

@@ -99,7 +99,9 @@ async def read_pids(reader: asyncio.StreamReader, count: int) -> list[int]:
 
 
 def parent_of(pid: int) -> int:
-    return program.parse_stat(Path(f"/proc/{pid}/stat").read_text()).parent
+    parent = program.parse_stat(Path(f"/proc/{pid}/stat").read_text()).parent
+    assert parent > 1, "it escaped its supervisor; a signal to its parent would hit others"
+    return parent
 
 
 def is_gone(pid: int) -> bool:
