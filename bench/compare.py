@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -78,6 +79,7 @@ class Stores:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # servers end, too
     arguments = _parser().parse_args()
     names = arguments.peers.split(",")
     unknown = set(names) - set(CATALOG)
@@ -88,12 +90,19 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.data)))
         folder.chmod(0o755)  # PostgreSQL runs as another user when we are root
         stores = Stores(folder, arguments.pg_bin, stack)
+        load_before = os.getloadavg()[0]
         for number in range(1, arguments.rounds + 1):
             for report in reports:
                 _say(f"round {number}/{arguments.rounds}: {report.name}")
                 _measure(report, stores, arguments, number)
-        machine = {**_machine(folder), "servers": stores.versions(), "rounds": arguments.rounds}
-    print(to_text(reports))
+        machine = {
+            **_machine(folder),
+            "servers": stores.versions(),
+            "rounds": arguments.rounds,
+            "tasks": arguments.tasks,
+            "load_before": load_before,
+        }
+    print(to_text(reports, machine))
     if arguments.json:
         document = json.dumps(to_json(reports, machine), indent=2)
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
@@ -118,9 +127,13 @@ def _collect(report: PeerReport, command: list[str]) -> None:
     """Runs an adapter and adds each line it prints to the report."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            _say(f"  {line.strip()}")
-            report.add(json.loads(line))
+        try:
+            for line in process.stdout:
+                _say(f"  {line.strip()}")
+                report.add(json.loads(line))
+        except BaseException:
+            process.terminate()
+            raise
     if process.returncode:
         raise NotMeasurableError(f"the adapter ended with {process.returncode}")
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -110,6 +111,14 @@ def wait_at_the_gate() -> None:
     if sys.stdin.readline().strip() != GO:
         raise SystemExit(1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    threading.Thread(target=_die_with_the_crew, args=(os.dup(0),), daemon=True).start()
+
+
+def _die_with_the_crew(stdin: int) -> None:
+    """Kills this worker's process group when the process that started it is gone."""
+    while os.read(stdin, 1):
+        pass
+    os.killpg(0, signal.SIGKILL)
 
 
 def _session_members(leader: int) -> list[int]:

@@ -7,6 +7,7 @@ starts `python -m bench.peers.<module> work ...` for each worker it needs.
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -58,12 +59,16 @@ def run_async(main_coroutine: object) -> None:
 
 
 async def _measure(peer: Peer, arguments: argparse.Namespace) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     about = {"peer": arguments.peer, "notes": peer.notes, "options": peer.options}
     _print({**about, "share": peer.share})
     bench = Bench(peer, _plan(peer, arguments))
     await peer.connect()
     for measure in arguments.measures.split(","):
         if measure in peer.measures:
+            _print({"peer": arguments.peer, **asdict(bench.disk_sync())})
             await _report(bench, measure, arguments.peer)
     await peer.close()
 

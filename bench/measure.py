@@ -12,9 +12,12 @@ The rules:
 - recovery: 20 tasks asleep in one worker, SIGKILL to its process group, another worker started at
   once. Seconds from the kill until the store records all 20 as completed.
 - help_ms: the command line's `--help`, median of five. Milliseconds.
+- sync_us: not the peer's but the disk's: one fdatasync, median of 50, taken before each measure.
+  Where it differs between two peers of a run, their figures must not be compared.
 """
 
 import asyncio
+import os
 import random
 import statistics
 import subprocess
@@ -22,6 +25,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +83,13 @@ class Bench:
         }
         for result in await steps[measure]():
             yield result
+
+    def disk_sync(self) -> Result:
+        """How long the disk takes right now to make 4 KiB durable."""
+        path = self._plan.scratch / "sync-probe"
+        with path.open("wb", buffering=0) as file:
+            times = [_sync_time_us(file) for _ in range(50)]
+        return Result("sync_us", statistics.median(times), "us")
 
     async def submit_one(self) -> list[Result]:
         for payload in make_payloads(WARM_UP_TASKS):
@@ -214,6 +225,14 @@ async def _until(
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {limit:.0f} s")
         await asyncio.sleep(pause)
+
+
+def _sync_time_us(file: FileIO) -> float:
+    file.write(b"x" * 4096)
+    sync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
+    begin = time.perf_counter()
+    sync(file.fileno())
+    return (time.perf_counter() - begin) * 1e6
 
 
 def _run_time_ms(command: list[str]) -> float:

@@ -21,6 +21,8 @@ COLUMNS = (
     ("help_ms", "--help ms", False),
     ("rss_mb", "idle MB", False),
 )
+#: Shown beside them, but the machine's and not the peer's: never a ratio.
+CONTROLS = (("sync_us", "disk sync us"),)
 
 
 @dataclass
@@ -81,14 +83,24 @@ def ratios(reports: Sequence[PeerReport], ours: str) -> dict[str, dict[str, floa
     return {name: values for name, values in found.items() if values}
 
 
-def to_text(reports: Sequence[PeerReport]) -> str:
+def to_text(reports: Sequence[PeerReport], machine: Mapping[str, Any]) -> str:
     """The tables, as Markdown."""
-    parts = ["Medians", _table(reports, _median_cell), "", "Least and most", _spread_table(reports)]
+    parts = [_headline(machine), "", "Medians", _table(reports, _median_cell)]
+    parts += ["", "Least and most", _spread_table(reports)]
     for ours in OURS:
         if lines := _ratio_lines(reports, ours):
             parts += ["", f"How many times better {ours} is (above 1: better)", *lines]
     parts += ["", *_remarks(reports)]
     return "\n".join(parts)
+
+
+def _headline(machine: Mapping[str, Any]) -> str:
+    servers = ", ".join(f"{name}: {version}" for name, version in machine["servers"].items())
+    return (
+        f"{machine['system']}, {machine['cores']} cores, Python {machine['python']}, "
+        f"{machine['file_system']}, load {machine['load_before']:.1f} before; {servers}; "
+        f"{machine['rounds']} rounds"
+    )
 
 
 def _ratios_of(mine: PeerReport, other: PeerReport) -> dict[str, float]:
@@ -141,7 +153,8 @@ def _spread_table(reports: Sequence[PeerReport]) -> str:
 
 def _columns_in_use(reports: Iterable[PeerReport]) -> list[tuple[str, str]]:
     seen = {measure for report in reports for measure in report.figures}
-    return [(measure, heading) for measure, heading, _ in COLUMNS if measure in seen] or [("", "")]
+    columns = [(measure, heading) for measure, heading, _ in COLUMNS] + list(CONTROLS)
+    return [column for column in columns if column[0] in seen] or [("", "")]
 
 
 def _median_cell(figures: Figures) -> str:

@@ -21,7 +21,7 @@ class CeleryPeer(Peer):
         "Redis appendonly, appendfsync everysec (may lose the last second); task_acks_late; "
         "results stored; recovery with its default, early acknowledgement"
     )
-    defaults: ClassVar = {"pool": "prefork", "concurrency": 2, "prefetch": 64}
+    defaults: ClassVar = {"pool": "prefork", "concurrency": 2, "prefetch": 500}
 
     async def connect(self) -> None:
         self._app, self._noop = self._make(None, Mode.DRAIN)
@@ -60,7 +60,9 @@ class CeleryPeer(Peer):
                 time.sleep(delay)
             return True
 
-        app = Celery("bench", broker=self._url(BROKER_DB), backend=self._url(BACKEND_DB))
+        # Only the worker has a result backend: a producer with one subscribes to every result.
+        backend = None if journal is None else self._url(BACKEND_DB)
+        app = Celery("bench", broker=self._url(BROKER_DB), backend=backend)
         if mode is not Mode.DEFAULT:
             app.conf.task_acks_late = True
             app.conf.worker_prefetch_multiplier = self.options["prefetch"]

@@ -11,7 +11,10 @@ from huey import SqliteHuey
 
 
 class HueyPeer(Peer):
-    """SqliteHuey with fsync on; the task returns a value, so that its completion is recorded."""
+    """SqliteHuey with fsync on; the task returns a value, so that its completion is recorded.
+
+    The busy timeout is long: with its default of 5 s, two processes on a slow disk lose results.
+    """
 
     share = 0.5
     polls = True
@@ -55,7 +58,7 @@ class HueyPeer(Peer):
                 time.sleep(delay)
             return True
 
-        huey = SqliteHuey(filename=self.target, fsync=True)
+        huey = SqliteHuey(filename=self.target, fsync=True, timeout=60)
         return huey, huey.task(name="noop")(noop)
 
 

@@ -20,7 +20,7 @@ class PgQueuerPeer(PostgresPeer):
     bulk_size = 1000
     help_command = ("pgq", "--help")
     notes = "durability=durable (its default), pgq autovac applied"
-    defaults: ClassVar = {"batch_size": 100, "managers": 1, "latency_batch_size": 10}
+    defaults: ClassVar = {"batch_size": 300, "managers": 1}
     completed_sql = "select count(*) from pgqueuer_log where status = 'successful'"
     clear_sql = "truncate pgqueuer, pgqueuer_log, pgqueuer_statistics"
 
@@ -44,13 +44,11 @@ class PgQueuerPeer(PostgresPeer):
         await self._queries.enqueue(["noop"] * size, encoded, [0] * size)
 
     def work(self, mode: Mode, journal: Journal) -> None:
-        managers = self.options["managers"] if mode is Mode.DRAIN else 1
-        settings: dict[Mode, dict[str, Any]] = {
-            Mode.DRAIN: {"batch_size": self.options["batch_size"]},
-            Mode.LATENCY: {"batch_size": self.options["latency_batch_size"]},
-            Mode.DEFAULT: {},
-        }
-        run_async(self._work(managers, settings[mode], journal))
+        if mode is Mode.DRAIN:
+            settings = {"batch_size": self.options["batch_size"]}
+            run_async(self._work(self.options["managers"], settings, journal))
+        else:
+            run_async(self._work(1, {}, journal))
 
     async def _work(self, managers: int, settings: dict[str, Any], journal: Journal) -> None:
         await asyncio.gather(*(self._manage(settings, journal) for _ in range(managers)))

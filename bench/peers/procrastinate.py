@@ -18,7 +18,7 @@ class ProcrastinatePeer(PostgresPeer):
     bulk_size = 1000
     help_command = ("procrastinate", "--help")
     notes = "delete_jobs=never (its default)"
-    defaults: ClassVar = {"concurrency": 20, "pool": 10}
+    defaults: ClassVar = {"concurrency": 20, "pool": 3}
     completed_sql = "select count(*) from procrastinate_jobs where status = 'succeeded'"
     clear_sql = "truncate procrastinate_jobs, procrastinate_events cascade"
 

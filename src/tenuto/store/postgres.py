@@ -40,7 +40,6 @@ _WRITE_SETTINGS = {
     "application_name": "tenuto",
     "jit": "off",
     "enable_seqscan": "off",
-    "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "idle_in_transaction_session_timeout": "30s",
 }

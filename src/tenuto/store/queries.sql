@@ -88,7 +88,7 @@ select tag.task, tag.workspace, tag.tag from {rows:tag of inserted};
 insert into task_capability (task, workspace, capability)
 select capability.task, capability.workspace, capability.capability
 from {rows:capability of inserted};
--- answer: inserted
+-- answer: inserted(id)
 
 -- name: submitted_before
 -- The tasks that stand in the way of new ones: same id, or same idempotency key.
@@ -164,7 +164,7 @@ set status = :status, version = version + 1, attempt = attempt + 1, tries = trie
 
 -- fragment: taken_columns
 task.id, task.workspace, task.version, task.attempt, task.tries, task.max_attempts,
-  task.lease_until, task.timeout_s, task.checkpoint_seq, task.lane, task.priority, task.status
+  task.lease_until, task.timeout_s, task.checkpoint_seq, task.status
 
 -- fragment: note_claimed
 insert into event (task, seq, workspace, kind, level, previous, new, attempt, agent, actor, at)
@@ -173,9 +173,9 @@ select moved.id, moved.version, moved.workspace, 'claimed', 'INFO', 'PENDING', m
 from {moved}
 
 -- fragment: claimed_work
-select moved.id, moved.workspace, moved.version, moved.attempt, moved.tries, moved.max_attempts,
-  moved.lease_until, moved.timeout_s, moved.checkpoint_seq, moved.lane, moved.priority,
-  body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
+select moved.id as id, moved.workspace as workspace, moved.attempt as attempt,
+  moved.tries as tries, moved.max_attempts as max_attempts, moved.lease_until as lease_until,
+  moved.timeout_s as timeout_s, moved.checkpoint_seq as checkpoint_seq, body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
   body.env, body.input, body.metadata, body.parent, body.trace_id,
   (select checkpoint.data from checkpoint where checkpoint.task = moved.id) as checkpoint
 from {moved}
@@ -216,9 +216,8 @@ returning {fragment:taken_columns};
 -- name: claimed_by_token
 -- What a claim took whose answer was lost.
 -- params: agent uuid, token text
-select task.id, task.workspace, task.version, task.attempt, task.tries, task.max_attempts,
-  task.lease_until, task.timeout_s, task.checkpoint_seq, task.lane, task.priority,
-  body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
+select task.id, task.workspace, task.attempt, task.tries, task.max_attempts,
+  task.lease_until, task.timeout_s, task.checkpoint_seq, body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
   body.env, body.input, body.metadata, body.parent, body.trace_id,
   (select checkpoint.data from checkpoint where checkpoint.task = task.id) as checkpoint
 from task join task_body body on body.workspace = task.workspace and body.task = task.id
@@ -265,7 +264,7 @@ select result.task, result.workspace, result.output, result.summary
 from {rows:result of moved}
 where true
 on conflict (task) do update set output = excluded.output, summary = excluded.summary;
--- answer: moved
+-- answer: moved(id)
 
 -- name: heartbeat
 -- Renew all leases of a worker that are still its own; those missing from the answer are lost.
@@ -349,7 +348,7 @@ select result.task, result.workspace, result.output, result.summary
 from {rows:result of moved}
 where true
 on conflict (task) do update set output = excluded.output, summary = excluded.summary;
--- answer: moved
+-- answer: moved(id)
 
 -- name: quarantine
 -- Take a row that cannot be read out of circulation, with its audit event.
@@ -364,7 +363,7 @@ insert into event (task, seq, workspace, kind, level, message, new, attempt, act
 select moved.id, moved.version, moved.workspace, 'failed', 'CRITICAL', :message, 'FAILED',
   moved.attempt, :actor, '{"error_class": "corrupt"}', :now
 from {moved};
--- answer: moved
+-- answer: moved(id)
 
 -- name: checkpoint_save
 -- Replace a task's checkpoint and its number. The caller holds the task's row.

@@ -8,7 +8,8 @@ A query is a list of steps that share a transaction. Its header declares what it
     -- rows: done(id uuid, attempt bigint)
     -- as: moved            (label of the step that follows; a select step names its columns too,
                              as in `picked(id)`)
-    -- answer: moved        (the step whose rows are the answer; else the last step's)
+    -- answer: moved(id)    (the step whose rows are the answer, and which of its columns; else the
+                             last step's, all)
 
 and its text may say
     :name                   a parameter
@@ -22,8 +23,9 @@ and its text may say
     {literal:name}          words of our own (never a caller's), where an index needs to see them
 
 PostgreSQL runs all steps as one statement of common table expressions over arrays: one round trip,
-one snapshot. SQLite runs a step that reads a set once per row of it, on prepared statements, which
-is its fastest way. So no step may depend on what another one wrote, except through `{label}`.
+one snapshot. SQLite runs them one after the other; a step that reads few columns of a set gets the
+set as JSON, one that reads many runs once per row, each being the faster way. So no step may depend
+on what another one wrote, except through `{label}`.
 """
 
 import re
@@ -60,6 +62,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     rows: dict[str, tuple[Column, ...]]
     steps: tuple[Step, ...]
     answer: str
+    columns: tuple[str, ...] = ()
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +153,9 @@ def _parse(chunk: str, spell: Callable[[str], str]) -> Query:
     rows = dict(_rowset(value) for key, value in headers if key == "rows")
     steps = tuple(_steps(chunk, spell))
     answer = next((value for key, value in headers if key == "answer"), steps[-1].label)
-    return Query(name=name, params=params, rows=rows, steps=steps, answer=answer)
+    label, _, columns = answer.rstrip(") ").partition("(")
+    wanted = tuple(column.strip() for column in columns.split(",") if column)
+    return Query(name=name, params=params, rows=rows, steps=steps, answer=label, columns=wanted)
 
 
 def _column(text: str) -> Column:
@@ -222,7 +227,7 @@ def for_postgres(query: Query) -> PostgresQuery:
     *before, last = [Step(step.label, open_step(step.text)) for step in query.steps]
     if query.answer != last.label:
         before.append(last)
-        last = Step("answer", f"select * from {query.answer}")
+        last = Step("answer", f"select {', '.join(query.columns) or '*'} from {query.answer}")
     ctes = ",\n".join(f"{step.label} as {_once(step)}({step.text})" for step in before)
     return _number(query, f"with {ctes}\n{last.text}" if ctes else last.text)
 
@@ -263,19 +268,28 @@ def _number(query: Query, text: str) -> PostgresQuery:
     return PostgresQuery(sql=_PARAM.sub(place, text), arguments=tuple(arguments))
 
 
+AS_JSON = 9
+"""A set read for more columns than this is cheaper row by row: JSON is searched once a column."""
+
+
 class SqliteStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One prepared statement: parameters first, then the columns of the row it runs for."""
+    """One prepared statement: parameters first, then the set it reads, whole or row by row."""
 
     label: str
     sql: str
     params: tuple[str, ...]
+    uses: tuple[int, ...] = ()
     rowset: str | None = None
     of: str | None = None
     source: str | None = None
 
+    @property
+    def whole(self) -> bool:
+        return len(self.uses) <= AS_JSON
+
 
 def for_sqlite(query: Query) -> tuple[SqliteStep, ...]:
-    """The steps as statements that run once, or once per row of the set they read."""
+    """The steps as statements of their own."""
     return tuple(_sqlite_step(query, step) for step in query.steps)
 
 
@@ -285,31 +299,45 @@ def _sqlite_step(query: Query, step: Step) -> SqliteStep:
     if match := _ROWS.search(text):
         rowset, of = match[1], match[2]
         columns = tuple(column for column, _ in query.rows[rowset])
-        text = _ROWS.sub(lambda found: _one_row(found[1], columns), text)
     for earlier in query.steps:
         if f"{{{earlier.label}}}" in text:
             assert rowset is None, f"{query.name}: a step reads one set"
             source, columns = earlier.label, earlier.returns
-            text = text.replace(f"{{{source}}}", _one_row(source, columns))
     order: list[str] = []
 
     def place(match: re.Match[str]) -> str:
-        name = match[1]
-        if "__" in name:
-            return f":{name}"
-        if name not in order:
-            order.append(name)
-        return f"?{order.index(name) + 1}"
+        if match[1] not in order:
+            order.append(match[1])
+        return f"?{order.index(match[1]) + 1}"
 
     text = _PARAM.sub(place, text)
-    start = len(order) + 1
-    for index, column in enumerate(columns):
-        text = re.sub(rf":{rowset or source}__{column}\b", f"?{start + index}", text)
+    uses: tuple[int, ...] = ()
+    if (name := rowset or source) is not None:
+        text, uses = _with_set(text, name, columns, len(order) + 1)
     return SqliteStep(
-        label=step.label, sql=text, params=tuple(order), rowset=rowset, of=of, source=source
+        label=step.label,
+        sql=text,
+        params=tuple(order),
+        uses=uses,
+        rowset=rowset,
+        of=of,
+        source=source,
     )
 
 
-def _one_row(name: str, columns: tuple[str, ...]) -> str:
-    values = ", ".join(f":{name}__{column} as {column}" for column in columns)
-    return f"(select {values}) as {name}"
+def _with_set(
+    text: str, name: str, columns: tuple[str, ...], start: int
+) -> tuple[str, tuple[int, ...]]:
+    """The step's text over a set given as parameters, and the columns that it reads."""
+    uses = tuple(
+        index for index, column in enumerate(columns) if re.search(rf"\b{name}\.{column}\b", text)
+    )
+    table = rf"\{{(?:rows:)?{name}(?: of \w+)?\}}"
+    if len(uses) <= AS_JSON:
+        cells = ", ".join(f"value ->> {i} as {columns[use]}" for i, use in enumerate(uses))
+        return re.sub(table, f"(select {cells} from json_each(?{start})) as {name}", text), uses
+    gone = "" if text.startswith("update") else "from (select 1)"
+    text = re.sub(rf"from\s+{table}", gone, text)
+    for i, use in enumerate(uses):
+        text = re.sub(rf"\b{name}\.{columns[use]}\b", f"?{start + i}", text)
+    return text, uses

@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
@@ -40,6 +41,7 @@ _TIMES = frozenset({"at", "until", "lease_until", "wait_until", "closed_until"})
 _FLAGS = frozenset({"watched", "unconfirmed", "met"})
 
 
+@lru_cache(maxsize=1024)
 def _uuid(value: Any) -> Any:
     try:
         return UUID(value)
@@ -88,7 +90,12 @@ class _Prepared:
         if self._decoders is None:
             self._names = [column[0] for column in description]
             found = ((i, _decoder(name)) for i, name in enumerate(self._names))
-            self._decoders = [(i, decode) for i, decode in found if decode is not None]
+            wanted = self.query.columns or self._names
+            self._decoders = [
+                (i, decode)
+                for i, decode in found
+                if decode is not None and self._names[i] in wanted
+            ]
         names, decoders = self._names, self._decoders
         answers: list[Row] = []
         for row in rows:
@@ -157,11 +164,23 @@ class _Connection:
             if step.of is not None:
                 kept = {row[0] for row in returned[step.of]}
                 inputs = [row for row in inputs if row[0] in kept]
+        return self._with_set(step, base, inputs)
+
+    def _with_set(
+        self, step: sql.SqliteStep, base: tuple[Any, ...], inputs: list[tuple[Any, ...]]
+    ) -> tuple[list[tuple[Any, ...]], Any]:
+        uses = step.uses
+        if not inputs:
+            return [], None
+        if step.whole:
+            cells = msgspec.json.encode([[row[index] for index in uses] for row in inputs])
+            cursor = self.raw.execute(step.sql, (*base, cells.decode()))
+            return cursor.fetchall(), cursor.description
         found: list[tuple[Any, ...]] = []
         description = None
         execute = self.raw.execute
         for row in inputs:
-            cursor = execute(step.sql, base + row)
+            cursor = execute(step.sql, base + tuple([row[index] for index in uses]))
             found += cursor.fetchall()
             description = cursor.description
         return found, description

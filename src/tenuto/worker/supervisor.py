@@ -147,16 +147,14 @@ def signal_all(found: list[Process], signum: int) -> list[Process]:
 
 
 def become_subreaper() -> bool:
-    """Makes orphans below this process its children; False where the system has no such thing."""
-    if not sys.platform.startswith("linux"):
-        return False
+    """Makes orphans below this process its children; False where that or /proc is missing."""
     try:
         import ctypes  # noqa: PLC0415  some builds lack it; they lose only this
 
         done: int = ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        return done == 0 and parse_stat(read("/proc/self/stat")).pid == os.getpid()
     except (ImportError, OSError, AttributeError):
         return False
-    return done == 0
 
 
 def catch_signals() -> None:
@@ -192,7 +190,7 @@ def oom_kills() -> int:
     try:
         for line in read("/proc/self/cgroup").splitlines():
             _, controllers, path = line.split(":", 2)
-            if not controllers and os.access(f"/sys/fs/cgroup{path}/memory.events", os.R_OK):
+            if not controllers:
                 return oom_counter(f"/sys/fs/cgroup{path}/memory.events")
             if "memory" in controllers.split(","):
                 return oom_counter(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
@@ -364,7 +362,7 @@ class Session:
                 "killed": killed[:RECEIPT_LIMIT],
                 "killed_count": len(killed),
                 "how": self._how,
-                "remaining": len(survivors),
+                "remaining": len(survivors) if self._tree.exact else None,
             },
         }
 

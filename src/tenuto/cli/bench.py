@@ -1,0 +1,31 @@
+"""`orchestrate bench`: measurements on the user's own machine."""
+
+from typing import Any
+
+import click
+
+from tenuto.cli.base import Globals, command
+
+
+@command(
+    "bench",
+    "orchestrate bench",
+    "orchestrate bench --tasks 20000 --rounds 5 --only submit --json-file bench.json",
+)
+@click.option("--tasks", type=click.IntRange(1), metavar="N", help="Tasks per measurement.")
+@click.option("--rounds", type=click.IntRange(1), metavar="N", help="Measurements; median counts.")
+@click.option("--json-file", metavar="FILE", help="Write the figures there too.")
+@click.option("--only", multiple=True, metavar="NAME", help="Only this measurement; repeatable.")
+@click.pass_obj
+def bench(given: Globals, /, **options: Any) -> int:
+    """Measure throughput and latency on this machine, in a database of its own."""
+    from importlib import import_module
+
+    from tenuto.model.errors import NotFound
+
+    try:
+        module = import_module("tenuto.bench")
+    except ModuleNotFoundError as error:
+        raise NotFound("this installation holds no benchmark") from error
+    code: int = module.run(database=given.database, **options)
+    return code

@@ -1,0 +1,240 @@
+"""`orchestrate task cancel`, `retry`, `pause`, ...: what changes tasks, by id or by filter."""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tenuto.cli.base import Command, Globals, command, one_task, the_task
+from tenuto.cli.create import print_submitted
+from tenuto.cli.embedded import call
+from tenuto.cli.parse import filter_options, has_filter, read_filter
+
+if TYPE_CHECKING:
+    from tenuto.engine.control import Action, ActionResult
+    from tenuto.engine.engine import Engine
+    from tenuto.engine.query import Filter
+    from tenuto.engine.submit import Submitted
+    from tenuto.engine.views import TaskView
+
+PAST = {
+    "cancel": "cancelled",
+    "retry": "retried",
+    "pause": "paused",
+    "resume": "resumed",
+    "archive": "archived",
+    "requeue": "requeued",
+    "purge": "purged",
+}
+
+
+def _action(action: "Action", text: str, *examples: str) -> Command:
+    """The command of an action that one task or many can be subject to."""
+
+    def perform(
+        given: Globals,
+        task: str | None,
+        named: str | None,
+        dry_run: bool,
+        yes: bool,
+        limit: int,
+        reason: str | None = None,
+        **chosen: Any,
+    ) -> int:
+        if not has_filter(chosen):
+            return _one(given, action, the_task(task, named), reason, dry_run=dry_run)
+        if task is not None or named is not None:
+            raise click.UsageError("give either a task or a filter")
+        return _many(given, action, chosen, reason, limit, dry_run=dry_run, yes=yes)
+
+    options: list[Callable[[Any], Any]] = [
+        one_task,
+        filter_options,
+        click.option(
+            "--limit",
+            type=click.IntRange(1, 10_000),
+            default=1000,
+            show_default=True,
+            help="With a filter: at most so many.",
+        ),
+        click.option("--dry-run", is_flag=True, help="Only say which tasks it would be."),
+        click.option("--yes", is_flag=True, help="With a filter: do not ask."),
+        click.pass_obj,
+    ]
+    if action in ("cancel", "pause"):
+        options.insert(
+            1, click.option("--reason", metavar="TEXT", help="Why, for the audit trail.")
+        )
+    function: Any = perform
+    for option in reversed(options):
+        function = option(function)
+    return command(action, *examples, help=text)(function)
+
+
+def _one(given: Globals, action: "Action", name: str, reason: str | None, *, dry_run: bool) -> int:
+    from tenuto.cli.render import print_json
+
+    async def order(engine: "Engine") -> "TaskView":
+        task = await engine.find(name)
+        if not dry_run:
+            with_reason = {"reason": reason} if action in ("cancel", "pause") else {}
+            await getattr(engine, action)(task, **with_reason)
+        return await engine.show(task)
+
+    view = call(given, order)
+    if given.json:
+        print_json(view)
+    else:
+        print(f"{view.id} {state_of(view)}")
+    return 0
+
+
+def state_of(view: "TaskView") -> str:
+    """A task's status, with what was asked of it and is still to happen."""
+    if view.finished_at is not None:
+        return f"{view.status}, archived" if view.archived_at is not None else view.status
+    if view.cancel_requested_at is not None:
+        return f"{view.status}, cancel requested"
+    if view.pause_requested_at is not None:
+        return f"{view.status}, pause requested"
+    return view.status
+
+
+def _fitting(action: "Action") -> tuple[str, ...]:
+    """The statuses that an action can apply to."""
+    from tenuto.model.task import TERMINAL, TRANSITIONS
+
+    if action == "archive":
+        return tuple(sorted(TERMINAL))
+    return tuple(sorted({source for source, _ in TRANSITIONS[action]}))
+
+
+def _many(
+    given: Globals,
+    action: "Action",
+    chosen: dict[str, Any],
+    reason: str | None,
+    limit: int,
+    *,
+    dry_run: bool,
+    yes: bool,
+) -> int:
+    chosen["status"] = chosen["status"] or _fitting(action)
+    ask = wants_asking(yes=yes)
+
+    async def act(engine: "Engine", *, only_look: bool) -> "ActionResult":
+        where: Filter = read_filter(engine.clock.now(), chosen)
+        return await engine.act(action, where, reason=reason, limit=limit, dry_run=only_look)
+
+    result = None
+    if dry_run or ask:
+        result = call(given, lambda engine: act(engine, only_look=True))
+        if result.done and not dry_run:
+            confirm(f"{action} {count(len(result.done))}?")
+            result = None
+    if result is None:
+        result = call(given, lambda engine: act(engine, only_look=False))
+    print_result(given, action, result, dry_run=dry_run)
+    if len(result.done) + len(result.refused) == limit and not given.json:
+        click.echo(f"stopped at {count(limit)}; there may be more", err=True)
+    return 1 if result.refused else 0
+
+
+def wants_asking(*, yes: bool) -> bool:
+    """Whether there is a person to ask, who has not said yes beforehand."""
+    return not yes and sys.stdin is not None and sys.stdin.isatty()
+
+
+def confirm(question: str) -> None:
+    """Go on only if a person says yes."""
+    if not click.confirm(question, err=True):
+        raise click.exceptions.Exit(1)
+
+
+def print_result(given: Globals, action: str, result: "ActionResult", *, dry_run: bool) -> None:
+    """Print which tasks an action changed, or would, and why it left others."""
+    from tenuto.cli.render import print_json, printable
+
+    if given.json:
+        print_json({"done": result.done, "refused": result.refused, "dryRun": dry_run})
+        return
+    for task in result.done:
+        print(task)
+    for name, why in result.refused.items():
+        click.echo(f"left {name}: {printable(why)}", err=True)
+    did = f"would {action}" if dry_run else PAST[action]
+    click.echo(f"{did} {count(len(result.done))}", err=True)
+
+
+def count(tasks: int) -> str:
+    return "1 task" if tasks == 1 else f"{tasks:,} tasks"
+
+
+cancel = _action(
+    "cancel",
+    "End a task, or all tasks that a filter picks.\n\nA running task's processes are killed first;"
+    " `task attempts` shows the receipt.",
+    'orchestrate task cancel 0198c0de-5b1c --reason "wrong branch"',
+    "orchestrate task cancel --tag nightly --since 1h --dry-run",
+)
+retry = _action(
+    "retry",
+    "Give an ended task, or all that a filter picks, all tries again.",
+    "orchestrate task retry 0198c0de-5b1c",
+    "orchestrate task retry --status DEAD --tag nightly --since 1h --yes",
+)
+pause = _action(
+    "pause",
+    "Hold a task, or all tasks that a filter picks.\n\nA running task is stopped after a last"
+    " checkpoint; its try is given back.",
+    "orchestrate task pause 0198c0de-5b1c",
+    "orchestrate task pause --status PENDING --type import",
+)
+resume = _action(
+    "resume",
+    "Let a paused task, or all that a filter picks, go on.",
+    "orchestrate task resume 0198c0de-5b1c",
+    "orchestrate task resume --tag nightly",
+)
+archive = _action(
+    "archive",
+    "Put an ended task, or all that a filter picks, away.",
+    "orchestrate task archive 0198c0de-5b1c",
+    "orchestrate task archive --status COMPLETED --text report",
+)
+
+
+@command("update", "orchestrate task update 0198c0de-5b1c --priority 9")
+@one_task
+@click.option("--priority", type=int, required=True, metavar="N", help="1 (low) to 10 (urgent).")
+@click.pass_obj
+def update(given: Globals, task: str | None, named: str | None, priority: int) -> None:
+    """Change a task's priority, and so its place in the queue."""
+    from tenuto.cli.render import print_json
+
+    name = the_task(task, named)
+
+    async def order(engine: "Engine") -> "TaskView":
+        found = await engine.find(name)
+        await engine.reprioritise(found, priority)
+        return await engine.show(found)
+
+    view = call(given, order)
+    if given.json:
+        print_json(view)
+    else:
+        print(f"{view.id} priority {view.priority}")
+
+
+@command("rerun", "orchestrate task rerun 0198c0de-5b1c")
+@one_task
+@click.pass_obj
+def rerun(given: Globals, task: str | None, named: str | None) -> None:
+    """Submit the same task again as a new one and print its id."""
+    name = the_task(task, named)
+
+    async def order(engine: "Engine") -> "Submitted":
+        return await engine.rerun(await engine.find(name))
+
+    print_submitted(given, call(given, order))

@@ -1,0 +1,111 @@
+"""`orchestrate task create`."""
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import click
+
+from tenuto.cli.base import Globals, command
+from tenuto.cli.embedded import call
+from tenuto.cli.parse import after, ahead, read_json, read_text, seconds
+
+if TYPE_CHECKING:
+    from tenuto.engine.engine import Engine
+    from tenuto.engine.submit import Submitted
+
+
+async def agent_id(engine: "Engine", name: str | None) -> UUID | None:
+    """The id of the agent with that name or id."""
+    from tenuto.model.errors import NotFound
+
+    if name is None:
+        return None
+    known = await engine.query.agents(engine.workspace)
+    for agent in known.values():
+        if name in (agent.name, str(agent.id)):
+            return agent.id
+    names = ", ".join(known) or "none"
+    raise NotFound(f"no agent {name!r}; known are {names}")
+
+
+def print_submitted(given: Globals, submitted: "Submitted") -> None:
+    if given.json:
+        from tenuto.cli.render import print_json
+
+        print_json(submitted)
+    else:
+        print(submitted.id)
+
+
+@command(
+    "create",
+    'orchestrate task create --name "Fix types" --prompt "Fix the strict errors" --priority 8',
+    "orchestrate task create --name Report --prompt-file ask.md --run-at +10m --tag nightly",
+    "orchestrate task create --name Import --type import --input @rows.json --max-attempts 5",
+)
+@click.option("--name", required=True, metavar="TITLE", help="What the task is called.")
+@click.option("--prompt", metavar="TEXT", help="What the agent is asked to do.")
+@click.option("--prompt-file", metavar="FILE", help="The same from a file; - is standard input.")
+@click.option("--system-prompt", metavar="TEXT", help="What the agent is told about its role.")
+@click.option("--description", metavar="TEXT", help="For people; no agent reads it.")
+@click.option("--input", "input_", metavar="JSON|@FILE", help="A JSON value for the agent.")
+@click.option("--priority", type=int, metavar="N", help="1 (low) to 10 (urgent); 5 if not given.")
+@click.option("--tag", "tags", multiple=True, help="A label to filter by; repeatable.")
+@click.option("--task-tag", "task_tags", multiple=True, help="A tag the agent must have.")
+@click.option("--capability", "capabilities", multiple=True, help="What the agent must be able to.")
+@click.option("--type", "task_type", help="The kind of work; agents may be made for some kinds.")
+@click.option("--agent-type", help="The kind of agent that must take it.")
+@click.option("--agent", metavar="NAME", help="The one agent that must take it.")
+@click.option("--model", help="The model that must be used.")
+@click.option("--cwd", metavar="DIR", help="The folder to work in.")
+@click.option(
+    "--timeout", "timeout_s", type=seconds, metavar="TIME", help="Longest run: 90, 10m, 1h30m."
+)
+@click.option(
+    "--queue-ttl", "queue_ttl_s", type=seconds, metavar="TIME", help="Longest wait for its start."
+)
+@click.option("--estimate", "estimate_minutes", type=int, metavar="MIN", help="Expected minutes.")
+@click.option("--run-at", type=ahead, metavar="TIME", help="Not before: +10m, or ISO 8601.")
+@click.option("--parent", metavar="ID", help="The task this is a part of.")
+@click.option("--max-attempts", type=int, metavar="N", help="Tries in all; 3 if not given.")
+@click.option("--idempotency-key", metavar="KEY", help="A repeated submit gives the same task.")
+@click.pass_obj
+def create(
+    given: Globals,
+    /,
+    name: str,
+    prompt: str | None,
+    prompt_file: str | None,
+    input_: str | None,
+    agent: str | None,
+    parent: str | None,
+    run_at: datetime | timedelta | None,
+    **fields: Any,
+) -> None:
+    """Submit a task and print its id."""
+    from tenuto.model.submission import NewTask
+
+    if prompt is not None and prompt_file is not None:
+        raise click.UsageError("give either --prompt or --prompt-file")
+    if prompt_file is not None:
+        prompt = read_text("prompt", prompt_file)
+    if input_ is not None:
+        fields["input"] = read_json("input", input_)
+    told = {key: value for key, value in fields.items() if value is not None}
+    for key in ("tags", "task_tags", "capabilities"):
+        told[key] = list(told[key])
+
+    async def submit(engine: "Engine") -> "Submitted":
+        return await engine.submit(
+            NewTask(
+                title=name,
+                prompt=prompt,
+                target_agent=await agent_id(engine, agent),
+                parent=None if parent is None else await engine.find(parent),
+                run_at=after(engine.clock.now(), run_at),
+                **told,
+            )
+        )
+
+    print_submitted(given, call(given, submit))

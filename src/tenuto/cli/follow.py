@@ -1,0 +1,214 @@
+"""Watching a task: what is new about it, again and again, until it has ended."""
+
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol, Self
+from uuid import UUID
+
+import msgspec
+
+from tenuto.cli.render import indented, is_terminal, print_note, printable, span, style_of
+from tenuto.engine.engine import Engine
+from tenuto.engine.query import LEVELS
+from tenuto.engine.views import LogLine, TaskView
+from tenuto.model.errors import Invalid
+from tenuto.model.task import LEASED, TERMINAL
+
+EVERY = 0.2
+PATIENCE = 5
+"""Looks without a change after which a queued task is explained."""
+PAGE = 1000
+
+
+class Look(msgspec.Struct, frozen=True):
+    """A task at one moment, with the log lines since the look before."""
+
+    view: TaskView
+    lines: list[LogLine]
+
+
+async def history(
+    engine: Engine, task: UUID, seq: int = 0, place: tuple[int, int] = (0, -1)
+) -> tuple[list[LogLine], int, tuple[int, int]]:
+    """Log lines after a place, by time, and where the next ones will be."""
+    lines: list[LogLine] = []
+    while events := await engine.query.events(task, engine.workspace, seq, PAGE):
+        lines += events
+        seq = events[-1].seq
+    while said := await engine.query.transcript(task, engine.workspace, place, PAGE):
+        lines += said
+        place = (said[-1].attempt, said[-1].seq)
+    return sorted(lines, key=lambda line: line.at), seq, place
+
+
+async def looks(engine: Engine, task: UUID) -> AsyncIterator[Look]:
+    """The task as it is now, then whenever time has passed, the last time when it has ended.
+
+    The row is read before its history, so the last look holds everything said before the end.
+    """
+    seq, place = 0, (0, -1)
+    while True:
+        view = await engine.show(task)
+        lines, seq, place = await history(engine, task, seq, place)
+        yield Look(view, lines)
+        if view.status in TERMINAL:
+            return
+        await engine.clock.sleep(EVERY)
+
+
+def at_least(level: str) -> Callable[[LogLine], bool]:
+    """Whether a line is of that level or a graver one."""
+    if level.upper() not in LEVELS:
+        raise Invalid(f"no level {level!r}; known are {', '.join(LEVELS)}", "invalid_filter")
+    wanted = LEVELS[LEVELS.index(level.upper()) :]
+    return lambda line: line.level in wanted
+
+
+def log_text(line: LogLine) -> str:
+    """A log line for people: time, level, attempt, text."""
+    start = f"{line.at.astimezone():%H:%M:%S.%f}"[:12]
+    start += f" {line.level:<8} {f'#{line.attempt}' if line.attempt else '':<4} "
+    text = f"{line.text}\n{line.stack_trace}" if line.stack_trace else line.text
+    return start + indented(text, len(start))
+
+
+class Screen(Protocol):
+    """Where a watched task is shown."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *raised: object) -> None: ...
+
+    def say(self, text: str) -> None:
+        """Show a line of the task's own output."""
+
+    def note(self, text: str) -> None:
+        """Show a remark about the task."""
+
+    def progress(self, view: TaskView) -> None:
+        """Show how far the task is."""
+
+
+def screen() -> Screen:
+    """A bar on a terminal, plain lines elsewhere."""
+    return _Bar() if is_terminal() else _Plain()
+
+
+class _Plain:
+    def __init__(self) -> None:
+        self._last: tuple[int | None, str | None] = (None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    def note(self, text: str) -> None:
+        print_note(text)
+
+    def progress(self, view: TaskView) -> None:
+        now = (view.progress_percent, view.current_step)
+        if now not in (self._last, (None, None)):
+            percent = "" if view.progress_percent is None else f"{view.progress_percent}% "
+            print_note(f"{percent}{view.current_step or ''}".rstrip())
+        self._last = now
+
+
+class _Bar:
+    """A progress bar on the terminal's last line, with everything else above it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._progress = Progress(
+            TextColumn("{task.fields[status]}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[percent]}", markup=False),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[step]}", markup=False),
+            console=Console(highlight=False, markup=False),
+            auto_refresh=False,
+            transient=True,
+        )
+        self._bar = self._progress.add_task("", total=None, status="", percent="", step="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        self._print(text, "")
+
+    def note(self, text: str) -> None:
+        self._print(printable(text, lines=True), style_of("SKIPPED"))
+
+    def _print(self, text: str, style: str) -> None:
+        from rich.text import Text
+
+        self._progress.console.print(Text(text, style=style), soft_wrap=True)
+
+    def progress(self, view: TaskView) -> None:
+        percent = view.progress_percent
+        self._progress.update(
+            self._bar,
+            total=None if percent is None else 100,
+            completed=percent or 0,
+            status=view.status,
+            percent="" if percent is None else f"{percent}%",
+            step=printable(view.current_step or ""),
+        )
+        self._progress.refresh()
+
+
+async def watch(engine: Engine, task: UUID, shown: Screen, *, output: bool) -> TaskView:
+    """Show a task until it has ended, with its output if wanted; answers how it ended."""
+    still = 0
+    version = 0
+    explained = ""
+    async for look in looks(engine, task):
+        view = look.view
+        for line in look.lines:
+            if line.source == "event":
+                shown.note(line.text)
+            elif output:
+                shown.say(printable(line.text, lines=True))
+        shown.progress(view)
+        still = still + 1 if view.version == version else 0
+        version = view.version
+        if still == PATIENCE and view.status not in TERMINAL | LEASED:
+            summary = (await engine.explain(task)).summary
+            if summary != explained:
+                shown.note(f"not running: {summary}")
+            explained = summary
+    return view
+
+
+def ending(view: TaskView) -> str:
+    """One line on how a task ended."""
+    text = str(view.status)
+    if view.finished_at is not None and view.started_at is not None:
+        text += f" in {span(view.finished_at - view.started_at)}"
+    return f"{text}: {view.last_error}" if view.last_error and view.status != "COMPLETED" else text
+
+
+def quiet() -> Screen:
+    """Shows nothing: for JSON, which is one document at the end."""
+    return _Quiet()
+
+
+class _Quiet(_Plain):
+    def say(self, text: str) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+    def progress(self, view: TaskView) -> None:
+        pass

@@ -1,0 +1,124 @@
+"""The entry of `orchestrate`, and the one place where errors become messages and exit codes."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; answers its exit code and lets no exception out."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _run(list(words))  # click takes words out of the list it is given
+        _flush()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except BrokenPipeError:
+        code = BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001  a fault is told in one line
+        code = _tell(error, as_json=_wants_json(words))
+    if arguments is None:
+        _prepare_to_exit()
+    return code
+
+
+def _run(words: list[str]) -> int:
+    import click
+
+    from tenuto.cli.base import Globals
+    from tenuto.cli.root import cli
+
+    _occupy_standard_files()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    if "_ORCHESTRATE_COMPLETE" in os.environ:
+        cli.main(words, "orchestrate")
+    try:
+        with cli.make_context("orchestrate", words, obj=Globals()) as context:
+            answer = cli.invoke(context)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.Abort:
+        raise KeyboardInterrupt from None
+    return answer if isinstance(answer, int) else 0
+
+
+def _occupy_standard_files() -> None:
+    """Keep a database or socket from becoming file 0, 1 or 2 where those were closed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def _wants_json(words: list[str]) -> bool:
+    """Whether `--json` was asked for, also when the rest could not be understood."""
+    ours = words[: words.index("--")] if "--" in words else words
+    return "--json" in ours
+
+
+def _tell(error: Exception, *, as_json: bool) -> int:
+    """Print an error as its reader wants it; answers the exit code."""
+    import click
+
+    from tenuto.model.errors import EXIT_CODE, Invalid, TenutoError, lookup
+
+    hint = ""
+    if isinstance(error, click.UsageError):
+        where = error.ctx.command_path if error.ctx is not None else "orchestrate"
+        hint = f"try `{where} --help`"
+        error = Invalid(error.format_message())
+    elif isinstance(error, click.ClickException):
+        error = Invalid(error.format_message())
+    if isinstance(error, TenutoError):
+        code, message, status = error.code, error.message, lookup(EXIT_CODE, error)
+    else:
+        code, message, status = "internal", f"internal fault: {_named(error)}", 1
+        hint = "set TENUTO_DEBUG=1 for the stack trace"
+    _print_problem(code, message, hint, as_json=as_json)
+    if os.environ.get("TENUTO_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    return status
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _print_problem(code: str, message: str, hint: str, *, as_json: bool) -> None:
+    from tenuto.cli.render import print_json, printable
+
+    if as_json:
+        print_json({"error": {"code": code, "message": printable(message, lines=True)}})
+        return
+    print(f"error: {printable(message, lines=True)} [{code}]", file=sys.stderr)
+    if hint:
+        print(printable(hint), file=sys.stderr)
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _prepare_to_exit() -> None:
+    """Let the interpreter have nothing to say: no unwritable output, no late Ctrl-C."""
+    import signal
+
+    try:
+        _flush()
+    except OSError:
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123  pathlib is not imported here
+            os.dup2(nowhere.fileno(), 1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

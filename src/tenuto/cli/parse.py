@@ -1,0 +1,156 @@
+"""What people type: lengths of time, instants, JSON, names with values, filters."""
+
+import re
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)?", re.ASCII)
+
+
+def parse_span(text: str) -> timedelta | None:
+    """The length of time in `90`, `10m`, `1h30m`, `2d`; `None` when it is none."""
+    found = _SPAN.findall(text)
+    if not found or "".join(number + unit for number, unit in found) != text:
+        return None
+    try:
+        return timedelta(seconds=sum(float(number) * _UNITS[unit] for number, unit in found))
+    except OverflowError:
+        return None
+
+
+def seconds(text: str | int) -> int:
+    """A length of time as whole seconds."""
+    length = parse_span(str(text))
+    if length is None:
+        raise click.BadParameter(f"{text!r} is not a length of time like 90, 10m or 1h30m")
+    return int(length.total_seconds())
+
+
+def ahead(text: str) -> datetime | timedelta:
+    """An instant, or with a plus a length of time from now on."""
+    length = parse_span(text[1:]) if text.startswith("+") else None
+    return length or _instant(text, "+10m")
+
+
+def ago(text: str) -> datetime | timedelta:
+    """An instant, or a length of time up to now."""
+    return parse_span(text) or _instant(text, "10m")
+
+
+def _instant(text: str, example: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(
+            f"{text!r} is neither an ISO 8601 time nor like {example}"
+        ) from None
+
+
+def after(now: datetime, when: datetime | timedelta | None) -> datetime | None:
+    """The instant that was meant, a length of time counting from now on."""
+    return _shifted(now, when, 1)
+
+
+def before(now: datetime, when: datetime | timedelta | None) -> datetime | None:
+    """The instant that was meant, a length of time counting back from now."""
+    return _shifted(now, when, -1)
+
+
+def _shifted(now: datetime, when: datetime | timedelta | None, sign: int) -> datetime | None:
+    if not isinstance(when, timedelta):
+        return when
+    try:
+        return now + sign * when
+    except OverflowError:
+        raise click.UsageError("the time is beyond the calendar") from None
+
+
+def read_file(path: str, most: int) -> bytes:
+    """A file's content, or standard input's for `-`, up to one byte more than is accepted."""
+    try:
+        if path == "-":
+            return sys.stdin.buffer.read(most + 1)
+        with open(path, "rb") as file:  # noqa: PTH123  a device or pipe is welcome too
+            return file.read(most + 1)
+    except (OSError, ValueError) as error:
+        raise click.UsageError(f"cannot read {path}: {error}") from error
+
+
+def read_text(field: str, path: str) -> str:
+    """A text file's content; `Invalid` when it is too large or not UTF-8."""
+    from tenuto.model import limits
+    from tenuto.model.errors import Invalid
+
+    content = read_file(path, 4 * limits.MAX_TEXT)
+    try:
+        return limits.text(field, content.decode(), limits.MAX_TEXT)
+    except UnicodeDecodeError as error:
+        raise Invalid(f"{path} is not UTF-8 text: {error}", "text_invalid") from error
+
+
+def read_json(field: str, text: str) -> Any:
+    """The value of JSON text, or of the file that `@path` names."""
+    from tenuto.model import limits
+    from tenuto.model.errors import Invalid
+
+    source: str | bytes = text
+    if text.startswith("@"):
+        source = read_file(text[1:], 2 * limits.MAX_JSON)
+        if len(source) > 2 * limits.MAX_JSON:
+            raise Invalid(
+                f"{field} is larger than the {limits.MAX_JSON:,} bytes of JSON that are accepted",
+                "too_large",
+            )
+    return limits.parse_json(field, source)
+
+
+def read_environment(pairs: tuple[str, ...]) -> dict[str, str] | None:
+    """Variables from `NAME=VALUE` words."""
+    for pair in pairs:
+        if "=" not in pair[1:]:
+            raise click.UsageError(f"--env wants NAME=VALUE, not {pair!r}")
+    return dict(pair.split("=", 1) for pair in pairs) or None
+
+
+def filter_options(function: F) -> F:
+    """Adds the options that pick tasks; `read_filter` reads them."""
+    options = (
+        click.option("--status", multiple=True, help="Only with this status; of several, any."),
+        click.option("--tag", "tags", multiple=True, help="Only with this tag; of several, all."),
+        click.option(
+            "--min-priority", type=click.IntRange(1, 10), help="Only this urgent or more."
+        ),
+        click.option("--type", "task_type", help="Only of this type."),
+        click.option("--text", help="Only with this text in the title."),
+        click.option(
+            "--since",
+            type=ago,
+            metavar="TIME",
+            help="Only created since: 1h, 2d, or an ISO 8601 time.",
+        ),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def has_filter(chosen: dict[str, Any]) -> bool:
+    return any(value not in (None, ()) for value in chosen.values())
+
+
+def read_filter(now: datetime, chosen: dict[str, Any]) -> Any:
+    """The engine's filter for what was chosen."""
+    from tenuto.engine.query import Filter
+    from tenuto.model import limits
+
+    if chosen["task_type"] is not None:
+        limits.text("type", chosen["task_type"], limits.MAX_NAME)
+    words = (word for given in chosen["status"] for word in given.split(","))
+    return Filter(**{**chosen, "status": tuple(words), "since": before(now, chosen["since"])})

@@ -1,0 +1,54 @@
+"""The tree of commands, by name. Each is imported when it is called."""
+
+import click
+
+from tenuto.cli.base import Group
+
+
+def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    del param
+    if value:
+        from tenuto import __version__
+
+        print(f"tenuto {__version__}")
+        ctx.exit()
+
+
+LAZY = {
+    "up": ("tenuto.cli.serve:up", "Run everything in one process."),
+    "run": ("tenuto.cli.run:run", "Submit a command or a prompt."),
+    "task": ("tenuto.cli.task:task", "Create, watch and control tasks."),
+    "explain": ("tenuto.cli.read:explain", "Say why a task is not running."),
+    "dlq": ("tenuto.cli.dlq:dlq", "Look after tasks that used up their tries."),
+    "worker": ("tenuto.cli.serve:worker", "Run tasks for an agent."),
+    "coordinator": ("tenuto.cli.serve:coordinator", "Repair and promote tasks."),
+    "db": ("tenuto.cli.db:db", "Migrate and check the database."),
+    "doctor": ("tenuto.cli.doctor:doctor", "Say what is right and wrong with this machine."),
+    "bench": ("tenuto.cli.bench:bench", "Measure throughput and latency on this machine."),
+}
+
+
+@click.group(
+    "orchestrate",
+    cls=Group,
+    lazy=LAZY,
+    examples=(
+        "orchestrate up",
+        "orchestrate run --follow -- make test",
+        "orchestrate task list --status RUNNING",
+    ),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_version,
+    help="Print the version.",
+)
+def cli() -> None:
+    """Durable orchestration for AI agents.
+
+    Exit codes: 0 done, 1 failed task or refused request, 2 wrong usage, 3 database not reachable.
+    """

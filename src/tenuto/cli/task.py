@@ -1,0 +1,39 @@
+"""`orchestrate task`: the group."""
+
+import click
+
+from tenuto.cli.base import Group
+
+LAZY = {
+    "create": ("tenuto.cli.create:create", "Submit a task."),
+    "list": ("tenuto.cli.read:list_", "List tasks, newest first."),
+    "show": ("tenuto.cli.read:show", "Show everything about a task."),
+    "status": ("tenuto.cli.read:status", "Show how a task is doing."),
+    "logs": ("tenuto.cli.read:logs", "Print a task's audit trail and output."),
+    "attempts": ("tenuto.cli.read:attempts", "List the tries at a task."),
+    "explain": ("tenuto.cli.read:explain", "Say why a task is not running."),
+    "update": ("tenuto.cli.control:update", "Change a task's priority."),
+    "cancel": ("tenuto.cli.control:cancel", "End tasks; running ones are killed."),
+    "retry": ("tenuto.cli.control:retry", "Give ended tasks all their tries again."),
+    "pause": ("tenuto.cli.control:pause", "Hold tasks; running ones are stopped."),
+    "resume": ("tenuto.cli.control:resume", "Let paused tasks go on."),
+    "rerun": ("tenuto.cli.control:rerun", "Submit the same task again as a new one."),
+    "archive": ("tenuto.cli.control:archive", "Put ended tasks away."),
+}
+
+
+@click.group(
+    "task",
+    cls=Group,
+    lazy=LAZY,
+    examples=(
+        'orchestrate task create --name "Nightly report" --prompt "Summarise the log"',
+        "orchestrate task status --id 0198c0de --follow",
+        "orchestrate task cancel --tag nightly --since 1h --dry-run",
+    ),
+)
+def task() -> None:
+    """Create, watch and control tasks.
+
+    A task is named by its id or by an unambiguous beginning of it.
+    """

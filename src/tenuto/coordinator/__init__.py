@@ -1,0 +1,1 @@
+"""Repairs and promotes. Any number may run; the leader row saves work, nothing more."""

@@ -1,0 +1,132 @@
+"""The coordinator: its duties, each a bounded `*_once`, and the cycle that calls them."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from tenuto.crash import crash_point
+from tenuto.engine.engine import Engine
+from tenuto.engine.upkeep import BATCH, Sink
+from tenuto.loop import repeat
+from tenuto.model.errors import TenutoError
+from tenuto.settings import Settings
+from tenuto.store.protocol import Row
+
+log = logging.getLogger("tenuto.coordinator")
+
+NAME = "coordinator"
+ROUNDS = 20
+"""How often one cycle repeats a duty that still finds full batches."""
+SLOW_EVERY = 30
+"""Cycles between looks at what is only a matter of age."""
+
+
+class Counts(msgspec.Struct):
+    """What one cycle did."""
+
+    leading: bool = False
+    expired: int = 0
+    promoted: int = 0
+    relayed: int = 0
+    archived: int = 0
+    pruned: int = 0
+
+
+class Coordinator:
+    """Runs the duties of one engine's store."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings | None = None,
+        subscribers: dict[str, Sink] | None = None,
+        name: str = "coordinator-1",
+    ) -> None:
+        self.engine = engine
+        self.settings = settings or Settings()
+        self.name = name
+        self.cycles = 0
+        self._subscribers = {"alerts": _alert} if subscribers is None else subscribers
+        self._last_good: float | None = None
+        self._reap_from = 0.0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Cycle until `stop`, then let somebody else lead at once."""
+        await repeat(self._guarded, lambda: self.settings.tick_s, stop, self.engine.clock)
+        crash_point("coordinator.before_resign")
+        try:
+            await self.engine.upkeep.resign(NAME, self.name)
+        except TenutoError as error:
+            log.warning("cannot resign: %s", error)
+
+    async def _guarded(self) -> None:
+        try:
+            await self.cycle_once()
+        except TenutoError as error:
+            log.warning("cycle failed: %s", error)
+
+    async def cycle_once(self) -> Counts:
+        """All duties once, if this coordinator leads."""
+        counts = Counts()
+        self._notice_gap()
+        if self.settings.leader:
+            seconds = max(3 * self.settings.tick_s, 1.0)
+            if await self.engine.upkeep.lead(NAME, self.name, seconds) is None:
+                self._done()
+                return counts
+        counts.leading = True
+        crash_point("coordinator.leading")
+        await self._repair(counts)
+        await self._relay(counts)
+        if self.cycles % SLOW_EVERY == 0:
+            counts.archived = await self.engine.upkeep.archive_once(self.name)
+            counts.pruned = await self.engine.upkeep.prune_once()
+        self._done()
+        return counts
+
+    def _done(self) -> None:
+        self.cycles += 1
+        self._last_good = self.engine.clock.elapsed()
+
+    def _notice_gap(self) -> None:
+        """After a pause of the whole system nobody could beat: give everyone one interval first."""
+        now = self.engine.clock.elapsed()
+        beat = max(self.settings.heartbeat_s, 2 * self.settings.tick_s)
+        if self._last_good is None or now - self._last_good > beat:
+            jitter = 1 + 0.2 * self.engine.clock.random()
+            self._reap_from = now + self.settings.heartbeat_s * jitter
+
+    async def _repair(self, counts: Counts) -> None:
+        upkeep = self.engine.upkeep
+        if self.engine.clock.elapsed() >= self._reap_from:
+            for _ in range(ROUNDS):
+                done = await upkeep.expire_once(self.name)
+                counts.expired += done
+                if done < BATCH:
+                    break
+        crash_point("coordinator.expired")
+        for _ in range(ROUNDS):
+            done = await upkeep.promote_once(self.name)
+            counts.promoted += done
+            if done < BATCH:
+                break
+        crash_point("coordinator.promoted")
+
+    async def _relay(self, counts: Counts) -> None:
+        for name, sink in self._subscribers.items():
+            for _ in range(ROUNDS):
+                done = await self.engine.upkeep.relay_once(name, sink)
+                counts.relayed += done
+                if done < BATCH:
+                    break
+
+
+async def _alert(events: Sequence[Row]) -> None:
+    """The subscriber that tells the log what somebody should look at."""
+    for event in events:
+        if event["level"] == "CRITICAL":
+            log.critical("%s %s: %s", event["kind"], event["task"], event["message"])
+        elif event["level"] == "ERROR":
+            log.error("%s %s: %s", event["kind"], event["task"], event["message"])

@@ -1,0 +1,1 @@
+"""Hosts agents: claims for them, runs attempts, renews leases, kills what must end."""

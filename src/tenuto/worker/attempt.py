@@ -1,0 +1,158 @@
+"""One attempt as a pipeline: prepare, start, run, tell the outcome."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tenuto.crash import crash_point
+from tenuto.engine.claim import Work
+from tenuto.engine.engine import Engine
+from tenuto.model.commands import Failure
+from tenuto.model.errors import Conflict, Invalid, TenutoError, Unavailable
+from tenuto.model.limits import MAX_ERROR, MAX_STACK, clean
+from tenuto.settings import Settings
+from tenuto.worker.context import Context
+from tenuto.worker.leases import Held, Leases, Reason
+from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart, Runtime
+from tenuto.worker.transcript import Transcript
+
+log = logging.getLogger("tenuto.worker")
+
+Tell = Callable[[], Awaitable[None]]
+_LONGEST_PAUSE_S = 5.0
+
+
+class Attempt:
+    """Runs one claimed task to an outcome that the store knows, or until it is not ours."""
+
+    def __init__(
+        self, engine: Engine, work: Work, runtime: Runtime, leases: Leases, settings: Settings
+    ) -> None:
+        self._engine = engine
+        self._work = work
+        self._runtime = runtime
+        self._leases = leases
+        self._settings = settings
+        self._transcript = Transcript(engine, work.fence, settings.transcript_kb * 1024)
+        self._held = Held(work.fence, self.stop)
+        self._running: asyncio.Task[Any] | None = None
+        self._receipt: dict[str, Any] = {}
+
+    def stop(self, reason: Reason) -> None:
+        """End the session; the outcome follows from the reason."""
+        if self._held.reason is None or reason == "lost":
+            self._held.asked_at = self._engine.clock.elapsed()
+            self._held.reason = reason
+        if self._running is not None:
+            self._running.cancel()
+
+    async def run(self) -> None:
+        """The whole pipeline. Never raises but for a worker that is being torn down."""
+        self._leases.add(self._held)
+        try:
+            tell = await self._session()
+            await self._transcript.close()
+            await self._insist(tell)
+        finally:
+            self._leases.remove(self._work.fence)
+
+    async def _session(self) -> Tell:
+        """Run to the end of the session; answers how to tell its outcome."""
+        crash_point("worker.before_start")
+        timer = None
+        self._running = asyncio.current_task()
+        if self._work.timeout_s is not None:
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(self._work.timeout_s, self.stop, "timeout")
+        try:
+            context = Context(self._engine, self._work, self._transcript)
+            crash_point("worker.running")
+            output = await self._runtime.run(context, self._settings.grace_s, self._receipt)
+            return lambda: self._complete(output)
+        except asyncio.CancelledError:
+            if self._held.reason is None:
+                raise
+            return self._stopped
+        except CannotStart as error:
+            failure = error.failure
+            return lambda: self._engine.not_started(self._work.fence, failure)
+        except AttemptFailed as error:
+            failed = error
+            return lambda: self._fail(failed)
+        finally:
+            self._running = None
+            if timer is not None:
+                timer.cancel()
+
+    async def _complete(self, output: Any) -> None:
+        crash_point("worker.before_complete")
+        try:
+            await self._engine.complete(self._work.fence, output)
+        except Invalid as error:
+            failure = Failure(message=f"the result is refused: {error}", retryable=False)
+            await self._engine.fail(self._work.fence, failure)
+        crash_point("worker.complete_answered")
+
+    async def _fail(self, error: AttemptFailed) -> None:
+        crash_point("worker.before_fail")
+        told = error.failure
+        failure = Failure(
+            message=clean(told.message, MAX_ERROR),
+            error_class=told.error_class,
+            retryable=told.retryable,
+            stack=None if told.stack is None else clean(told.stack, MAX_STACK),
+            exit_code=told.exit_code,
+        )
+        await self._engine.fail(self._work.fence, failure, error.resume_at)
+
+    async def _stopped(self) -> None:
+        """Tell the store that the session is gone, in the way that was asked for."""
+        fence = self._work.fence
+        match self._held.reason:
+            case "cancel":
+                await self._engine.confirm_cancel(fence, self._receipt)
+            case "pause":
+                await self._engine.confirm_pause(fence, self._receipt)
+            case "timeout":
+                await self._engine.time_out(fence, self._receipt)
+            case "drain":
+                await self._engine.release(fence)
+                crash_point("worker.released")
+            case _:
+                log.warning("attempt %d of %s was lost", fence.attempt, fence.task)
+
+    async def _insist(self, tell: Tell) -> None:
+        """Tell until the store has heard, or says that the task is no longer ours."""
+        pause = 0.1
+        while self._held.reason != "lost":
+            try:
+                await tell()
+            except Unavailable as error:
+                log.warning("outcome of %s not stored yet: %s", self._work.fence.task, error)
+                await self._engine.clock.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE_S)
+            except Conflict as error:
+                if (tell_instead := self._asked(error)) is None:
+                    log.warning("%s: %s", self._work.fence.task, error)
+                    return
+                tell = tell_instead
+            except asyncio.CancelledError:
+                # Asked to stop while telling: what is told decides.
+                if self._held.reason is None:
+                    raise
+            except TenutoError:
+                log.exception("outcome of %s refused", self._work.fence.task)
+                return
+            else:
+                return
+
+    def _asked(self, error: Conflict) -> Tell | None:
+        """When somebody asked for an end first, that end is what the store wants to hear."""
+        reasons: dict[str, Reason] = {"cancel_requested": "cancel", "pause_requested": "pause"}
+        reason = reasons.get(error.code)
+        if reason is None or self._held.reason == reason:
+            return None
+        self._held.reason = reason
+        self._receipt = self._receipt or {"state": "ended", "how": "finished by itself"}
+        return self._stopped

@@ -1,0 +1,188 @@
+"""The heart: renews all leases of a worker and passes on what is asked of its attempts.
+
+It runs on a thread and a database connection of its own, so that a handler which keeps the event
+loop or the interpreter busy cannot starve it. When an attempt does not stop though it must, the
+heart ends the whole worker: killing the process is the only way to stop code that will not.
+"""
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+
+from tenuto.clock import Clock
+from tenuto.crash import crash_point
+from tenuto.engine.engine import Engine
+from tenuto.loop import repeat
+from tenuto.model.errors import TenutoError, Unavailable
+from tenuto.settings import Settings
+from tenuto.worker.leases import Held, Leases, Reason
+
+log = logging.getLogger("tenuto.worker")
+
+STUCK_EXIT = 70
+"""Exit status of a worker that ended itself because a handler would not stop."""
+
+
+class Identity:
+    """Who a worker is, as the registry of workers shows it."""
+
+    def __init__(self, worker: str, host: str, pid: int) -> None:
+        self.worker = worker
+        self.host = host
+        self.pid = pid
+        self.agents: list[str] = []
+        self.slots = 0
+        self.status = "RUNNING"
+
+
+class Heart:
+    """Beats for one worker."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        leases: Leases,
+        who: Identity,
+        settings: Settings,
+        tell: Callable[[Held, Reason], None],
+        die: Callable[[], None] = lambda: os._exit(STUCK_EXIT),
+    ) -> None:
+        self._engine = engine
+        self._leases = leases
+        self._who = who
+        self._settings = settings
+        self._tell = tell
+        self._die = die
+        self.poke = asyncio.Event()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        await repeat(self.beat_once, self._pause, stop, self._engine.clock, self.poke)
+
+    def _pause(self) -> float:
+        # While something has to stop, look every second whether it has.
+        stopping = any(held.reason is not None for held in self._leases.all())
+        return min(1.0, self._settings.heartbeat_s) if stopping else self._settings.heartbeat_s
+
+    async def beat_once(self) -> None:
+        """Renew everything; a store that does not answer is asked again at the next beat."""
+        crash_point("worker.before_heartbeat")
+        held = self._leases.all()
+        try:
+            beat = await self._engine.heartbeat([each.fence for each in held], self._lease_s())
+            crash_point("worker.heartbeat_answered")
+            await self.register()
+        except Unavailable as error:
+            log.warning("heartbeat failed: %s", error)
+        else:
+            lost = {fence.task for fence in beat.lost}
+            for each in held:
+                task = each.fence.task
+                if task in lost:
+                    self._ask(each, "lost")
+                elif beat.held[task].cancel:
+                    self._ask(each, "cancel")
+                elif beat.held[task].pause:
+                    self._ask(each, "pause")
+        await self._end_stuck()
+
+    async def register(self) -> None:
+        who = self._who
+        await self._engine.worker_beat(
+            who.worker, who.host, who.pid, who.agents, who.slots, who.status
+        )
+
+    def _lease_s(self) -> int:
+        return max(self._settings.lease_s, int(3 * self._settings.heartbeat_s))
+
+    def _ask(self, held: Held, reason: Reason) -> None:
+        # A lost lease overrules what was asked before: there is nothing left to confirm.
+        if self._leases.get(held.fence.task) is not held or held.reason in (reason, "lost"):
+            return
+        if held.reason is None:
+            held.asked_at = self._engine.clock.elapsed()
+        held.reason = reason
+        self._tell(held, reason)
+
+    async def _end_stuck(self) -> None:
+        limit = self._settings.grace_s + 2.0
+        now = self._engine.clock.elapsed()
+        stuck = [
+            each
+            for each in self._leases.all()
+            if each.reason in ("cancel", "pause", "lost", "timeout") and now - each.asked_at > limit
+        ]
+        if stuck:
+            log.error("%d handlers do not stop; ending this worker to stop them", len(stuck))
+            await self._give_back(stuck)
+            self._die()
+
+    async def _give_back(self, stuck: list[Held]) -> None:
+        receipt = {"state": "killed", "how": "the worker process ended itself"}
+        for held in self._leases.all():
+            fence = held.fence
+            with suppress(TenutoError):
+                if held not in stuck:
+                    await self._engine.release(fence)
+                elif held.reason == "cancel":
+                    await self._engine.confirm_cancel(fence, receipt)
+                elif held.reason == "pause":
+                    await self._engine.confirm_pause(fence, receipt)
+                elif held.reason == "timeout":
+                    await self._engine.time_out(fence, receipt)
+
+
+class HeartThread:
+    """A heart on a thread, an event loop and an engine of its own."""
+
+    def __init__(
+        self,
+        connect: Callable[[], AbstractAsyncContextManager[Engine]],
+        make: Callable[[Engine], Heart],
+        clock: Clock,
+    ) -> None:
+        self._connect = connect
+        self._make = make
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._heart: Heart | None = None
+        self._stop: asyncio.Event | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="tenuto-heart", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def poke(self) -> None:
+        """Beat now."""
+        self._call(lambda: self._heart.poke.set() if self._heart else None)
+
+    async def close(self) -> None:
+        """The last beat is over when this returns."""
+        await asyncio.get_running_loop().run_in_executor(None, self._ready.wait, 10)
+        self._call(lambda: self._stop.set() if self._stop else None)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join, 10)
+
+    def _call(self, what: Callable[[], None]) -> None:
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(what)
+
+    def _main(self) -> None:
+        asyncio.run(self._live())
+
+    async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._ready.set()
+        while not self._stop.is_set():
+            try:
+                async with self._connect() as engine:
+                    self._heart = self._make(engine)
+                    await self._heart.run(self._stop)
+            except TenutoError as error:
+                log.warning("the heart cannot reach the store: %s", error)
+                await self._clock.sleep(1.0)

@@ -1,0 +1,190 @@
+"""Commands as sessions under the supervisor: a task's own argv, or the agent's command.
+
+The command finds its task in the environment (`TENUTO_TASK_ID`, `TENUTO_ATTEMPT`, `TENUTO_INPUT`,
+`TENUTO_CHECKPOINT`, `TENUTO_IDEMPOTENCY_KEY`), the prompt or else the input on standard input, and
+may write JSON lines to file descriptor 3:
+
+    {"progress": 40, "step": "compiling"}   {"checkpoint": {...}}   {"output": {...}}
+    {"error": {"message": "...", "class": "rate_limit", "retryable": true}}   {"log": "text"}
+"""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tenuto.crash import crash_point
+from tenuto.model.commands import Failure
+from tenuto.model.errors import TenutoError
+from tenuto.model.limits import MAX_ERROR, clean
+from tenuto.model.retry import ErrorClass
+from tenuto.worker.context import Context
+from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart
+from tenuto.worker.session import Session, SessionEnd, SpawnError, Supervisor
+
+_INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
+_ENV_LIMIT = 32_000
+_CHUNK = 65_536
+_TAIL_LINES = 20
+
+
+class _Report:
+    """What a command has told over its report pipe."""
+
+    def __init__(self) -> None:
+        self.output: Any = None
+        self.error: dict[str, Any] | None = None
+
+
+class CommandRuntime:
+    """Runs commands. `own` is the agent's command for tasks that bring none."""
+
+    name = "command"
+
+    def __init__(self, supervisor: Supervisor, own: Sequence[str] | None = None) -> None:
+        self._supervisor = supervisor
+        self._own = list(own) if own else None
+
+    async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
+        session = await self._spawn(context)
+        crash_point("worker.session_spawned")
+        report = _Report()
+        tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        readers = [
+            asyncio.ensure_future(_follow(session.stdout, "INFO", context, tail)),
+            asyncio.ensure_future(_follow(session.stderr, "WARN", context, tail)),
+            asyncio.ensure_future(_listen(session.report, context, report)),
+        ]
+        try:
+            end = await session.wait()
+            await asyncio.gather(*readers)
+        except asyncio.CancelledError:
+            end = await asyncio.shield(session.kill(grace_s))
+            await asyncio.gather(*readers, return_exceptions=True)
+            receipt |= {"state": "killed", **end.receipt}
+            raise
+        finally:
+            session.drop()
+        return _result(end, report, tail)
+
+    async def _spawn(self, context: Context) -> Session:
+        work = context.work
+        argv = work.command or self._own
+        assert argv, "matching gives an agent without a command only tasks that bring one"
+        told = work.prompt if work.prompt is not None else msgspec.json.encode(work.input).decode()
+        stdin = told if work.prompt is not None or work.input is not None else ""
+        try:
+            return await self._supervisor.spawn(
+                argv,
+                cwd=work.cwd,
+                env=environment(context, os.environ),
+                stdin=stdin.encode("utf-8", "replace"),
+            )
+        except SpawnError as error:
+            temporary = error.code == "spawn_failed"
+            raise CannotStart(
+                Failure(
+                    message=f"cannot run {argv[0]}: {error}",
+                    error_class=ErrorClass.CRASH if temporary else ErrorClass.INVALID_INPUT,
+                    retryable=None if temporary else False,
+                )
+            ) from error
+
+
+def environment(context: Context, outer: Mapping[str, str]) -> dict[str, str]:
+    """What a command sees: a scrubbed environment, the task's own variables, and its task."""
+    work = context.work
+    env = {name: outer[name] for name in _INHERITED if name in outer}
+    env |= work.env
+    env |= {
+        "TENUTO_TASK_ID": str(context.task_id),
+        "TENUTO_ATTEMPT": str(context.attempt),
+        "TENUTO_IDEMPOTENCY_KEY": context.idempotency_key,
+        "TENUTO_REPORT_FD": "3",
+    }
+    for name, value in (("TENUTO_INPUT", work.input), ("TENUTO_CHECKPOINT", work.checkpoint)):
+        text = msgspec.json.encode(value).decode()
+        if value is not None and len(text) <= _ENV_LIMIT:
+            env[name] = text
+    return env
+
+
+async def _follow(
+    reader: asyncio.StreamReader, level: str, context: Context, tail: deque[str]
+) -> None:
+    """Write what the command prints to the transcript, line by line."""
+    rest = b""
+    while chunk := await reader.read(_CHUNK):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > _CHUNK:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            _say(line, level, context, tail)
+    if rest:
+        _say(rest, level, context, tail)
+
+
+def _say(line: bytes, level: str, context: Context, tail: deque[str]) -> None:
+    text = line.decode("utf-8", "replace").rstrip("\r")
+    tail.append(text)
+    context.log(text, level)
+
+
+async def _listen(reader: asyncio.StreamReader, context: Context, report: _Report) -> None:
+    """Do what the command asks for over its report pipe; nonsense is logged, never fatal."""
+    rest = b""
+    while chunk := await reader.read(_CHUNK):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            await _obey(line, context, report)
+    if rest:
+        await _obey(rest, context, report)
+
+
+async def _obey(line: bytes, context: Context, report: _Report) -> None:
+    if not line.strip():
+        return
+    try:
+        said = msgspec.json.decode(line, type=dict[str, Any])
+        if "progress" in said or "step" in said:
+            await context.progress(said.get("progress"), said.get("step"))
+        if "checkpoint" in said:
+            await context.save(said["checkpoint"])
+        if "log" in said:
+            context.log(str(said["log"]))
+        report.output = said.get("output", report.output)
+        report.error = said.get("error", report.error)
+    except (msgspec.MsgspecError, RecursionError, TypeError) as error:
+        context.log(f"unreadable report: {error}", "WARN")
+    except TenutoError as error:
+        context.log(f"report refused: {error}", "WARN")
+
+
+def _result(end: SessionEnd, report: _Report, tail: deque[str]) -> Any:
+    if end.exit_code == 0 and report.error is None:
+        return report.output if report.output is not None else {"exitCode": 0}
+    raise AttemptFailed(_failure(end, report, tail))
+
+
+def _failure(end: SessionEnd, report: _Report, tail: deque[str]) -> Failure:
+    said = report.error if isinstance(report.error, dict) else {}
+    if end.oom:
+        kind, why = ErrorClass.OUT_OF_MEMORY, "killed for want of memory"
+    elif end.exit_code is None:
+        kind, why = ErrorClass.CRASH, f"killed by signal {end.signal}"
+    else:
+        kind, why = ErrorClass.ERROR, f"exit code {end.exit_code}"
+    if said.get("class") in {each.value for each in ErrorClass}:
+        kind = ErrorClass(said["class"])
+    last = next((line for line in reversed(tail) if line.strip()), "")
+    message = str(said.get("message") or (f"{why}: {last}" if last else why))
+    retryable = said.get("retryable")
+    return Failure(
+        message=clean(message, MAX_ERROR),
+        error_class=kind,
+        retryable=retryable if isinstance(retryable, bool) else None,
+        exit_code=end.exit_code,
+    )

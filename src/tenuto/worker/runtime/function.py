@@ -1,0 +1,102 @@
+"""Handlers in this process: coroutines on the event loop, plain functions on threads."""
+
+import asyncio
+import ctypes
+import threading
+import traceback
+from collections.abc import Callable
+from inspect import iscoroutinefunction
+from typing import Any
+
+from tenuto.model.commands import Failure
+from tenuto.model.retry import ErrorClass
+from tenuto.worker.context import Context, SyncContext
+from tenuto.worker.runtime.protocol import AttemptFailed
+
+Handler = Callable[[Any], Any]
+
+
+class Stopped(BaseException):
+    """Raised inside a plain function whose attempt has to end."""
+
+
+class FunctionRuntime:
+    """Handlers by task type; the one under `None` takes every other type."""
+
+    name = "function"
+
+    def __init__(self) -> None:
+        self.handlers: dict[str | None, Handler] = {}
+
+    async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
+        handler = self.handlers.get(context.work.task_type) or self.handlers[None]
+        try:
+            if iscoroutinefunction(handler):
+                return await handler(context)
+            return await _on_thread(handler, context, grace_s)
+        except asyncio.CancelledError:
+            receipt |= {"state": "ended", "how": "handler cancelled"}
+            raise
+        except AttemptFailed:
+            raise
+        except Exception as error:
+            raise AttemptFailed(failure_of(error)) from error
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What an exception of a handler means for the retry policy."""
+    kinds: list[tuple[type[BaseException], ErrorClass]] = [
+        (MemoryError, ErrorClass.OUT_OF_MEMORY),
+        (SyntaxError, ErrorClass.SYNTAX),
+        (TimeoutError, ErrorClass.TIMEOUT),
+        (ConnectionError, ErrorClass.CONNECTION),
+    ]
+    found = (kind for cls, kind in kinds if isinstance(error, cls))
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    stack = "".join(traceback.format_exception(error))
+    return Failure(message=text, error_class=next(found, ErrorClass.ERROR), stack=stack)
+
+
+async def _on_thread(handler: Handler, context: Context, grace_s: float) -> Any:
+    """The function's result, from a thread of its own; a cancel reaches it as `Stopped`."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+    outside = SyncContext(context, loop)
+
+    def work() -> None:
+        try:
+            result = handler(outside)
+        except BaseException as error:  # noqa: BLE001  handed to the attempt
+            loop.call_soon_threadsafe(_settle, future, None, error)
+        else:
+            loop.call_soon_threadsafe(_settle, future, result, None)
+
+    thread = threading.Thread(target=work, name=f"task {context.task_id}", daemon=True)
+    thread.start()
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        outside.stopping = True
+        _interrupt(thread)
+        # A thread cannot be killed. If it goes on for longer, the heart ends the worker.
+        await asyncio.wait([future], timeout=grace_s + 3600)
+        raise
+
+
+def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if isinstance(error, Stopped):
+        future.set_result(None)
+    elif error is not None:
+        future.set_exception(error)
+        future.exception()  # looked at: a cancelled attempt may leave it behind
+    else:
+        future.set_result(result)
+
+
+def _interrupt(thread: threading.Thread) -> None:
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped)
+        )

@@ -1,0 +1,74 @@
+"""An attempt's transcript: lines gathered, capped and written behind the attempt's back."""
+
+import asyncio
+import logging
+
+from tenuto.engine.engine import Engine
+from tenuto.engine.report import Line
+from tenuto.model.errors import TenutoError
+from tenuto.model.limits import clean
+from tenuto.model.task import Fence
+
+log = logging.getLogger("tenuto.worker")
+
+GATHER_S = 0.2
+LONGEST_LINE = 16_384
+MOST_LINES = 500
+
+
+class Transcript:
+    """What one attempt said."""
+
+    def __init__(self, engine: Engine, fence: Fence, most_bytes: int) -> None:
+        self._engine = engine
+        self._fence = fence
+        self._room = most_bytes
+        self._next = 0
+        self._waiting: list[Line] = []
+        self._flushing: asyncio.Task[None] | None = None
+        self._full = False
+
+    def add(self, level: str, text: str) -> None:
+        """Remember text, line by line; beyond the cap one last line says so."""
+        for line in text.splitlines() or [""]:
+            for start in range(0, max(len(line), 1), LONGEST_LINE):
+                self._line(level, line[start : start + LONGEST_LINE])
+
+    def _line(self, level: str, text: str) -> None:
+        if self._full:
+            return
+        self._room -= len(text) + 1
+        if self._room < 0:
+            self._full = True
+            level, text = "WARN", "(transcript full: the rest is not kept)"
+        self._waiting.append(Line(self._next, level, clean(text, LONGEST_LINE)))
+        self._next += 1
+        if self._flushing is None:
+            self._flushing = asyncio.get_running_loop().create_task(self._flush_soon())
+
+    async def close(self) -> None:
+        """Everything said so far is stored, unless the store refuses."""
+        if self._flushing is not None:
+            self._flushing.cancel()
+            await asyncio.gather(self._flushing, return_exceptions=True)
+            self._flushing = None
+        await self._flush()
+
+    async def _flush_soon(self) -> None:
+        await self._engine.clock.sleep(GATHER_S)
+        try:
+            await self._flush()
+        finally:
+            self._flushing = None
+            if self._waiting:
+                self._flushing = asyncio.get_running_loop().create_task(self._flush_soon())
+
+    async def _flush(self) -> None:
+        while self._waiting:
+            lines = self._waiting[:MOST_LINES]
+            try:
+                await self._engine.append(self._fence, lines)
+            except TenutoError as error:
+                log.warning("transcript of %s not written: %s", self._fence.task, error)
+                return
+            self._waiting = self._waiting[len(lines) :]

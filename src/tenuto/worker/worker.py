@@ -1,0 +1,211 @@
+"""The worker: claims for its agents while it has a free slot, and runs what it claimed."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tenuto.broker.protocol import EVERYTHING
+from tenuto.crash import crash_point
+from tenuto.engine.claim import Work
+from tenuto.engine.engine import Engine
+from tenuto.loop import wait_any
+from tenuto.model.errors import TenutoError, Unavailable
+from tenuto.model.matching import AgentProfile
+from tenuto.settings import Settings
+from tenuto.worker.attempt import Attempt
+from tenuto.worker.heart import Heart, HeartThread, Identity
+from tenuto.worker.leases import Held, Leases, Reason
+from tenuto.worker.runtime.function import FunctionRuntime, Handler
+from tenuto.worker.runtime.protocol import Runtime
+
+log = logging.getLogger("tenuto.worker")
+
+CLAIM_MOST = 100
+"""Tasks in one claim: enough to share its cost, few enough to spread over workers."""
+
+Connect = Callable[[], AbstractAsyncContextManager[Engine]]
+
+
+class Hosted(msgspec.Struct, frozen=True):
+    """An agent and how its attempts are run."""
+
+    profile: AgentProfile
+    runtime: Runtime
+
+
+class Worker:
+    """A process that hosts agents. `connect` gives the heart a connection of its own."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Settings | None = None,
+        *,
+        connect: Connect | None = None,
+        die: Callable[[], None] | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.engine = engine
+        self.settings = settings or Settings()
+        host, pid = socket.gethostname(), os.getpid()
+        self.id = name or f"{host}:{pid}:{engine.clock.new_id()}"
+        self._connect = connect
+        self._die = die
+        self._hosted: list[Hosted] = []
+        self._leases = Leases()
+        self._running: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._who = Identity(self.id, host, pid)
+        self._heart: Heart | HeartThread | None = None
+        self._turn = 0
+
+    async def host(self, profile: AgentProfile, runtime: Runtime) -> AgentProfile:
+        """Take an agent in; it is known to everybody when this returns."""
+        known = await self.engine.register_agent(profile)
+        self._hosted.append(Hosted(known, runtime))
+        self._who.agents.append(known.name)
+        return known
+
+    async def host_functions(
+        self,
+        name: str,
+        handlers: dict[str | None, Handler],
+        *,
+        task_tags: Sequence[str] = (),
+        capabilities: Sequence[str] = (),
+        agent_type: str | None = None,
+        max_concurrent: int | None = None,
+    ) -> AgentProfile:
+        """Take in an agent whose tasks are run by these handlers, by task type; `None`: any."""
+        runtime = FunctionRuntime()
+        runtime.handlers |= handlers
+        types = None if None in handlers else tuple(sorted(str(each) for each in handlers))
+        profile = AgentProfile(
+            id=self.engine.clock.new_id(),
+            workspace=self.engine.workspace,
+            name=name,
+            agent_type=agent_type,
+            task_types=types,
+            task_tags=tuple(task_tags),
+            capabilities=tuple(capabilities),
+            runtimes=(runtime.name,),
+            max_concurrent=max_concurrent,
+        )
+        return await self.host(profile, runtime)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Work until `stop`; then finish or give back what is running."""
+        self._who.slots = self.settings.slots
+        unsubscribe = self.engine.core.wakeups.subscribe(self._hear)
+        self._start_heart()
+        try:
+            while not stop.is_set():
+                if not await self._fill():
+                    await wait_any([self._wake, stop], self.settings.poll_s, self.engine.clock)
+                self._wake.clear()
+        finally:
+            unsubscribe()
+            await self._drain()
+            await self._stop_heart()
+
+    async def _fill(self) -> bool:
+        """Claim once for free slots; answers whether to try again at once."""
+        free = self.settings.slots - len(self._running)
+        if free <= 0 or not self._hosted:
+            return False
+        crash_point("worker.before_claim")
+        self._turn += 1
+        hosted = self._hosted[self._turn % len(self._hosted)]
+        n = min(free, CLAIM_MOST)
+        try:
+            works = await self.engine.claim(hosted.profile, self.id, n, self._lease_s())
+        except Unavailable as error:
+            log.warning("cannot claim: %s", error)
+            return False
+        crash_point("worker.claimed")
+        for work in works:
+            self._start(work, hosted.runtime)
+        turns_left = self._turn % len(self._hosted) != 0
+        return len(works) == n or turns_left or bool(works and len(self._hosted) > 1)
+
+    def _lease_s(self) -> int:
+        return max(self.settings.lease_s, int(3 * self.settings.heartbeat_s))
+
+    def _start(self, work: Work, runtime: Runtime) -> None:
+        attempt = Attempt(self.engine, work, runtime, self._leases, self.settings)
+        task = asyncio.get_running_loop().create_task(attempt.run())
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("an attempt ended in a fault", exc_info=task.exception())
+        self._wake.set()
+
+    def _hear(self, topic: str) -> None:
+        if topic == f"worker:{self.id}":
+            if self._heart is not None:
+                self._poke()
+        elif topic.startswith("lane:") or topic == EVERYTHING:
+            self._wake.set()
+
+    def _poke(self) -> None:
+        if isinstance(self._heart, HeartThread):
+            self._heart.poke()
+        elif self._heart is not None:
+            self._heart.poke.set()
+
+    def _start_heart(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def tell(held: Held, reason: Reason) -> None:
+            loop.call_soon_threadsafe(held.stop, reason)
+
+        def make(engine: Engine) -> Heart:
+            die: dict[str, Any] = {} if self._die is None else {"die": self._die}
+            return Heart(engine, self._leases, self._who, self.settings, tell, **die)
+
+        if self._connect is None:
+            self._heart = make(self.engine)
+            self._beating = asyncio.Event()
+            self._heart_task = loop.create_task(self._heart.run(self._beating))
+        else:
+            self._heart = HeartThread(self._connect, make, self.engine.clock)
+            self._heart.start()
+
+    async def _stop_heart(self) -> None:
+        self._who.status = "STOPPED"
+        if isinstance(self._heart, HeartThread):
+            await self._heart.close()
+        elif self._heart is not None:
+            self._beating.set()
+            await self._heart_task
+        try:
+            await Heart(
+                self.engine, self._leases, self._who, self.settings, lambda _held, _reason: None
+            ).register()
+        except TenutoError as error:
+            log.warning("cannot sign off: %s", error)
+
+    async def _drain(self) -> None:
+        """No new claims; what runs may finish for a while, then goes back with its try."""
+        self._who.status = "DRAINING"
+        crash_point("worker.draining")
+        if self._running:
+            await asyncio.wait(self._running, timeout=self.settings.drain_s)
+        for held in self._leases.all():
+            held.stop("drain")
+        if self._running:
+            await asyncio.wait(self._running, timeout=self.settings.grace_s + 30)
+
+    def holds(self, task: UUID) -> bool:
+        """Whether this worker runs an attempt of the task."""
+        return self._leases.get(task) is not None

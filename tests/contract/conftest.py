@@ -1,0 +1,357 @@
+"""One engine on each kind of store with a clock that tests move, and the oracles behind it."""
+
+import asyncio
+import random
+import sqlite3
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import msgspec
+import pytest
+
+from tenuto.app import sqlite_path
+from tenuto.clock import Clock
+from tenuto.engine.claim import Work
+from tenuto.engine.core import CorruptRow, task_of
+from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
+from tenuto.engine.views import LogLine, TaskView
+from tenuto.model import commands
+from tenuto.model.commands import Failure
+from tenuto.model.decide import token_hash
+from tenuto.model.errors import TenutoError
+from tenuto.model.matching import AgentProfile
+from tenuto.model.retry import ErrorClass
+from tenuto.model.submission import NewTask
+from tenuto.model.task import LEASED, TRANSITIONS, Fence, Status, Task, due_at
+from tenuto.store.postgres import PostgresStore
+from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.sqlite import SqliteStore
+
+AnyStore = SqliteStore | PostgresStore
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+WORKER = "host:1:worker"
+LEASE_S = 20
+AGENT = UUID("00000000-0000-7000-8000-00000000a9e7")
+LEGAL = frozenset().union(*TRANSITIONS.values())
+
+
+class ManualClock(Clock):
+    """A clock that stands still until a test moves it; ids, tokens and rolls follow the seed."""
+
+    def __init__(self, seed: int = 1) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
+        self._now = START
+        self.roll = 0.5
+
+    def now(self) -> datetime:
+        return self._now
+
+    def elapsed(self) -> float:
+        return (self._now - START).total_seconds()
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+        await asyncio.sleep(0)
+
+    def random(self) -> float:
+        return self.roll
+
+    def new_token(self) -> str:
+        return f"{self._random.getrandbits(128):032x}"
+
+    def advance(self, seconds: float = 0, **parts: float) -> None:
+        self._now += timedelta(seconds=seconds, **parts)
+
+
+class Raw:
+    """The database behind the store's back, with one SQL text for both."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.path = sqlite_path(url)
+
+    async def fetch(self, sql: str) -> list[tuple[Any, ...]]:
+        if self.path is not None:
+            return self._on_sqlite(sql)
+        connection = await asyncpg.connect(self.url)
+        try:
+            return [tuple(row) for row in await connection.fetch(sql)]
+        finally:
+            await connection.close()
+
+    async def value(self, sql: str) -> Any:
+        return (await self.fetch(sql))[0][0]
+
+    async def execute(self, sql: str) -> None:
+        await self.fetch(sql)
+
+    def _on_sqlite(self, sql: str) -> list[tuple[Any, ...]]:
+        assert self.path is not None
+        connection = sqlite3.connect(self.path, isolation_level=None)
+        try:
+            return connection.execute(sql).fetchall()
+        finally:
+            connection.close()
+
+    async def count(self, table: str) -> int:
+        return int(await self.value(f"select count(*) from {table}"))
+
+    async def counts(self) -> dict[str, int]:
+        """How many rows every table has."""
+        if self.path is not None:
+            names = "select name from sqlite_master where type = 'table' and name not like 'sqlite%'"
+        else:
+            names = "select tablename from pg_tables where schemaname = 'public'"
+        parts = [f"select '{row[0]}', count(*) from {row[0]}" for row in await self.fetch(names)]
+        return {table: int(n) for table, n in await self.fetch(" union all ".join(parts))}
+
+    async def workspace(self, number: int) -> UUID:
+        """A workspace of its own."""
+        made = UUID(int=(7 << 76) | (2 << 62) | number)
+        at = "0" if self.path is not None else "to_timestamp(0)"
+        await self.execute(
+            f"insert into workspace (id, name, created_at) values ('{made}', 'w{number}', {at})"
+        )
+        return made
+
+
+def make_store(url: str, clock: Clock) -> AnyStore:
+    path = sqlite_path(url)
+    return PostgresStore(url, clock) if path is None else SqliteStore(path, clock)
+
+
+@asynccontextmanager
+async def opened(url: str, clock: Clock) -> AsyncIterator[AnyStore]:
+    """A store on a database that is migrated first."""
+    store = make_store(url, clock)
+    try:
+        await store.migrate()
+        await store.open()
+        yield store
+    finally:
+        await store.close()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def raw(database_url: str) -> Raw:
+    return Raw(database_url)
+
+
+@pytest.fixture
+async def store(database_url: str, clock: ManualClock) -> AsyncIterator[AnyStore]:
+    async with opened(database_url, clock) as store:
+        yield store
+
+
+@pytest.fixture
+async def engine(store: AnyStore, raw: Raw) -> AsyncIterator[Engine]:
+    """An engine; whatever a test does to it, rows and audit trail must agree in the end."""
+    engine = Engine(store, actor="tester")
+    yield engine
+    assert await engine.upkeep.audit() == []
+    await check_trail(raw)
+    await check_attempts(raw)
+    await check_timers(engine, raw)
+
+
+Another = Callable[[], AbstractAsyncContextManager[Engine]]
+
+
+@pytest.fixture
+def another(database_url: str, clock: ManualClock, engine: Engine) -> Another:
+    """Another process's engine on the same database."""
+    seeds = iter(range(100, 200))
+
+    @asynccontextmanager
+    async def made() -> AsyncIterator[Engine]:
+        other = ManualClock(next(seeds))
+        other.advance(clock.elapsed())
+        async with opened(database_url, other) as store:
+            yield Engine(store, actor="another")
+
+    return made
+
+
+async def check_trail(raw: Raw) -> None:
+    """Every event follows from the one before by a legal transition: the oracle of I11."""
+    before: dict[Any, str] = {}
+    rows = await raw.fetch("select task, seq, kind, previous, new, data from event order by 1, 2")
+    for task, seq, kind, previous, new, data in rows:
+        if seq == 1:
+            assert (kind, previous) == ("submitted", None)
+            assert new in (Status.PENDING, Status.WAITING)
+        else:
+            if previous is None and "corrupt" in (data or ""):
+                previous = before[task]
+            assert previous == before[task], f"event {seq} of {task} starts elsewhere"
+            pair = (Status(previous), Status(new))
+            assert pair in LEGAL or previous == new, f"illegal: {pair} by {kind}"
+        before[task] = new
+
+
+async def check_attempts(raw: Raw) -> None:
+    """Ended attempts are numbered without gaps; at most one completed, as the last."""
+    ended = defaultdict(list)
+    for task, attempt, outcome in await raw.fetch("select task, attempt, outcome from attempt"):
+        ended[task].append((attempt, outcome))
+    rows = await raw.fetch("select id, status, attempt, error_class from task")
+    for task, status, attempt, error_class in rows:
+        numbers = sorted(number for number, _ in ended[task])
+        last = attempt - 1 if status in LEASED else attempt
+        if error_class != "corrupt":
+            assert numbers == list(range(1, last + 1)), f"attempts of {task}: {numbers}"
+        completed = [number for number, outcome in ended[task] if outcome == "COMPLETED"]
+        assert completed == ([attempt] if status == "COMPLETED" else [])
+
+
+async def check_timers(engine: Engine, raw: Raw) -> None:
+    """Every row's timer is the one that the model computes from the row."""
+    for row in await all_rows(engine, raw):
+        try:
+            task = task_of(row)
+        except CorruptRow:
+            continue
+        if task.hung_warned_at is not None and task.progress_at is not None:
+            continue  # progress moves the deadline, and the promoter the timer when it comes
+        assert task.due_at == due_at(task), f"timer of {task.id}, {task.status}"
+
+
+async def all_rows(engine: Engine, raw: Raw) -> list[Row]:
+    ids = [UUID(str(row[0])) for row in await raw.fetch("select id from task")]
+
+    def script() -> Script[list[Row]]:
+        rows: list[Row] = yield Statement("tasks_locked", {"ids": ids})
+        return rows
+
+    return await engine.core.store.transact(script)
+
+
+async def row_of(engine: Engine, task: UUID) -> Task:
+    """The hot row of a task, as the model sees it."""
+
+    def script() -> Script[Task]:
+        rows = yield Statement("tasks_locked", {"ids": [task]})
+        return task_of(rows[0])
+
+    return await engine.core.store.transact(script)
+
+
+def profile(**changes: Any) -> AgentProfile:
+    """An agent that takes every plain task."""
+    plain = AgentProfile(
+        id=AGENT, workspace=DEFAULT_WORKSPACE, name="agent", runtimes=("function",)
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def new(title: str = "a task", **options: Any) -> NewTask:
+    return NewTask(title=title, **options)
+
+
+def failure(error_class: str = "error", message: str = "boom", **options: Any) -> Failure:
+    return Failure(message=message, error_class=ErrorClass(error_class), **options)
+
+
+async def claim_one(engine: Engine, **changes: Any) -> Work:
+    works = await engine.claim(profile(workspace=engine.workspace, **changes), WORKER, 1, LEASE_S)
+    assert len(works) == 1
+    return works[0]
+
+
+async def claim_all(engine: Engine, n: int = 1000) -> list[Work]:
+    return await engine.claim(profile(workspace=engine.workspace), WORKER, n, LEASE_S)
+
+
+async def running(engine: Engine, **options: Any) -> Fence:
+    """The fence of a new task that is RUNNING."""
+    submitted = await engine.submit(new(**options))
+    work = await claim_one(engine)
+    assert work.fence.task == submitted.id
+    return work.fence
+
+
+async def reclaimed(engine: Engine, fence: Fence) -> Fence:
+    """The fence of the next attempt, after the first one's lease ran out."""
+    clock = engine.clock
+    assert isinstance(clock, ManualClock)
+    clock.advance(LEASE_S + 1)
+    assert await engine.upkeep.expire_once("reaper") == 1
+    await engine.upkeep.promote_once("promoter")
+    work = await claim_one(engine)
+    assert work.fence.task == fence.task
+    return work.fence
+
+
+async def assigned(engine: Engine) -> Fence:
+    """The fence of a new task that a gateway has taken and not begun."""
+    task = (await engine.submit(new())).id
+    token = engine.clock.new_token()
+    lane = (await row_of(engine, task)).lane
+    params = {"lane": lane, "n": 1, "status": Status.ASSIGNED, "agent": AGENT, "worker": WORKER}
+    params |= {"token": token_hash(token), "lease_s": LEASE_S, "now": engine.clock.now()}
+
+    def script() -> Script[int]:
+        rows = yield Statement("claim_lane", params)
+        return len(rows)
+
+    assert await engine.core.store.once(script) == 1
+    return Fence(task, 1, token)
+
+
+async def in_status(engine: Engine, status: Status) -> Fence:
+    """The fence of the first attempt of a task that is now in that status."""
+    if status is Status.ASSIGNED:
+        return await assigned(engine)
+    fence = await running(engine, max_attempts=1 if status is Status.DEAD else 3)
+    match status:
+        case Status.WAITING:
+            await engine.park(fence, "approval")
+        case Status.PENDING:
+            await engine.release(fence)
+        case Status.PAUSED:
+            await engine.pause(fence.task)
+            await engine.confirm_pause(fence, {"state": "killed"})
+        case Status.RETRY_WAIT | Status.DEAD:
+            await engine.fail(fence, failure())
+        case Status.COMPLETED:
+            await engine.complete(fence)
+        case Status.FAILED:
+            await engine.fail(fence, failure("syntax"))
+        case Status.CANCELLED:
+            await engine.cancel(fence.task)
+            await engine.confirm_cancel(fence, {"state": "killed"})
+        case Status.SKIPPED:
+            await engine.fail(fence, failure())
+            await engine.core.order(fence.task, commands.Skip())
+    assert (await row_of(engine, fence.task)).status is status
+    return fence
+
+
+async def status(engine: Engine, task: UUID) -> str:
+    return (await engine.show(task)).status
+
+
+async def snapshot(engine: Engine, task: UUID) -> Any:
+    """Everything that can be seen of a task: a refused call must leave it the same."""
+    view: TaskView = await engine.show(task)
+    events: list[LogLine] = list(await engine.logs(task))
+    return view, list(await engine.attempts(task)), events, await engine.steps(task)
+
+
+async def refusal(call: Awaitable[Any]) -> str:
+    """The code of the error that the call is refused with."""
+    with pytest.raises(TenutoError) as caught:
+        await call
+    return caught.value.code

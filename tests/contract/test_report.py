@@ -1,0 +1,362 @@
+"""Report: the fence decides over every write of an attempt, and a repeat is answered alike."""
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.contract.conftest import (
+    LEASE_S,
+    START,
+    ManualClock,
+    Raw,
+    assigned,
+    claim_one,
+    failure,
+    in_status,
+    new,
+    profile,
+    reclaimed,
+    refusal,
+    row_of,
+    running,
+    snapshot,
+    status,
+)
+
+from tenuto.engine.engine import Engine
+from tenuto.engine.report import Line
+from tenuto.model.commands import Complete, Moment
+from tenuto.model.decide import decide
+from tenuto.model.errors import Conflict
+from tenuto.model.task import Change, Fence, Status
+
+Call = Callable[[Engine, Fence], Awaitable[Any]]
+KILLED = {"state": "killed"}
+ENDS: dict[str, Call] = {
+    "complete": lambda engine, fence: engine.complete(fence, {"late": True}, "late"),
+    "fail": lambda engine, fence: engine.fail(fence, failure()),
+    "not_started": lambda engine, fence: engine.not_started(fence, failure()),
+    "time_out": lambda engine, fence: engine.time_out(fence, KILLED),
+    "park": lambda engine, fence: engine.park(fence, "approval"),
+    "release": lambda engine, fence: engine.release(fence),
+    "confirm_cancel": lambda engine, fence: engine.confirm_cancel(fence, KILLED),
+    "confirm_pause": lambda engine, fence: engine.confirm_pause(fence, KILLED),
+}
+WRITES: dict[str, Call] = {
+    "begin": lambda engine, fence: engine.begin(fence, "session"),
+    "checkpoint": lambda engine, fence: engine.checkpoint(fence, {"late": True}),
+    "progress": lambda engine, fence: engine.progress(fence, 99, "late"),
+    "record_step": lambda engine, fence: engine.record_step(fence, "late", 1),
+    "spawn": lambda engine, fence: engine.spawn(fence, "late", new("late child")),
+}
+FENCED = ENDS | WRITES
+
+
+async def shut_out(engine: Engine, fence: Fence, *, but: str = "") -> None:
+    """Every write by the fence is refused and changes nothing."""
+    before = await snapshot(engine, fence.task)
+    for name, call in FENCED.items():
+        if name != but:
+            assert await refusal(call(engine, fence)) == "lease_lost", name
+    assert (await engine.heartbeat([fence])).lost == [fence]
+    assert await snapshot(engine, fence.task) == before
+
+
+async def test_a_later_attempt_shuts_the_earlier_one_out(engine: Engine, raw: Raw) -> None:
+    stale = await running(engine)
+    await reclaimed(engine, stale)
+    before = await raw.counts()
+    await shut_out(engine, stale)
+    assert await raw.counts() == before
+
+
+async def test_a_reaped_attempt_is_shut_out(engine: Engine, clock: ManualClock) -> None:
+    fence = await running(engine)
+    clock.advance(LEASE_S + 1)
+    assert await engine.upkeep.expire_once("reaper") == 1
+    await shut_out(engine, fence)
+
+
+async def test_a_fence_that_is_half_right_is_wrong(engine: Engine) -> None:
+    fence = await running(engine)
+    await engine.release(fence)
+    current = (await claim_one(engine)).fence
+    await shut_out(engine, Fence(fence.task, current.attempt, fence.token))
+    await shut_out(engine, Fence(fence.task, fence.attempt, current.token))
+    await shut_out(engine, Fence(fence.task, current.attempt + 1, current.token))
+    await shut_out(engine, Fence(fence.task, current.attempt, ""))
+
+
+async def test_an_ended_attempt_says_no_more(engine: Engine) -> None:
+    await shut_out(engine, await in_status(engine, Status.COMPLETED), but="complete")
+    await shut_out(engine, await in_status(engine, Status.CANCELLED), but="confirm_cancel")
+    await shut_out(engine, await in_status(engine, Status.FAILED), but="fail")
+
+
+async def test_lines_of_a_stale_attempt_are_dropped(engine: Engine) -> None:
+    stale = await running(engine)
+    current = await reclaimed(engine, stale)
+    before = await snapshot(engine, stale.task)
+    for fence in (stale, Fence(stale.task, current.attempt, stale.token)):
+        await engine.append(fence, [Line(1, "INFO", "late")])
+    assert await snapshot(engine, stale.task) == before
+
+
+async def test_lines_are_kept_once_and_in_order(engine: Engine, clock: ManualClock) -> None:
+    fence = await running(engine)
+    lines = [Line(number, "INFO", f"line {number}") for number in range(5)]
+    await engine.append(fence, lines[:3])
+    await engine.append(fence, lines[2:])
+    await engine.append(fence, [])
+    said = await engine.query.transcript(fence.task, engine.workspace)
+    assert [(line.seq, line.text) for line in said] == [(n, f"line {n}") for n in range(5)]
+
+
+async def test_a_heartbeat_renews_what_is_held_and_names_what_is_lost(
+    engine: Engine, clock: ManualClock
+) -> None:
+    stale = await running(engine)
+    current = await reclaimed(engine, stale)
+    other = await running(engine, lease_s=100)
+    clock.advance(5)
+    beat = await engine.heartbeat([current, other, Fence(UUID(int=9), 1, "x")], 30)
+    assert beat.held[current.task].lease_until == clock.now() + timedelta(seconds=30)
+    assert beat.held[other.task].lease_until == clock.now() + timedelta(seconds=100)
+    assert [fence.task for fence in beat.lost] == [UUID(int=9)]
+    before = await snapshot(engine, stale.task)
+    assert (await engine.heartbeat([stale])).lost == [stale]
+    assert await snapshot(engine, stale.task) == before
+    assert (await engine.show(current.task)).version == 5
+
+
+async def test_a_heartbeat_tells_two_attempts_of_one_task_apart(engine: Engine) -> None:
+    stale = await running(engine)
+    current = await reclaimed(engine, stale)
+    beat = await engine.heartbeat([stale, current])
+    assert list(beat.held) == [current.task]
+    assert beat.lost == [stale]
+
+
+async def test_a_heartbeat_tells_what_was_asked(engine: Engine) -> None:
+    fence = await running(engine)
+    pulse = (await engine.heartbeat([fence])).held[fence.task]
+    assert (pulse.cancel, pulse.pause, pulse.hung) == (False, False, False)
+    await engine.pause(fence.task)
+    await engine.cancel(fence.task)
+    pulse = (await engine.heartbeat([fence])).held[fence.task]
+    assert (pulse.cancel, pulse.pause, pulse.hung) == (True, True, False)
+    assert (await engine.heartbeat([])).lost == []
+
+
+async def test_a_heartbeat_does_not_revive_a_reaped_lease(
+    engine: Engine, clock: ManualClock
+) -> None:
+    fence = await running(engine)
+    clock.advance(LEASE_S + 1)
+    await engine.upkeep.expire_once("reaper")
+    assert (await engine.heartbeat([fence])).lost == [fence]
+    assert await status(engine, fence.task) == "RETRY_WAIT"
+
+
+async def test_an_expired_lease_nobody_reaped_may_still_commit(
+    engine: Engine, clock: ManualClock
+) -> None:
+    fence = await running(engine)
+    clock.advance(LEASE_S * 100)
+    await engine.complete(fence, 1)
+    assert await status(engine, fence.task) == "COMPLETED"
+    assert await engine.upkeep.expire_once("reaper") == 0
+
+
+async def test_the_result_is_kept(engine: Engine) -> None:
+    for output in (None, 0, "", [], {"a": None}, False, "x" * 1000):
+        fence = await running(engine)
+        await engine.complete(fence, output, "in short")
+        view = await engine.show(fence.task)
+        assert (view.status, view.output, view.summary) == ("COMPLETED", output, "in short")
+        assert view.finished_at == START
+        (attempt,) = await engine.attempts(fence.task)
+        assert (attempt.outcome, attempt.ended_at) == ("COMPLETED", START)
+
+
+@pytest.mark.parametrize("name", ["complete", "fail", "not_started", "time_out", "park", "release"])
+async def test_a_repeated_end_is_answered_like_the_first(
+    engine: Engine, clock: ManualClock, name: str
+) -> None:
+    fence = await running(engine, timeout_s=5)
+    await ENDS[name](engine, fence)
+    before = await snapshot(engine, fence.task)
+    clock.advance(1)
+    await ENDS[name](engine, fence)
+    assert await snapshot(engine, fence.task) == before
+    others = {"complete", "not_started", "release"} - {name}
+    for other in sorted(others):
+        assert await refusal(ENDS[other](engine, fence)) == "lease_lost"
+    assert await snapshot(engine, fence.task) == before
+
+
+async def test_a_repeated_failure_of_any_class(engine: Engine) -> None:
+    for error_class in ("error", "rate_limit", "timeout", "syntax"):
+        for resume_at in (None, START + timedelta(hours=1)):
+            fence = await running(engine, max_attempts=2)
+            await engine.fail(fence, failure(error_class), resume_at)
+            before = await snapshot(engine, fence.task)
+            await engine.fail(fence, failure(error_class), resume_at)
+            assert await snapshot(engine, fence.task) == before
+
+
+async def test_a_repeated_confirmation(engine: Engine) -> None:
+    for asked in (Status.CANCELLED, Status.PAUSED):
+        fence = await in_status(engine, asked)
+        before = await snapshot(engine, fence.task)
+        name = "confirm_cancel" if asked is Status.CANCELLED else "confirm_pause"
+        await ENDS[name](engine, fence)
+        assert await snapshot(engine, fence.task) == before
+
+
+async def test_an_end_after_the_next_claim_is_no_repeat(engine: Engine) -> None:
+    fence = await running(engine)
+    await engine.release(fence)
+    await claim_one(engine)
+    assert await refusal(engine.release(fence)) == "lease_lost"
+
+
+@pytest.mark.parametrize("asked", ["cancel", "pause"])
+async def test_what_was_asked_refuses_the_rest(engine: Engine, asked: str) -> None:
+    fence = await running(engine)
+    await (engine.cancel if asked == "cancel" else engine.pause)(fence.task)
+    before = await snapshot(engine, fence.task)
+    allowed = {"progress", "begin", f"confirm_{asked}"}
+    allowed |= {"checkpoint"} if asked == "pause" else set()
+    for name in sorted(FENCED.keys() - allowed):
+        wanted = "out_of_turn" if name.startswith("confirm") else f"{asked}_requested"
+        assert await refusal(FENCED[name](engine, fence)) == wanted, name
+    assert await snapshot(engine, fence.task) == before
+    assert not (await engine.heartbeat([fence])).lost
+    if asked == "pause":
+        assert await engine.checkpoint(fence, "last") == 1
+    await FENCED[f"confirm_{asked}"](engine, fence)
+
+
+@pytest.mark.parametrize("of", Status)
+async def test_the_stores_complete_is_the_models(engine: Engine, of: Status) -> None:
+    leased = of in (Status.ASSIGNED, Status.RUNNING)
+    for asked in ("", "cancel", "pause", "pause cancel") if leased else ("",):
+        for attempt in (0, 1):
+            for token in ("", "wrong"):
+                right = await in_status(engine, of)
+                for word in asked.split():
+                    await (engine.cancel if word == "cancel" else engine.pause)(right.task)
+                fence = Fence(right.task, right.attempt + attempt, token or right.token)
+                await compare_complete(engine, fence)
+                if of is Status.PENDING:
+                    await engine.cancel(right.task)  # else the next claim takes it
+
+
+async def compare_complete(engine: Engine, fence: Fence) -> None:
+    before = await row_of(engine, fence.task)
+    command = Complete(fence=fence, output="1")
+    wanted: Change | str | None
+    try:
+        wanted = decide(before, command, Moment(engine.clock.now(), actor="tester"))
+    except Conflict as error:
+        wanted = error.code
+    told: str | None = None
+    try:
+        await engine.complete(fence, 1)
+    except Conflict as error:
+        told = error.code
+    assert told == (wanted if isinstance(wanted, str) else None)
+    after = await row_of(engine, fence.task)
+    assert after == (wanted.task if isinstance(wanted, Change) else before)
+    output = (await engine.show(fence.task)).output
+    assert output == (1 if isinstance(wanted, Change) else None)
+
+
+async def test_checkpoints_are_numbered_and_monotone(engine: Engine) -> None:
+    fence = await running(engine)
+    assert await engine.checkpoint(fence, {"n": 1}) == 1
+    assert await engine.checkpoint(fence, {"n": 5}, seq=5) == 5
+    assert await engine.checkpoint(fence, {"n": "ignored"}, seq=5) == 5
+    assert await refusal(engine.checkpoint(fence, {"n": 4}, seq=4)) == "checkpoint_stale"
+    assert await engine.checkpoint(fence, None) == 6
+    view = await engine.show(fence.task)
+    assert (view.checkpoint, view.checkpoint_seq, view.version) == (None, 6, 2)
+    await engine.checkpoint(fence, {"n": 7})
+    assert (await engine.show(fence.task)).checkpoint == {"n": 7}
+
+
+async def test_progress_keeps_what_is_not_said(engine: Engine, clock: ManualClock) -> None:
+    fence = await running(engine)
+    finish = START + timedelta(minutes=3)
+    await engine.progress(fence, 10, "one", finish)
+    await engine.progress(fence, step="two")
+    view = await engine.show(fence.task)
+    assert (view.progress_percent, view.current_step) == (10, "two")
+    assert (view.estimated_completion_at, view.version) == (finish, 2)
+
+
+async def test_a_step_is_recorded_once_for_all_attempts(engine: Engine) -> None:
+    fence = await running(engine)
+    await engine.record_step(fence, "fetch", {"rows": 3})
+    await engine.record_step(fence, "fetch", {"rows": 3})
+    await engine.release(fence)
+    again = (await claim_one(engine)).fence
+    assert await engine.steps(fence.task) == {"fetch": ({"rows": 3}, None)}
+    await engine.record_step(again, "null", None)
+    assert (await engine.steps(fence.task))["null"] == (None, None)
+
+
+async def test_a_step_with_another_value_is_a_conflict(engine: Engine) -> None:
+    fence = await running(engine)
+    await engine.record_step(fence, "fetch", 1)
+    assert await refusal(engine.record_step(fence, "fetch", 2)) == "step_conflict"
+    assert await engine.steps(fence.task) == {"fetch": (1, None)}
+
+
+async def test_a_child_is_made_once_per_key(engine: Engine, raw: Raw) -> None:
+    fence = await running(engine)
+    child = await engine.spawn(fence, "child", new("child", input=1))
+    assert await engine.spawn(fence, "child", new("child", input=1)) == child
+    other = await engine.spawn(fence, "other", new("child", input=1))
+    assert other != child
+    await engine.release(fence)
+    again = (await claim_one(engine, task_types=("default",))).fence
+    assert again.task == fence.task
+    assert await engine.spawn(again, "child", new("child", input=1)) == child
+    assert (await engine.show(child)).parent == fence.task
+    assert await engine.steps(fence.task) == {"child": (None, child), "other": (None, other)}
+    assert await refusal(engine.spawn(again, "child", new("else"))) == "idempotency_conflict"
+    assert await raw.count("task") == 3
+
+
+async def test_a_spawned_child_exists(engine: Engine) -> None:
+    fence = await running(engine)
+    await engine.spawn(fence, "one", new("child", idempotency_key="k"))
+    child = await engine.spawn(fence, "two", new("child", idempotency_key="k"))
+    assert (await engine.show(child)).title == "child"
+    assert (await engine.steps(fence.task))["two"] == (None, child)
+
+
+async def test_a_push_task_begins_before_it_ends(engine: Engine) -> None:
+    fence = await assigned(engine)
+    assert await refusal(engine.complete(fence)) == "out_of_turn"
+    assert await refusal(engine.fail(fence, failure())) == "out_of_turn"
+    await engine.begin(fence, "session")
+    await engine.begin(fence, "session")
+    assert await refusal(engine.begin(fence, "another session")) == "out_of_turn"
+    view = await engine.show(fence.task)
+    assert (view.status, view.session_key, view.version) == ("RUNNING", "session", 3)
+    await engine.complete(fence)
+
+
+async def test_what_does_not_exist(engine: Engine) -> None:
+    nobody = Fence(UUID(int=1), 1, "token")
+    for name in ("complete", "fail", "release", "checkpoint", "record_step", "spawn"):
+        assert await refusal(FENCED[name](engine, nobody)) == "not_found"
+    assert await refusal(engine.progress(nobody, 1)) == "lease_lost"
+    assert (await engine.heartbeat([nobody])).lost == [nobody]
+    await engine.append(nobody, [Line(1, "INFO", "x")])
+    assert await engine.claim(profile(), "w", 1) == []

@@ -1,0 +1,270 @@
+"""Submit: one, many, repeated, refused; all or nothing, and never lost."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.contract.conftest import (
+    START,
+    WORKER,
+    Another,
+    ManualClock,
+    Raw,
+    claim_all,
+    new,
+    profile,
+    refusal,
+    row_of,
+)
+
+from tenuto.engine.engine import Engine
+from tenuto.model.errors import Conflict, Invalid
+from tenuto.model.retry import RetryPolicy
+from tenuto.model.submission import NewTask
+from tenuto.model.task import AGING_MS
+
+PARENT = UUID("00000000-0000-7000-8000-0000000000aa")
+GIVEN = UUID("00000000-0000-7000-8000-0000000000bb")
+EVERYTHING: dict[str, Any] = {
+    "title": "everything — ünïcode 🦆",
+    "description": "d",
+    "prompt": "p\nq\tr",
+    "system_prompt": "s",
+    "model": "m",
+    "max_turns": 7,
+    "conversation": "c",
+    "task_type": "build",
+    "agent_type": "coder",
+    "command": ["echo", "", "a b"],
+    "cwd": "/somewhere",
+    "env": {"A": "1", "B": ""},
+    "priority": 9,
+    "tags": ["x", "y", "x"],
+    "task_tags": ["t"],
+    "capabilities": ["gpu"],
+    "container": "box",
+    "region": "eu",
+    "estimate_minutes": 5,
+    "max_attempts": 4,
+    "retry": RetryPolicy(base_s=1.5, jitter=0.0),
+    "timeout_s": 60,
+    "queue_ttl_s": 3600,
+    "lease_s": 30,
+    "parent": PARENT,
+    "input": {"deep": [{"n": None}, 1.25, "é", 2**64 - 1, True]},
+    "metadata": {"k": ["v"]},
+    "idempotency_key": "key",
+    "trace_id": "trace",
+    "source": "test",
+}
+
+
+async def test_one_is_pending_and_seen_whole(engine: Engine) -> None:
+    submitted = await engine.submit(NewTask(**EVERYTHING))
+    assert submitted.created
+    view = await engine.show(submitted.id)
+    shown = {name for name in EVERYTHING if hasattr(view, name)} - {"tags", "retry"}
+    assert {name: getattr(view, name) for name in shown} == {n: EVERYTHING[n] for n in shown}
+    assert len(shown) > 20
+    assert view.tags == ["x", "y"]
+    assert view.retry == {"base_s": 1.5, "jitter": 0.0}
+    assert (view.status, view.version, view.attempt, view.tries) == ("PENDING", 1, 0, 0)
+    assert (view.created_by, view.created_at, view.updated_at) == ("tester", START, START)
+    assert [(line.event, line.actor) for line in await engine.events(submitted.id)] == [
+        ("submitted", "tester")
+    ]
+
+
+async def test_an_attempt_sees_what_was_asked(engine: Engine) -> None:
+    await engine.submit(NewTask(**EVERYTHING))
+    able = profile(
+        agent_type="coder",
+        accept_commands=True,
+        task_tags=("t",),
+        capabilities=("gpu",),
+        containers=("box",),
+        region="eu",
+    )
+    (work,) = await engine.claim(able, WORKER, 5)
+    seen = ("title", "prompt", "system_prompt", "model", "task_type", "command", "cwd", "env")
+    seen += ("input", "metadata", "parent", "trace_id", "timeout_s", "max_attempts")
+    assert {name: getattr(work, name) for name in seen} == {n: EVERYTHING[n] for n in seen}
+
+
+async def test_rank_is_age_less_an_hour_per_step_of_priority(
+    engine: Engine, clock: ManualClock
+) -> None:
+    base = int(START.timestamp() * 1000)
+    plain = await engine.submit(new(priority=3))
+    later = await engine.submit(new(priority=3, run_at=START + timedelta(hours=2)))
+    past = await engine.submit(new(priority=3, run_at=START - timedelta(hours=2)))
+    assert (await row_of(engine, plain.id)).rank == base - 3 * AGING_MS
+    assert (await row_of(engine, later.id)).rank == base + 2 * 3_600_000 - 3 * AGING_MS
+    assert (await row_of(engine, past.id)).rank == base - 3 * AGING_MS
+    assert (await engine.show(past.id)).status == "PENDING"
+    assert (await engine.show(later.id)).status == "WAITING"
+
+
+async def test_nothing_is_nothing(engine: Engine, raw: Raw) -> None:
+    assert await engine.submit_many([]) == []
+    assert await raw.count("task") == 0
+
+
+async def test_many_keep_their_order(engine: Engine) -> None:
+    submitted = await engine.submit_many([new(f"t{n}") for n in range(500)])
+    assert len({each.id for each in submitted}) == 500
+    assert [each.id for each in submitted] == sorted(each.id for each in submitted)
+    page = await engine.list(limit=500)
+    assert [task.title for task in page.tasks] == [f"t{n}" for n in reversed(range(500))]
+
+
+async def test_the_same_key_and_body_is_the_same_task(engine: Engine, raw: Raw) -> None:
+    first = await engine.submit(new(idempotency_key="k", input={"a": 1, "b": 2}))
+    again = await engine.submit(new(idempotency_key="k", input={"b": 2, "a": 1}))
+    assert (again.id, again.created) == (first.id, False)
+    assert (await raw.count("task"), await raw.count("event")) == (1, 1)
+
+
+async def test_the_same_key_after_the_end_is_still_the_same_task(engine: Engine) -> None:
+    first = await engine.submit(new(idempotency_key="k"))
+    (work,) = await claim_all(engine)
+    await engine.complete(work.fence, {"done": True})
+    assert await engine.submit(new(idempotency_key="k")) == type(first)(first.id, created=False)
+    assert (await engine.show(first.id)).status == "COMPLETED"
+
+
+@pytest.mark.parametrize("other", [{"title": "other"}, {"priority": 6}, {"input": 1}])
+async def test_the_same_key_with_another_body_is_a_conflict(
+    engine: Engine, raw: Raw, other: dict[str, Any]
+) -> None:
+    first = await engine.submit(new(idempotency_key="k"))
+    with pytest.raises(Conflict) as caught:
+        await engine.submit(NewTask(**{"title": "a task", "idempotency_key": "k"} | other))
+    assert caught.value.code == "idempotency_conflict"
+    assert caught.value.details["task"] == str(first.id)
+    assert await raw.count("task") == 1
+
+
+async def test_a_conflict_in_bulk_writes_nothing(engine: Engine, raw: Raw) -> None:
+    await engine.submit(new(idempotency_key="k"))
+    before = await raw.counts()
+    bulk = [new(f"t{n}", tags=["x"], task_tags=["y"], capabilities=["z"]) for n in range(20)]
+    lane = await refusal(engine.submit_many([bulk[0], new(tags=["n"] * 51)]))
+    assert lane == "too_large"
+    bulk.insert(10, new("other body", idempotency_key="k"))
+    assert await refusal(engine.submit_many(bulk)) == "idempotency_conflict"
+    after = await raw.counts()
+    assert after == before | {"lane": after["lane"]}
+
+
+async def test_a_bulk_may_repeat_what_is_there(engine: Engine) -> None:
+    first = await engine.submit(new("one", idempotency_key="one"))
+    both = await engine.submit_many(
+        [new("one", idempotency_key="one"), new("two", idempotency_key="two"), new("three")]
+    )
+    assert [each.created for each in both] == [False, True, True]
+    assert both[0].id == first.id
+
+
+async def test_one_key_twice_in_a_bulk(engine: Engine, raw: Raw) -> None:
+    both = await engine.submit_many([new(idempotency_key="k"), new(idempotency_key="k")])
+    assert [each.created for each in both] == [True, False]
+    assert both[0].id == both[1].id
+    bodies = [new("one", idempotency_key="q"), new("two", idempotency_key="q")]
+    assert await refusal(engine.submit_many(bodies)) == "idempotency_conflict"
+    assert await raw.count("task") == 1
+
+
+async def test_an_id_of_the_callers_is_kept_and_repeatable(engine: Engine, raw: Raw) -> None:
+    first = await engine.submit(new(id=GIVEN))
+    assert (first.id, first.created) == (GIVEN, True)
+    again = await engine.submit(new(id=GIVEN))
+    assert (again.id, again.created) == (GIVEN, False)
+    assert await refusal(engine.submit(new("other", id=GIVEN))) == "idempotency_conflict"
+    assert await raw.count("task") == 1
+
+
+async def test_one_id_twice_in_a_bulk(engine: Engine, raw: Raw) -> None:
+    both = await engine.submit_many([new(id=GIVEN), new(id=GIVEN)])
+    assert [(each.id, each.created) for each in both] == [(GIVEN, True), (GIVEN, False)]
+    assert await raw.count("task") == 1
+
+
+async def test_two_bodies_for_one_id_in_a_bulk(engine: Engine, raw: Raw) -> None:
+    bodies = [new("one", id=GIVEN), new("two", id=GIVEN)]
+    assert await refusal(engine.submit_many(bodies)) == "idempotency_conflict"
+    assert await raw.count("task") == 0
+
+
+async def test_an_id_of_another_workspace_is_refused(engine: Engine, raw: Raw) -> None:
+    elsewhere = Engine(engine.core.store, workspace=await raw.workspace(9))
+    await elsewhere.submit(new(id=GIVEN))
+    assert await refusal(engine.submit(new(id=GIVEN))) == "idempotency_conflict"
+    assert await raw.count("task") == 1
+
+
+async def test_a_key_belongs_to_its_workspace(engine: Engine, raw: Raw) -> None:
+    elsewhere = Engine(engine.core.store, workspace=await raw.workspace(9))
+    first = await elsewhere.submit(new("one", idempotency_key="k"))
+    second = await engine.submit(new("two", idempotency_key="k"))
+    assert first.id != second.id
+    assert await refusal(engine.show(first.id)) == "not_found"
+
+
+async def test_the_same_key_from_everywhere_at_once(engine: Engine, another: Another) -> None:
+    async with another() as second, another() as third:
+        engines = [engine, second, third] * 8
+        answers = await asyncio.gather(*(e.submit(new(idempotency_key="k")) for e in engines))
+    assert len({each.id for each in answers}) == 1
+    assert [each.created for each in answers].count(True) == 1
+
+
+async def test_other_bodies_under_one_key_at_once(engine: Engine, another: Another) -> None:
+    async with another() as second:
+        calls = [
+            each.submit(new(f"body {n}", idempotency_key="k"))
+            for n in range(8)
+            for each in (engine, second)
+        ]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [each for each in answers if isinstance(each, Conflict)]
+    accepted = [each for each in answers if not isinstance(each, BaseException)]
+    assert len(refused) == 14
+    assert {each.code for each in refused} == {"idempotency_conflict"}
+    assert sorted(each.created for each in accepted) == [False, True]
+
+
+async def test_too_many_in_one_bulk(engine: Engine, raw: Raw) -> None:
+    before = await raw.counts()
+    assert await refusal(engine.submit_many([new()] * 10_001)) == "bulk_too_large"
+    assert await raw.counts() == before
+
+
+async def test_one_bad_task_in_a_bulk_refuses_all(engine: Engine, raw: Raw) -> None:
+    before = await raw.counts()
+    with pytest.raises(Invalid, match="priority"):
+        await engine.submit_many([new(), new(priority=11), new()])
+    assert await raw.counts() == before
+
+
+async def test_lanes_are_limited(
+    engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.lanes.MAX_LANES", 3)
+    for kind in ("a", "b", "c"):
+        await engine.submit(new(task_type=kind))
+    assert await refusal(engine.submit(new(task_type="d"))) == "too_many_lanes"
+    await engine.submit(new(task_type="a"))
+    assert (await raw.count("task"), await raw.count("lane")) == (4, 3)
+
+
+async def test_lanes_are_limited_within_one_bulk(
+    engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.lanes.MAX_LANES", 3)
+    bulk = [new(task_type=f"type{n}") for n in range(5)]
+    assert await refusal(engine.submit_many(bulk)) == "too_many_lanes"
+    assert await raw.count("task") == 0
+    assert await raw.count("lane") <= 3
