@@ -1,12 +1,18 @@
 """Puts the parts together: the only module that knows every concrete class."""
 
 import asyncio
+import importlib
+import logging
 import os
+import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
 
 from tenuto.broker.local import LocalWakeups
 from tenuto.broker.memory import MemoryWakeups
@@ -14,12 +20,22 @@ from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Invalid, Unavailable
+from tenuto.model.matching import AgentProfile
 from tenuto.settings import Settings
 from tenuto.store.protocol import Store
 from tenuto.store.schema import NEEDS
 from tenuto.store.sqlite import SqliteStore
+from tenuto.telemetry import set_up
+
+if TYPE_CHECKING:
+    from tenuto.worker.session import Supervisor
+    from tenuto.worker.worker import Worker
 
 T = TypeVar("T")
+log = logging.getLogger("tenuto")
+
+PARENT_PIPE = "TENUTO_PARENT_PIPE"
+"""Set for a child that must stop when its standard input ends."""
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -103,3 +119,131 @@ async def connect(
             await wakeups.close()
     finally:
         await store.close()
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker process was asked to work."""
+
+    agent: str = "local"
+    slots: int | None = None
+    accept_commands: bool = True
+    task_tags: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    agent_type: str | None = None
+    command: tuple[str, ...] | None = None
+    app: str | None = None
+
+
+def serve_worker(settings: Settings, options: WorkerOptions) -> int:
+    """Work until asked to stop; the exit code."""
+    set_up()
+    return run(_worker(settings, options))
+
+
+def serve_coordinator(settings: Settings) -> int:
+    """Coordinate until asked to stop; the exit code."""
+    set_up()
+    return run(_coordinator(settings))
+
+
+def serve_up(settings: Settings, workers: int) -> int:
+    """Coordinator here and workers as child processes, until asked to stop; the exit code."""
+    set_up()
+    return run(_up(settings, workers))
+
+
+def stop_on_signals() -> asyncio.Event:
+    """An event that SIGTERM, SIGINT, or the end of a supervising parent sets."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if os.environ.get(PARENT_PIPE):
+        # Standard input is a pipe that only the parent holds: its end is the parent's end.
+        loop.add_reader(0, lambda: stop.set() if not os.read(0, 4096) else None)
+    return stop
+
+
+async def _worker(settings: Settings, options: WorkerOptions) -> int:
+    from tenuto.worker.session import Supervisor  # noqa: PLC0415  not for every command
+    from tenuto.worker.worker import Worker  # noqa: PLC0415
+
+    stop = stop_on_signals()
+    if options.slots is not None:
+        settings = msgspec.structs.replace(settings, slots=options.slots)
+    async with connect(settings, listen=True) as engine:
+        worker = Worker(engine, settings, connect=lambda: connect(settings))
+        engine.actor = worker.id
+        supervisor = Supervisor()
+        try:
+            await _host(worker, supervisor, options)
+            log.info("worker %s hosts %s", worker.id, options.agent)
+            await worker.run(stop)
+        finally:
+            await supervisor.close()
+    return 0
+
+
+async def _host(worker: "Worker", supervisor: "Supervisor", options: WorkerOptions) -> None:
+    from tenuto.worker.runtime.command import CommandRuntime  # noqa: PLC0415  not for every command
+
+    if options.app is not None:
+        await _host_app(worker, options)
+        return
+    profile = AgentProfile(
+        id=worker.engine.clock.new_id(),
+        workspace=worker.engine.workspace,
+        name=options.agent,
+        agent_type=options.agent_type,
+        task_tags=options.task_tags,
+        capabilities=options.capabilities,
+        runtimes=("command",) if options.command else (),
+        accept_commands=options.accept_commands,
+    )
+    await worker.host(profile, CommandRuntime(supervisor, options.command))
+
+
+async def _host_app(worker: "Worker", options: WorkerOptions) -> None:
+    """Host the handlers that a user's module names: `module:attribute`, a dict by task type."""
+    assert options.app is not None
+    module, _, attribute = options.app.partition(":")
+    sys.path.insert(0, "")
+    try:
+        handlers = getattr(importlib.import_module(module), attribute or "handlers")
+    except (ImportError, AttributeError) as error:
+        raise Invalid(f"cannot load {options.app}: {error}") from error
+    if not isinstance(handlers, dict) or not all(callable(each) for each in handlers.values()):
+        raise Invalid(f"{options.app} is not a dict of handlers by task type")
+    await worker.host_functions(
+        options.agent,
+        handlers,
+        task_tags=options.task_tags,
+        capabilities=options.capabilities,
+        agent_type=options.agent_type,
+    )
+
+
+async def _coordinator(settings: Settings) -> int:
+    from tenuto.coordinator.coordinator import Coordinator  # noqa: PLC0415  not for every command
+
+    stop = stop_on_signals()
+    async with connect(settings, listen=False) as engine:
+        name = process_name(engine.clock)
+        engine.actor = name
+        log.info("coordinator %s", name)
+        await Coordinator(engine, settings, name=name).run(stop)
+    return 0
+
+
+async def _up(settings: Settings, workers: int) -> int:
+    from tenuto.coordinator.coordinator import Coordinator  # noqa: PLC0415
+    from tenuto.worker.children import Children  # noqa: PLC0415  not for every command
+
+    stop = stop_on_signals()
+    async with connect(settings, listen=False) as engine:
+        name = process_name(engine.clock)
+        engine.actor = name
+        children = Children(engine, settings, workers)
+        log.info("up on %s with %d worker(s); Ctrl-C drains and stops", settings.url(), workers)
+        await asyncio.gather(Coordinator(engine, settings, name=name).run(stop), children.run(stop))
+    return 0

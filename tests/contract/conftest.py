@@ -166,6 +166,20 @@ async def engine(store: AnyStore, raw: Raw) -> AsyncIterator[Engine]:
     await check_timers(engine, raw)
 
 
+@pytest.fixture
+async def postgres_engine(postgres_url: str) -> AsyncIterator[Engine]:
+    """An engine for what only PostgreSQL can do, without the oracles."""
+    async with opened(postgres_url, ManualClock()) as store:
+        yield Engine(store, actor="tester")
+
+
+@pytest.fixture
+async def sqlite_engine(sqlite_url: str) -> AsyncIterator[Engine]:
+    """An engine for what only SQLite can do, without the oracles."""
+    async with opened(sqlite_url, ManualClock()) as store:
+        yield Engine(store, actor="tester")
+
+
 Another = Callable[[], AbstractAsyncContextManager[Engine]]
 
 
@@ -337,6 +351,12 @@ async def in_status(engine: Engine, status: Status) -> Fence:
             await engine.core.order(fence.task, commands.Skip())
     assert (await row_of(engine, fence.task)).status is status
     return fence
+
+
+async def forget(raw: Raw, task: UUID) -> None:
+    """Remove a task that a test has damaged, so that the oracles see only what is left."""
+    for table, column in {"task": "id", "task_body": "task", "event": "task", "attempt": "task"}.items():
+        await raw.execute(f"delete from {table} where {column} = '{task}'")
 
 
 async def status(engine: Engine, task: UUID) -> str:

@@ -11,8 +11,9 @@ that states which differ only by when they happened are one state.
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from functools import cache, partial
-from typing import Literal, TypeVar
+from functools import cache
+from itertools import product
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -24,30 +25,22 @@ from tenuto.model.commands import Command, Failure, Fenced, Moment
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict
 from tenuto.model.retry import ATTEMPT_CAP, FREE_ENDS, ErrorClass
-from tenuto.model.task import (
-    LEASED,
-    TERMINAL,
-    TRANSITIONS,
-    Change,
-    Fence,
-    Outcome,
-    Status,
-    Task,
-    due_at,
-)
+from tenuto.model.task import LEASED, TERMINAL, TRANSITIONS, Change, Fence, Outcome, Status, Task
+from tenuto.model.task import due_at as timer_of
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 MOMENT = Moment(NOW)
 STEP = timedelta(seconds=20)
-LEASE_S = 30
+LEASE = timedelta(seconds=30)
+LONG_AGO = NOW - 3 * STEP
 TASKS = {UUID(int=1): 0, UUID(int=2): 1}
 """The ids in use, and where their rows stand in a world."""
 HEALED_WITHIN = 60
 
 INVARIANTS = {
-    "I3": "checkpoints are monotone and fenced",
     "I5": "one result per task, and only the current attempt is heard",
     "I6": "every attempt ends once, and answers say how",
     "I7": "one live lease per task, honoured while it lasts",
@@ -77,16 +70,14 @@ class Row(msgspec.Struct, frozen=True, cache_hash=True):
     """A task as stored, and what the checker itself has seen of it."""
 
     task: Task
-    seq: int
-    told: Status
+    told: tuple[int, Status]
     """Number and new status of the latest audit event."""
     owner: Fence | None = None
     """The fence of the latest claim."""
     ended: tuple[int, Outcome] | None = None
     """The latest attempt that ended, and how."""
     results: int = 0
-    free: int = 0
-    mark: int = 0
+    free: tuple[int, int] = (0, 0)
     """Ends in a row that cost no try, and the checkpoint at the last of them."""
     cancelled: bool = False
     """A cancel of the present attempt was accepted."""
@@ -112,8 +103,9 @@ class World(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True):
 
     rows: tuple[Row, ...]
     workers: tuple[Worker, ...] = (Worker(), Worker(), Worker())
-    mail: frozenset[Message] = frozenset()
+    mail: tuple[Message, ...] = ()
     reads: tuple[Task | None, ...] = (None, None)
+    """What each coordinator has read and not yet acted on; nothing when it holds a lock."""
     faults: int = 0
     orders: int = 0
 
@@ -123,16 +115,15 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
     start: World
     messages: tuple[str, ...] = ("complete",)
-    operator: tuple[str, ...] = ()
+    operator: tuple[Command, ...] = ()
     push: bool = False
     checkpoints: int = 0
 
 
 def claim(task: Task, agent: UUID, worker: str, token: str, status: Status) -> Task | None:
     """As the statement `claim`."""
-    if task.status is not Status.PENDING:
-        return None
-    if task.tries >= task.max_attempts or task.attempt >= ATTEMPT_CAP:
+    spent = task.tries >= task.max_attempts or task.attempt >= ATTEMPT_CAP
+    if task.status is not Status.PENDING or spent:
         return None
     return altered(
         task,
@@ -144,28 +135,26 @@ def claim(task: Task, agent: UUID, worker: str, token: str, status: Status) -> T
         worker=worker,
         lease_token=token_hash(token),
         session_key=None,
-        lease_until=NOW + timedelta(seconds=max(task.lease_s or 0, LEASE_S)),
+        lease_until=NOW + LEASE,
         started_at=NOW if status is Status.RUNNING else None,
         due_at=None if task.watch_s is None else NOW + timedelta(seconds=task.watch_s),
         progress_at=None,
     )
 
 
-def _owns(task: Task, fence: Fence) -> bool:
+def owns(task: Task, fence: Fence) -> bool:
     held = task.attempt == fence.attempt and task.lease_token == token_hash(fence.token)
     return held and task.status in LEASED
 
 
 def heartbeat(task: Task, fence: Fence) -> Task | None:
     """As the statement `heartbeat`: the task with its lease renewed, or `None` when it is lost."""
-    if not _owns(task, fence):
-        return None
-    return altered(task, lease_until=NOW + timedelta(seconds=max(task.lease_s or 0, LEASE_S)))
+    return altered(task, lease_until=NOW + LEASE) if owns(task, fence) else None
 
 
 def checkpoint(task: Task, fence: Fence) -> Task | None:
     """As `Reporting.checkpoint`: saved with the next number, or refused."""
-    if not _owns(task, fence) or task.cancel_requested_at is not None:
+    if not owns(task, fence) or task.cancel_requested_at is not None:
         return None
     return altered(task, checkpoint_seq=task.checkpoint_seq + 1)
 
@@ -189,115 +178,108 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     unchanged: Callable[[Task, Task], bool] = same_lease
 
 
-_ERROR = Failure(message="broke")
-_SAYS: dict[str, Callable[[Fence], Fenced]] = {
-    "begin": lambda fence: c.Begin(fence=fence, session_key="s"),
-    "complete": lambda fence: c.Complete(fence=fence),
-    "fail": lambda fence: c.Fail(fence=fence, failure=_ERROR),
-    "fail for good": lambda fence: c.Fail(
-        fence=fence, failure=Failure(message="bad", error_class=ErrorClass.SYNTAX)
-    ),
-    "rate limit": lambda fence: c.Fail(
-        fence=fence, failure=Failure(message="slow down", error_class=ErrorClass.RATE_LIMIT)
-    ),
-    "not started": lambda fence: c.NotStarted(fence=fence, failure=_ERROR),
-    "time out": lambda fence: c.TimedOut(fence=fence),
-    "park": lambda fence: c.Park(fence=fence, hold="quota", resume_at=NOW + STEP),
-    "park with a limit": lambda fence: c.Park(
-        fence=fence, hold="children", wait_until=NOW + STEP
-    ),
-    "release": lambda fence: c.Release(fence=fence),
-    "confirm cancel": lambda fence: c.ConfirmCancel(fence=fence, receipt={"state": "killed"}),
-    "confirm pause": lambda fence: c.ConfirmPause(fence=fence, receipt={"state": "killed"}),
+def failing(error_class: ErrorClass) -> dict[str, Any]:
+    return {"failure": Failure(message="broke", error_class=error_class)}
+
+
+_KILLED: dict[str, Any] = {"receipt": {"state": "killed"}}
+_SAYS: dict[str, tuple[type[Fenced], dict[str, Any]]] = {
+    "begin": (c.Begin, {"session_key": "s"}),
+    "complete": (c.Complete, {}),
+    "fail": (c.Fail, failing(ErrorClass.ERROR)),
+    "fail for good": (c.Fail, failing(ErrorClass.SYNTAX)),
+    "rate limit": (c.Fail, failing(ErrorClass.RATE_LIMIT)),
+    "not started": (c.NotStarted, failing(ErrorClass.ERROR)),
+    "time out": (c.TimedOut, {}),
+    "park": (c.Park, {"hold": "quota", "resume_at": NOW + STEP}),
+    "park with a limit": (c.Park, {"hold": "children", "wait_until": NOW + STEP}),
+    "release": (c.Release, {}),
+    "confirm cancel": (c.ConfirmCancel, _KILLED),
+    "confirm pause": (c.ConfirmPause, _KILLED),
 }
-_ENDS_AS: dict[type[Command], set[Outcome]] = {
-    c.Complete: {Outcome.COMPLETED},
-    c.Fail: {Outcome.FAILED, Outcome.PARKED, Outcome.TIMED_OUT},
-    c.NotStarted: {Outcome.NOT_STARTED},
-    c.TimedOut: {Outcome.TIMED_OUT},
-    c.Park: {Outcome.PARKED},
-    c.Release: {Outcome.RELEASED},
-    c.ConfirmCancel: {Outcome.CANCELLED},
-    c.ConfirmPause: {Outcome.PAUSED},
-}
-_ASKS: dict[str, Command] = {
-    "cancel": c.Cancel(),
-    "pause": c.Pause(),
-    "resume": c.Resume(),
-    "retry": c.Retry(),
-}
-_STAYS = (c.Cancel, c.Pause, c.WarnHung)
-"""Commands that may leave a leased task leased."""
+_ENDS_AS = (
+    {"fail": "FAILED PARKED TIMED_OUT", "complete": "COMPLETED", "park": "PARKED"}
+    | {"not_started": "NOT_STARTED", "time_out": "TIMED_OUT", "release": "RELEASED"}
+    | {"cancel": "CANCELLED", "pause": "PAUSED"}
+)
 
 
 def check_change(row: Row, command: Command, made: Change) -> None:
     """What must hold of every accepted command; raises `Violation`."""
-    before, after, end = row.task, made.task, made.end
+    before, after, end, name = row.task, made.task, made.end, command.name
     was_leased, is_leased = before.status in LEASED, after.status in LEASED
-    moved = (before.status, after.status) in TRANSITIONS[command.name]
     if before.status in TERMINAL and after.status is not before.status:
-        demand(isinstance(command, c.Retry), "I12", f"{before.status} became {after.status}")
+        demand(isinstance(command, c.Retry), "I12", f"{name} of a task that is {before.status}")
     if isinstance(command, c.Complete):
         demand(row.results == 0, "I5", "a second result was accepted")
     if isinstance(command, Fenced):
-        demand(was_leased and command.fence == row.owner, "I5", "heard an attempt without lease")
+        mine = was_leased and command.fence == row.owner
+        demand(mine, "I5", f"{name} accepted from attempt {command.fence.attempt} without lease")
         allowed = not row.cancelled or isinstance(command, c.ConfirmCancel)
-        demand(allowed, "I16", f"{command.name} accepted after the cancel request")
+        demand(allowed, "I16", f"{name} accepted after the cancel request")
     if row.cancelled and not is_leased:
-        demand(after.status is Status.CANCELLED, "I16", f"cancel ended as {after.status}")
-    stays = after.status is before.status and was_leased and isinstance(command, _STAYS)
-    demand(moved or stays, "I11", f"{command.name}: {before.status} to {after.status}")
-    demand(after.version == before.version + 1, "I13", "the version did not rise by one")
+        demand(after.status is Status.CANCELLED, "I16", f"{name} made a cancel {after.status}")
+    stays = was_leased and isinstance(command, c.Cancel | c.Pause | c.WarnHung)
+    moved = (before.status, after.status) in TRANSITIONS[name]
+    legal = stays if after.status is before.status else moved
+    demand(legal, "I11", f"{name}: {before.status} to {after.status}")
+    demand(after.version == before.version + 1, "I13", f"{name} did not raise the version by one")
     told = (made.event.previous, made.event.new)
-    demand(told == (row.told, after.status), "I13", "the event tells another story")
-    demand((end is not None) == (was_leased and not is_leased), "I6", "an attempt's end is amiss")
-    demand(after.attempt == before.attempt, "I15", "the attempt number changed without a claim")
+    demand(told == (row.told[1], after.status), "I13", f"the event of {name} tells otherwise")
+    demand(after.attempt == before.attempt, "I15", f"{name} changed the attempt's number")
+    demand((end is not None) == (was_leased and not is_leased), "I6", f"{name}: no or a false end")
     if end is not None:
         fresh = row.ended is None or row.ended[0] < end.attempt
-        demand(fresh and end.attempt == before.attempt, "I6", "an attempt ended twice")
+        demand(fresh and end.attempt == before.attempt, "I6", f"{name} ended another attempt")
         done = (end.outcome is Outcome.COMPLETED, after.status is Status.COMPLETED)
         demand(done[0] == done[1], "I6", f"{end.outcome} left the task {after.status}")
 
 
 def check_row(row: Row) -> None:
     """What must hold of every stored task; raises `Violation`."""
-    task, owner = row.task, row.owner
-    demand((row.seq, row.told) == (task.version, task.status), "I13", "the trail misses the row")
-    if task.status in LEASED:
-        mine = owner is not None and _owns(task, owner) and task.agent is not None
-        demand(mine and task.lease_until is not None, "I7", "leased to nobody")
+    task, owner, status = row.task, row.owner, row.task.status
+    demand(row.told == (task.version, status), "I13", f"the trail misses that it is {status}")
+    if status in LEASED:
+        mine = owner is not None and owns(task, owner) and task.agent is not None
+        demand(mine and task.lease_until is not None, "I7", f"{status} under nobody's lease")
     else:
-        demand(task.lease_until is None, "I7", f"{task.status} with a lease")
+        demand(task.lease_until is None, "I7", f"{status} with a lease")
         closed = owner is None or (row.ended is not None and row.ended[0] == owner.attempt)
-        demand(closed, "I6", "the latest attempt never ended")
-    demand((task.finished_at is not None) == (task.status in TERMINAL), "I11", "finished_at")
+        demand(closed, "I6", f"{status} though the latest attempt never ended")
+    demand((task.finished_at is not None) == (status in TERMINAL), "I11", f"{status}: finished_at")
     demand(0 <= task.tries <= task.max_attempts, "I15", f"{task.tries} tries")
-    demand(task.attempt <= ATTEMPT_CAP and row.free <= FREE_ENDS, "I15", "a loop is free")
-    if task.status is Status.PENDING:
-        claimable = task.tries < task.max_attempts and task.attempt < ATTEMPT_CAP
-        demand(claimable, "I15", "queued though no try is left")
+    demand(task.attempt <= ATTEMPT_CAP, "I15", f"{task.attempt} attempts")
+    demand(row.free[0] <= FREE_ENDS, "I15", f"{row.free[0]} free ends in a row")
+    spent = task.tries >= task.max_attempts or task.attempt >= ATTEMPT_CAP
+    demand(status is not Status.PENDING or not spent, "I15", "queued though no try is left")
+
+
+def check_repeated(row: Row, command: Command) -> None:
+    """What must hold of a command that is answered like an accepted one; raises `Violation`."""
+    name = command.name
+    mine = isinstance(command, Fenced) and command.fence == row.owner
+    demand(mine, "I6", f"a stranger's {name} was answered like the owner's")
+    outcome = row.ended[1] if row.ended and row.ended[0] == row.task.attempt else "none yet"
+    so = isinstance(command, c.Begin) or outcome in _ENDS_AS[name].split()
+    demand(so, "I6", f"{name} was answered as accepted, the end was {outcome}")
 
 
 def booked(row: Row, command: Command, made: Change, *, audited: bool) -> Row:
     """The row after the statement `change`, with the checker's own books kept."""
     task = altered(made.task, last_error=None, error_class=None)
-    end = made.end
-    asked = isinstance(command, c.Cancel) and task.status in LEASED
-    free, mark = row.free, row.mark
+    end, leased = made.end, made.task.status in LEASED
+    free = (0, 0) if isinstance(command, c.Retry) else row.free
     if end is not None and end.outcome is not Outcome.PAUSED:
-        given_back = task.tries < row.task.tries
-        in_a_row = 1 if task.checkpoint_seq > mark else free + 1
-        free, mark = (in_a_row if given_back else 0), task.checkpoint_seq
+        in_a_row = 1 if task.checkpoint_seq > free[1] else free[0] + 1
+        free = (in_a_row if task.tries < row.task.tries else 0, task.checkpoint_seq)
     return Row(
         task=task,
-        seq=row.seq + audited,
-        told=made.event.new or row.told if audited else row.told,
+        told=(row.told[0] + 1, made.event.new or row.told[1]) if audited else row.told,
         owner=row.owner,
         ended=row.ended if end is None else (end.attempt, end.outcome),
         results=row.results + isinstance(command, c.Complete),
-        free=0 if isinstance(command, c.Retry) else free,
-        mark=mark,
-        cancelled=(row.cancelled or asked) and task.status in LEASED,
+        free=free,
+        cancelled=leased and (row.cancelled or isinstance(command, c.Cancel)),
     )
 
 
@@ -305,7 +287,6 @@ _PASSES = (
     "lease_until next_attempt_at resume_at wait_until run_at due_at cancel_requested_at"
     " pause_requested_at hung_warned_at progress_at"
 ).split()
-_LONG_AGO = NOW - 3 * STEP
 
 
 def aged(task: Task) -> Task:
@@ -315,19 +296,50 @@ def aged(task: Task) -> Task:
     names = _PASSES + ["started_at"] * (task.watch_s is not None)
     names += ["created_at"] * (task.queue_ttl_s is not None)
     times = [(name, getattr(task, name)) for name in names]
-    return altered(task, **{name: max(at - STEP, _LONG_AGO) for name, at in times if at})
+    return altered(task, **{name: max(at - STEP, LONG_AGO) for name, at in times if at})
+
+
+def changed(item: S, **changes: Any) -> S:
+    return msgspec.structs.replace(item, **changes)
 
 
 def put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
     return (*items[:index], item, *items[index + 1 :])
 
 
-Label = tuple[str, ...]
-Move = tuple[Label, Callable[[], World]]
+def stored(world: World, row: Row, **changes: Any) -> World:
+    return changed(world, rows=put(world.rows, TASKS[row.task.id], row), **changes)
+
+
+def turned(world: World, index: int, phase: str, fence: Fence | None = None) -> World:
+    """The world with one worker in another phase."""
+    worker = changed(world.workers[index], phase=phase, fence=fence)
+    return changed(world, workers=put(world.workers, index, worker))
+
+
+def answers_of(task: Task) -> tuple[str, ...]:
+    """What the owner of a task has reason to say, besides how its run went."""
+    asked = {
+        "begin": task.status is Status.ASSIGNED,
+        "confirm cancel": task.cancel_requested_at is not None,
+        "confirm pause": task.pause_requested_at is not None,
+    }
+    return tuple(kind for kind, so in asked.items() if so)
+
+
+def process_of(index: int, worker: Worker) -> str:
+    return f"w{index + 1}.{worker.life}"
+
+
+def name_of(thing: Task | Fence) -> str:
+    return f"{'ab'[TASKS[thing.id if isinstance(thing, Task) else thing.task]]}/{thing.attempt}"
+
+
+Move = tuple[str, World]
 
 
 class Checker:
-    """The moves of a setup under some rules. Rows are shared, and each is checked once."""
+    """The moves of a setup under some rules. What becomes of a row is worked out once."""
 
     def __init__(self, setup: Setup, rules: Rules) -> None:
         self.setup = setup
@@ -335,196 +347,131 @@ class Checker:
         self.apply = cache(self._apply)
         self.claimed = cache(self._claimed)
         self.promoted = cache(self._promoted)
-        self.later = cache(self._later)
+        self.later = cache(lambda row: changed(row, task=aged(row.task)))
         self.check_ends = cache(self._check_ends)
 
     def moves(self, world: World) -> Iterator[Move]:
         """Everything that can happen next."""
-        yield ("time passes",), partial(self._tick, world)
+        rows, reads = tuple(map(self.later, world.rows)), world.reads
+        aged_reads = tuple(read and aged(read) for read in reads)
+        yield "time passes", changed(world, rows=rows, reads=aged_reads)
         for index, worker in enumerate(world.workers):
-            yield from self._worker_moves(world, index, worker)
+            if worker.fence is None:
+                yield from self._claims(world, index, worker)
+            else:
+                yield from self._works(world, index, worker, worker.fence)
         for message in world.mail:
-            yield from self._mail_moves(world, message)
-        for index, row in enumerate(world.rows):
-            yield from self._row_moves(world, index, row)
-        for index, read in enumerate(world.reads):
+            yield from self._arrivals(world, message)
+        for row in world.rows:
+            yield from self._controls(world, row)
+            if row.task.status in LEASED:
+                yield from self._expiries(world, row)
+        for index, read in enumerate(reads):
             if read is not None:
-                label = (f"c{index + 1}", "writes", "expire", _name(read))
-                yield label, partial(self._write, world, index, read)
+                yield f"c{index + 1} writes to {name_of(read)}", self._write(world, index, read)
 
-    def _worker_moves(self, world: World, index: int, worker: Worker) -> Iterator[Move]:
-        name, fence = f"w{index + 1}", worker.fence
-        if fence is None:
-            yield from self._claim_moves(world, index, name)
-            return
-        task = world.rows[TASKS[fence.task]].task
+    def _claims(self, world: World, index: int, worker: Worker) -> Iterator[Move]:
+        statuses = (Status.RUNNING, Status.ASSIGNED)[: 1 + self.setup.push]
+        queued = [row for row in world.rows if row.task.status is Status.PENDING]
+        for row, status, lost in product(queued, statuses, range(1 + (world.faults > 0))):
+            taken = self.claimed(row, index, process_of(index, worker), status)
+            label = f"w{index + 1} claims {name_of(taken.task)} {status}" + " unheard" * lost
+            after = stored(world, taken, faults=world.faults - lost)
+            yield label, turned(after, index, "asking" if lost else "held", taken.owner)
+
+    def _works(self, world: World, index: int, worker: Worker, fence: Fence) -> Iterator[Move]:
+        name, row = f"w{index + 1}", world.rows[TASKS[fence.task]]
         if worker.phase == "asking":
-            yield (name, "asks what it claimed"), partial(self._recover, world, index, task)
+            held = owns(row.task, fence)
+            after = turned(world, index, "held", fence) if held else turned(world, index, "idle")
+            yield f"{name} asks again what it claimed", after
         else:
-            yield (name, "heartbeats", _name(fence)), partial(self._beat, world, index, fence)
+            beaten = self._touched(row, fence, self.rules.heartbeat)
+            after = stored(world, beaten) if beaten else turned(world, index, "idle")
+            yield f"{name} heartbeats for {name_of(fence)}", after
         if worker.phase == "held":
-            for kind in self._sayable(task):
-                said = Message(kind, fence)
-                yield (name, "sends", kind, _name(fence)), partial(self._send, world, index, said)
-            if task.checkpoint_seq < self.setup.checkpoints:
-                yield (name, "saves", _name(fence)), partial(self._save, world, fence)
+            for kind in self.setup.messages + answers_of(row.task):
+                mail = {*world.mail, Message(kind, fence)}
+                order = sorted(mail, key=lambda said: (said.kind, said.fence.attempt))
+                after = changed(turned(world, index, "sent", fence), mail=tuple(order))
+                yield f"{name} sends {kind} of {name_of(fence)}", after
+            if row.task.checkpoint_seq < self.setup.checkpoints:
+                saved = self._touched(row, fence, self.rules.checkpoint) or row
+                yield f"{name} saves a checkpoint of {name_of(fence)}", stored(world, saved)
         if world.faults:
-            yield (name, "crashes"), partial(self._crash, world, index)
+            workers = put(world.workers, index, Worker(life=worker.life + 1))
+            yield f"{name} crashes", changed(world, workers=workers, faults=world.faults - 1)
 
-    def _claim_moves(self, world: World, index: int, name: str) -> Iterator[Move]:
-        for place, row in enumerate(world.rows):
-            if row.task.status is not Status.PENDING:
-                continue
-            for status in (Status.RUNNING, Status.ASSIGNED)[: 1 + self.setup.push]:
-                for lost in range(1 + (world.faults > 0)):
-                    label = (name, "claims", _name(row.task), status, "unheard" * lost)
-                    yield label, partial(self._claim, world, index, place, status, lost)
-
-    def _sayable(self, task: Task) -> Iterator[str]:
-        yield from self.setup.messages
-        if task.status is Status.ASSIGNED:
-            yield "begin"
-        if task.cancel_requested_at is not None:
-            yield "confirm cancel"
-        if task.pause_requested_at is not None:
-            yield "confirm pause"
-
-    def _mail_moves(self, world: World, message: Message) -> Iterator[Move]:
-        label = (message.kind, _name(message.fence), "arrives")
-        yield label, partial(self._arrive, world, message, 0)
-        if world.faults and any(worker.fence == message.fence for worker in world.workers):
-            yield (*label, "unheard"), partial(self._arrive, world, message, 1)
-
-    def _row_moves(self, world: World, index: int, row: Row) -> Iterator[Move]:
-        task = row.task
-        if world.orders:
-            for name in self.setup.operator:
-                label = ("operator", name, _name(task))
-                yield label, partial(self._order, world, index, _ASKS[name])
-        if task.due_at is not None and task.due_at <= NOW:
-            yield ("c1", "promotes", _name(task)), partial(self._promote, world, index)
-        if task.status not in LEASED:
-            return
-        if task.worker not in map(_process, range(len(world.workers)), world.workers):
-            label = ("supervisor", "expires", _name(task))
-            yield label, partial(self._ask, world, index, c.Expire(seen_dead=True))
-        if task.lease_until is not None and task.lease_until < NOW:
-            yield from self._reaper_moves(world, index, task)
-        if world.faults and row.owner is not None:
-            for fence in (
-                Fence(task.id, row.owner.attempt, "guessed"),
-                Fence(task.id, row.owner.attempt - 1, row.owner.token),
-            ):
-                label = ("forged complete", _name(fence), "arrives")
-                yield label, partial(self._forge, world, Message("complete", fence))
-
-    def _reaper_moves(self, world: World, index: int, task: Task) -> Iterator[Move]:
-        if self.rules.locked:
-            yield ("c1", "expires", _name(task)), partial(self._ask, world, index, c.Expire())
-            return
-        for place, read in enumerate(world.reads):
-            if read is None:
-                label = (f"c{place + 1}", "reads", _name(task))
-                yield label, partial(_with, world, reads=put(world.reads, place, task))
-
-    def _tick(self, world: World) -> World:
-        rows = tuple(map(self.later, world.rows))
-        return _with(world, rows=rows, reads=tuple(read and aged(read) for read in world.reads))
-
-    def _claim(self, world: World, index: int, place: int, status: Status, lost: int) -> World:
-        process = _process(index, world.workers[index])
-        row = self.claimed(world.rows[place], UUID(int=100 + index), process, status)
-        if row is world.rows[place]:
-            return world
-        worker = _with(world.workers[index], phase="asking" if lost else "held", fence=row.owner)
-        return _with(
-            world,
-            rows=put(world.rows, place, row),
-            workers=put(world.workers, index, worker),
-            faults=world.faults - lost,
-        )
-
-    def _recover(self, world: World, index: int, task: Task) -> World:
-        fence = world.workers[index].fence
-        held = fence is not None and _owns(task, fence)
-        return self._turned(world, index, "held" if held else "idle")
-
-    def _turned(self, world: World, index: int, phase: str) -> World:
-        worker = world.workers[index]
-        fence = None if phase == "idle" else worker.fence
-        after = _with(worker, phase=phase, fence=fence)
-        return _with(world, workers=put(world.workers, index, after))
-
-    def _send(self, world: World, index: int, message: Message) -> World:
-        return _with(self._turned(world, index, "sent"), mail=world.mail | {message})
-
-    def _beat(self, world: World, index: int, fence: Fence) -> World:
-        place = TASKS[fence.task]
-        row = world.rows[place]
-        renewed = self.rules.heartbeat(row.task, fence)
-        if renewed is None:
-            return self._turned(world, index, "idle")
-        mine = row.task.status in LEASED and fence == row.owner
-        demand(mine, "I7", "a heartbeat renewed a lease that was lost")
-        return _with(world, rows=put(world.rows, place, _with(row, task=renewed)))
-
-    def _save(self, world: World, fence: Fence) -> World:
-        place = TASKS[fence.task]
-        row = world.rows[place]
-        saved = self.rules.checkpoint(row.task, fence)
-        if saved is None:
-            return world
-        demand(row.task.status in LEASED and fence == row.owner, "I3", "a stale checkpoint")
-        demand(saved.checkpoint_seq > row.task.checkpoint_seq, "I3", "a checkpoint went back")
-        demand(not row.cancelled, "I16", "a checkpoint after the cancel request")
-        return _with(world, rows=put(world.rows, place, _with(row, task=saved)))
-
-    def _crash(self, world: World, index: int) -> World:
-        fresh = Worker(life=world.workers[index].life + 1)
-        return _with(world, workers=put(world.workers, index, fresh), faults=world.faults - 1)
-
-    def _arrive(self, world: World, message: Message, lost: int) -> World:
-        place = TASKS[message.fence.task]
-        row, answer = self.apply(world.rows[place], message)
-        after = _with(world, rows=put(world.rows, place, row), faults=world.faults - lost)
-        if lost:
-            return after
-        after = _with(after, mail=world.mail - {message})
+    def _arrivals(self, world: World, message: Message) -> Iterator[Move]:
+        row, answer = self.apply(world.rows[TASKS[message.fence.task]], message)
+        label = f"{message.kind} of {name_of(message.fence)} arrives"
+        heard = answer in ("accepted", "repeated") and message.kind != "begin"
+        over = heard or answer == "lease_lost"
+        after = stored(world, row, mail=tuple(said for said in world.mail if said != message))
         for index, worker in enumerate(world.workers):
-            if worker.fence == message.fence and worker.phase == "sent":
-                over = answer in ("accepted", "repeated", "lease_lost")
-                goes_on = message.kind == "begin" and answer != "lease_lost"
-                return self._turned(after, index, "idle" if over and not goes_on else "held")
-        return after
+            if worker.fence == message.fence:
+                goes_on = ("idle", None) if over else ("held", worker.fence)
+                after = turned(after, index, *goes_on)
+                if world.faults:
+                    yield f"{label} unheard", stored(world, row, faults=world.faults - 1)
+        yield label, after
 
-    def _forge(self, world: World, message: Message) -> World:
-        return self._arrive(_with(world, faults=world.faults - 1), message, 0)
+    def _controls(self, world: World, row: Row) -> Iterator[Move]:
+        task = row.task
+        for command in self.setup.operator if world.orders else ():
+            after = stored(world, self.apply(row, command)[0], orders=world.orders - 1)
+            yield f"operator: {command.name} {name_of(task)}", after
+        if task.due_at is not None and task.due_at <= NOW:
+            yield f"c1 promotes {name_of(task)}", stored(world, self.promoted(row))
 
-    def _ask(self, world: World, index: int, command: Command) -> World:
-        row, _ = self.apply(world.rows[index], command)
-        return _with(world, rows=put(world.rows, index, row))
-
-    def _order(self, world: World, index: int, command: Command) -> World:
-        return self._ask(_with(world, orders=world.orders - 1), index, command)
-
-    def _promote(self, world: World, index: int) -> World:
-        return _with(world, rows=put(world.rows, index, self.promoted(world.rows[index])))
+    def _expiries(self, world: World, row: Row) -> Iterator[Move]:
+        task, owner = row.task, row.owner
+        if task.worker not in [process_of(*each) for each in enumerate(world.workers)]:
+            gone = self.apply(row, c.Expire(seen_dead=True))[0]
+            yield f"supervisor saw the owner of {name_of(task)} die", stored(world, gone)
+        if task.lease_until is not None and task.lease_until < NOW:
+            if self.rules.locked:
+                gone = self.apply(row, c.Expire())[0]
+                yield f"c1 expires {name_of(task)}", stored(world, gone)
+            for index, read in enumerate(() if self.rules.locked else world.reads):
+                if read is None:
+                    reads = put(world.reads, index, task)
+                    yield f"c{index + 1} reads {name_of(task)}", changed(world, reads=reads)
+        if world.faults and owner is not None:
+            guessed = Fence(task.id, owner.attempt, "guessed")
+            for fence in (guessed, Fence(task.id, owner.attempt - 1, owner.token)):
+                forged = self.apply(row, Message("complete", fence))[0]
+                after = stored(world, forged, faults=world.faults - 1)
+                yield f"forged complete of {name_of(fence)} arrives", after
 
     def _write(self, world: World, index: int, read: Task) -> World:
-        place = TASKS[read.id]
-        row = world.rows[place]
-        after = _with(world, reads=put(world.reads, index, None))
+        row = world.rows[TASKS[read.id]]
+        after = changed(world, reads=put(world.reads, index, None))
         if not self.rules.unchanged(read, row.task):
             return after
         live = row.task.lease_until is not None and row.task.lease_until >= NOW
-        demand(not live, "I7", "a lease was reaped after its renewal")
-        row, _ = self._decided(row, c.Expire(), read)
-        return _with(after, rows=put(world.rows, place, row))
+        demand(not live, "I7", "a coordinator expired a lease after its renewal")
+        return stored(after, self._decided(row, c.Expire(), read)[0])
+
+    def _touched(
+        self, row: Row, fence: Fence, write: Callable[[Task, Fence], Task | None]
+    ) -> Row | None:
+        """The row after a fenced write that is no transition, if it is accepted."""
+        task = write(row.task, fence)
+        if task is None:
+            return None
+        mine = row.task.status in LEASED and fence == row.owner
+        demand(mine, "I5", f"a heartbeat or checkpoint of {name_of(fence)} without lease")
+        saved = task.checkpoint_seq > row.task.checkpoint_seq
+        demand(not (saved and row.cancelled), "I16", "a checkpoint after the cancel request")
+        return changed(row, task=task)
 
     def _apply(self, row: Row, asked: Message | Command) -> tuple[Row, str]:
         """The row after a command, and the answer to it."""
-        command = _SAYS[asked.kind](asked.fence) if isinstance(asked, Message) else asked
-        return self._decided(row, command, row.task)
+        if isinstance(asked, Message):
+            kind, fields = _SAYS[asked.kind]
+            return self._decided(row, kind(fence=asked.fence, **fields), row.task)
+        return self._decided(row, asked, row.task)
 
     def _decided(self, row: Row, command: Command, task: Task) -> tuple[Row, str]:
         try:
@@ -532,30 +479,22 @@ class Checker:
         except Conflict as refusal:
             return row, refusal.code
         if made is None:
-            self._check_repeated(row, command)
+            check_repeated(row, command)
             return row, "repeated"
         check_change(row, command, made)
         after = booked(row, command, made, audited=self.rules.audited(made))
         check_row(after)
         return after, "accepted"
 
-    def _check_repeated(self, row: Row, command: Command) -> None:
-        assert isinstance(command, Fenced)
-        demand(command.fence == row.owner, "I6", "a stranger was answered like the owner")
-        if not isinstance(command, c.Begin):
-            so = row.ended is not None and row.ended[0] == command.fence.attempt
-            so = so and row.ended is not None and row.ended[1] in _ENDS_AS[type(command)]
-            demand(so, "I6", f"{command.name} was answered as accepted, which it was not")
-
-    def _claimed(self, row: Row, agent: UUID, process: str, status: Status) -> Row:
+    def _claimed(self, row: Row, index: int, process: str, status: Status) -> Row:
         token = f"{process}.{row.task.version}"
-        task = self.rules.claim(row.task, agent, process, token, status)
+        task = self.rules.claim(row.task, UUID(int=100 + index), process, token, status)
         if task is None:
             return row
         demand(row.task.status is Status.PENDING, "I11", f"claimed from {row.task.status}")
         demand(task.attempt == row.task.attempt + 1, "I15", "a claim without a new number")
-        owner = Fence(task.id, task.attempt, token)
-        after = _with(row, task=task, seq=row.seq + 1, told=status, owner=owner)
+        told = (row.told[0] + 1, status)
+        after = changed(row, task=task, told=told, owner=Fence(task.id, task.attempt, token))
         check_row(after)
         return after
 
@@ -564,27 +503,24 @@ class Checker:
         after = row if command is None else self.apply(row, command)[0]
         if after is not row:
             return after
-        return _with(row, task=altered(row.task, due_at=due_at(row.task)))
-
-    def _later(self, row: Row) -> Row:
-        return _with(row, task=aged(row.task))
+        return changed(row, task=altered(row.task, due_at=timer_of(row.task)))
 
     def _check_ends(self, row: Row) -> None:
-        """Without further faults, with its worker gone, the task ends."""
+        """Without further faults, and with its worker gone, the task ends."""
         start = row.task.status
         for _ in range(HEALED_WITHIN):
             if row.task.status in TERMINAL:
                 return
             row = self._healthier(row)
-        raise Violation("I24", f"{start} never ends, at last {row.task.status}")
+        raise Violation("I24", f"from {start} it never ends, at last {row.task.status}")
 
     def _healthier(self, row: Row) -> Row:
         task = row.task
         if task.status is Status.PAUSED:
             return self.apply(row, c.Resume())[0]
         if task.status is Status.PENDING:
-            taken = self.claimed(row, UUID(int=99), "healer", Status.RUNNING)
-            if taken is row or taken.owner is None:
+            taken = self.claimed(row, 9, "healer", Status.RUNNING)
+            if taken.owner is None or taken is row:
                 return row
             return self.apply(taken, Message("complete", taken.owner))[0]
         if task.status in LEASED and task.lease_until is not None and task.lease_until < NOW:
@@ -592,19 +528,6 @@ class Checker:
         due = task.due_at is not None and task.due_at <= NOW
         promoted = self.promoted(row) if due else row
         return self.later(row) if promoted.task.status is task.status else promoted
-
-
-def _with(item: T, **changes: object) -> T:
-    return msgspec.structs.replace(item, **changes)
-
-
-def _name(thing: Task | Fence) -> str:
-    letter = "ab"[TASKS[thing.id if isinstance(thing, Task) else thing.task]]
-    return f"{letter}/{thing.attempt}"
-
-
-def _process(index: int, worker: Worker) -> str:
-    return f"w{index + 1}.{worker.life}"
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -619,34 +542,29 @@ class Report(msgspec.Struct, frozen=True):
 def explore(setup: Setup, rules: Rules | None = None) -> Report:
     """Visit every state that can be reached, nearest first, up to the first violation."""
     checker = Checker(setup, rules or Rules())
-    came: dict[World, tuple[World, Label] | None] = {setup.start: None}
+    came: dict[World, Move | None] = {setup.start: None}
     queue = deque([setup.start])
     steps = 0
     while queue:
         world = queue.popleft()
-        for label, effect in checker.moves(world):
-            steps += 1
-            try:
-                after = effect()
-                if after in came:
-                    continue
-                for row in after.rows:
-                    checker.check_ends(row)
-            except (Violation, AssertionError) as error:
-                broken = error if isinstance(error, Violation) else Violation("assert", repr(error))
-                return Report(len(came), steps, broken, _trace(came, world, label))
-            came[after] = (world, label)
-            queue.append(after)
+        try:
+            for row in world.rows:
+                checker.check_ends(row)
+            for label, after in checker.moves(world):
+                steps += 1
+                if after not in came:
+                    came[after] = (label, world)
+                    queue.append(after)
+        except (Violation, AssertionError) as error:
+            broken = error if isinstance(error, Violation) else Violation("assert", repr(error))
+            return Report(len(came), steps, broken, (*_path(came, world), str(broken)))
     return Report(len(came), steps)
 
 
-def _trace(
-    came: dict[World, tuple[World, Label] | None], world: World, last: Label
-) -> tuple[str, ...]:
-    labels = [last]
+def _path(came: dict[World, Move | None], world: World) -> list[str]:
+    labels = []
     before = came[world]
     while before is not None:
-        world, label = before
-        labels.append(label)
-        before = came[world]
-    return tuple(" ".join(filter(None, label)) for label in reversed(labels))
+        labels.append(before[0])
+        before = came[before[1]]
+    return labels[::-1]

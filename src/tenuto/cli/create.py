@@ -8,7 +8,7 @@ import click
 
 from tenuto.cli.base import Globals, command
 from tenuto.cli.embedded import call
-from tenuto.cli.parse import after, ahead, read_json, read_text, seconds
+from tenuto.cli.parse import after, ahead, folder, read_json, read_text, seconds
 
 if TYPE_CHECKING:
     from tenuto.engine.engine import Engine
@@ -93,6 +93,8 @@ def create(
     if input_ is not None:
         fields["input"] = read_json("input", input_)
     told = {key: value for key, value in fields.items() if value is not None}
+    if "cwd" in told:
+        told["cwd"] = folder(told["cwd"])
     for key in ("tags", "task_tags", "capabilities"):
         told[key] = list(told[key])
 

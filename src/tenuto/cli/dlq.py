@@ -54,7 +54,9 @@ async def _dead_one(engine: "Engine", name: str) -> "TaskView":
 
 
 @command("list", "orchestrate dlq list --limit 20")
-@click.option("--limit", type=click.IntRange(1, MOST), default=50, show_default=True)
+@click.option(
+    "--limit", type=click.IntRange(1, MOST), default=50, show_default=True, help="At most so many."
+)
 @click.option("--cursor", type=click.UUID, metavar="ID", help="Only older than this task.")
 @click.pass_obj
 def list_(given: Globals, limit: int, cursor: "UUID | None") -> None:

@@ -10,13 +10,15 @@ from tenuto.cli.render import indented, is_terminal, print_note, printable, span
 from tenuto.engine.engine import Engine
 from tenuto.engine.query import LEVELS
 from tenuto.engine.views import LogLine, TaskView
-from tenuto.model.errors import Invalid
+from tenuto.model.errors import Invalid, Unavailable
 from tenuto.model.task import LEASED, TERMINAL
 
 EVERY = 0.2
 PATIENCE = 5
 """Looks without a change after which a queued task is explained."""
 PAGE = 1000
+OUTAGE_S = 60
+"""How long a database that does not answer is waited for."""
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -44,14 +46,22 @@ async def looks(engine: Engine, task: UUID) -> AsyncIterator[Look]:
     """The task as it is now, then whenever time has passed, the last time when it has ended.
 
     The row is read before its history, so the last look holds everything said before the end.
+    A database that restarts meanwhile is waited for.
     """
     seq, place = 0, (0, -1)
+    heard = engine.clock.elapsed()
     while True:
-        view = await engine.show(task)
-        lines, seq, place = await history(engine, task, seq, place)
-        yield Look(view, lines)
-        if view.status in TERMINAL:
-            return
+        try:
+            view = await engine.show(task)
+            lines, seq, place = await history(engine, task, seq, place)
+        except Unavailable:
+            if engine.clock.elapsed() - heard > OUTAGE_S:
+                raise
+        else:
+            heard = engine.clock.elapsed()
+            yield Look(view, lines)
+            if view.status in TERMINAL:
+                return
         await engine.clock.sleep(EVERY)
 
 

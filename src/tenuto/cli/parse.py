@@ -1,5 +1,6 @@
 """What people type: lengths of time, instants, JSON, names with values, filters."""
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -117,6 +118,14 @@ def read_environment(pairs: tuple[str, ...]) -> dict[str, str] | None:
         if "=" not in pair[1:]:
             raise click.UsageError(f"--env wants NAME=VALUE, not {pair!r}")
     return dict(pair.split("=", 1) for pair in pairs) or None
+
+
+def folder(given: str | None) -> str:
+    """The folder that was named, or this one, as every process on this machine would name it."""
+    try:
+        return os.path.abspath(given or os.getcwd())  # noqa: PTH100, PTH109  `..` is not a link's
+    except OSError as error:
+        raise click.UsageError(f"this folder is gone; name one with --cwd ({error})") from error
 
 
 def filter_options(function: F) -> F:

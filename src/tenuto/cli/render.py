@@ -10,7 +10,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import msgspec
 
@@ -113,15 +113,15 @@ def _print_rich(
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     filled = [at for at, name in enumerate(columns) if name == wide or any(r[at] for r in cells)]
-    for name in (columns[at] for at in filled):
-        if name == wide:
-            table.add_column(
-                name, no_wrap=not fold, overflow="fold" if fold else "ellipsis", ratio=1
-            )
-        else:
-            table.add_column(name, no_wrap=True)
+    for at in filled:
+        table.add_column(columns[at], no_wrap=columns[at] != wide)
+    overflow: Literal["fold", "ellipsis"] = "fold" if fold else "ellipsis"
     for row in cells:
-        table.add_row(*(Text(row[at], style=style_of(row[at])) for at in filled))
+        texts = (
+            Text(row[at], style=style_of(row[at]), no_wrap=not fold, overflow=overflow)
+            for at in filled
+        )
+        table.add_row(*texts)
     plain = bool(os.environ.get("NO_COLOR"))
     console = Console(color_system=None if plain else "auto", highlight=False, markup=False)
     console.print(table)

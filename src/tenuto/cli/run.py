@@ -1,6 +1,5 @@
 """`orchestrate run`: one task from the command line, watched to its end if wanted."""
 
-import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,7 @@ import click
 from tenuto.cli.base import Command, Globals
 from tenuto.cli.create import agent_id, print_submitted
 from tenuto.cli.embedded import call
-from tenuto.cli.parse import read_environment, seconds
+from tenuto.cli.parse import folder, read_environment, seconds
 
 if TYPE_CHECKING:
     from tenuto.engine.engine import Engine
@@ -93,7 +92,7 @@ def _new_task(words: tuple[str, ...], argv: list[str] | None, fields: dict[str, 
     title = told.pop("name", None)
     told["tags"] = list(told["tags"])
     told["env"] = read_environment(told["env"])
-    told["cwd"] = os.path.abspath(told.get("cwd") or os.getcwd())  # noqa: PTH100, PTH109
+    told["cwd"] = folder(told.get("cwd"))
     if argv:
         return NewTask(
             title=cut(shlex.join(argv), TITLE) if title is None else title,

@@ -47,13 +47,14 @@ def up(given: Globals, workers: int, demo: bool) -> int:
     invoke_without_command=True,
 )
 @click.option(
-    "--agent", metavar="NAME", help="The agent it works as; the host's name if not given."
+    "--agent", default="local", show_default=True, metavar="NAME", help="The agent it works as."
 )
 @click.option("--slots", type=click.IntRange(1, 10_000), metavar="N", help="Tasks at once.")
 @click.option(
     "--accept-commands/--no-accept-commands",
-    default=False,
-    help="Whether tasks may bring commands to run here.  [default: no]",
+    default=True,
+    show_default=True,
+    help="Whether tasks may bring commands to run here.",
 )
 @click.option("--task-tag", "task_tags", multiple=True, help="A tag that tasks may ask for.")
 @click.option("--capability", "capabilities", multiple=True, help="What the agent is able to.")
@@ -65,17 +66,10 @@ def worker(ctx: click.Context, /, command_: str | None, app_: str | None, **opti
     """Take tasks for an agent and run them, until Ctrl-C, which drains."""
     if ctx.invoked_subcommand is not None:
         return 0
-    import socket
-
     from tenuto import app
 
     argv = None if command_ is None else tuple(_split(command_))
-    chosen = app.WorkerOptions(
-        agent=options.pop("agent") or socket.gethostname(),
-        command=argv,
-        app=app_,
-        **options,
-    )
+    chosen = app.WorkerOptions(command=argv, app=app_, **options)
     return app.serve_worker(settings(ctx.ensure_object(Globals)), chosen)
 
 

@@ -1,0 +1,44 @@
+"""A command line on an empty data folder, and tasks that need no worker to get into a state."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cli.orchestrate import Orchestrate
+
+from tenuto import app
+from tenuto.engine.report import Line
+from tenuto.model.commands import Failure
+from tenuto.model.matching import AgentProfile
+from tenuto.model.submission import NewTask
+from tenuto.settings import Settings
+
+Die = Callable[..., str]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Orchestrate:
+    return Orchestrate(tmp_path)
+
+
+async def _die(settings: Settings, title: str, said: str, error: str) -> str:
+    async with app.connect(settings) as engine:
+        await engine.submit(NewTask(title=title, max_attempts=1, priority=10))
+        profile = AgentProfile(
+            id=engine.clock.new_id(), workspace=engine.workspace, name="tester", runtimes=("test",)
+        )
+        agent = await engine.register_agent(profile)
+        [work] = await engine.claim(agent, "host:1:test")
+        await engine.append(work.fence, [Line(0, "INFO", said), Line(1, "ERROR", "last words")])
+        await engine.fail(work.fence, Failure(message=error, exit_code=7))
+        return str(work.fence.task)
+
+
+@pytest.fixture
+def die(cli: Orchestrate) -> Die:
+    """Makes a task that an attempt printed for and failed, so that it is DEAD; answers its id."""
+
+    def make(title: str = "dead", said: str = "hello", error: str = "boom") -> str:
+        return app.run(_die(Settings(data=str(cli.data)), title, said, error))
+
+    return make

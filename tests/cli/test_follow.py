@@ -1,0 +1,133 @@
+"""Watching a task: nothing is missed, an outage is waited for, and a wait is explained."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Self
+from uuid import UUID
+
+import pytest
+
+from tenuto import app
+from tenuto.cli import follow
+from tenuto.engine.engine import Engine
+from tenuto.engine.report import Line
+from tenuto.model.errors import Unavailable
+from tenuto.model.matching import AgentProfile
+from tenuto.model.submission import NewTask
+from tenuto.model.task import Fence
+from tenuto.settings import Settings
+
+
+class Notebook:
+    """A screen that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.notes: list[str] = []
+        self.percents: list[int | None] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def progress(self, view: Any) -> None:
+        self.percents.append(view.progress_percent)
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    async with app.connect(Settings(data=str(tmp_path))) as engine:
+        yield engine
+
+
+async def submitted(engine: Engine) -> UUID:
+    return (await engine.submit(NewTask(title="x"))).id
+
+
+async def claimed(engine: Engine) -> Fence:
+    profile = AgentProfile(
+        id=engine.clock.new_id(), workspace=engine.workspace, name="a", runtimes=("test",)
+    )
+    [work] = await engine.claim(await engine.register_agent(profile), "host:1:test")
+    return work.fence
+
+
+async def test_everything_said_is_shown_once_and_in_order(engine: Engine) -> None:
+    task = await submitted(engine)
+    fence = await claimed(engine)
+    count = 2 * follow.PAGE + 1
+    for start in range(0, count, 500):
+        stop = min(start + 500, count)
+        await engine.append(fence, [Line(n, "INFO", str(n)) for n in range(start, stop)])
+    shown = Notebook()
+    steps = iter(range(3))
+
+    async def work(_: float) -> None:
+        match next(steps):
+            case 0:
+                await engine.progress(fence, 40, "half")
+            case 1:
+                await engine.append(fence, [Line(count, "INFO", "late")])
+            case 2:
+                await engine.append(fence, [Line(count + 1, "INFO", "last")])
+                await engine.complete(fence, {"ok": True})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.clock, "sleep", work)
+        view = await follow.watch(engine, task, shown, output=True)
+    assert view.status == "COMPLETED"
+    assert shown.said == [*map(str, range(count)), "late", "last"]
+    assert [note.split()[0] for note in shown.notes] == ["submitted", "claimed", "completed"]
+    assert 40 in shown.percents
+    assert follow.ending(view).startswith("COMPLETED in ")
+
+
+async def test_an_outage_is_waited_for_but_not_for_ever(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await submitted(engine)
+    await engine.cancel(task)
+    answer, faults = engine.show, iter(range(3))
+    now = 0.0
+
+    async def flaky(wanted: UUID) -> Any:
+        if next(faults, None) is not None:
+            raise Unavailable("restarting")
+        return await answer(wanted)
+
+    async def pass_time(_: float) -> None:
+        nonlocal now
+        now += follow.OUTAGE_S / 4
+
+    monkeypatch.setattr(engine, "show", flaky)
+    monkeypatch.setattr(engine.clock, "sleep", pass_time)
+    monkeypatch.setattr(engine.clock, "elapsed", lambda: now)
+    view = await follow.watch(engine, task, Notebook(), output=True)
+    assert view.status == "CANCELLED"
+    faults = iter(range(10))
+    with pytest.raises(Unavailable):
+        await follow.watch(engine, task, Notebook(), output=True)
+
+
+async def test_a_wait_is_explained_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = await submitted(engine)
+    looks = iter(range(50))
+
+    async def pass_time(_: float) -> None:
+        if next(looks, None) is None:
+            await engine.cancel(task)
+
+    monkeypatch.setattr(engine.clock, "sleep", pass_time)
+    shown = Notebook()
+    await follow.watch(engine, task, shown, output=True)
+    assert [note for note in shown.notes if note.startswith("not running")] == [
+        "not running: no agent is known"
+    ]

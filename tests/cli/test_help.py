@@ -1,0 +1,98 @@
+"""Help: every command teaches with an example and imports nothing that takes time."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from tenuto.cli.base import Command, Group
+from tenuto.cli.root import cli as root
+
+# Runs one command line in a process that then tells what it imported.
+PROBE = """
+import json, sys
+from tenuto.cli.main import main
+code = main(sys.argv[1:])
+print(json.dumps({"code": code, "modules": sorted(sys.modules)}), file=sys.stderr)
+"""
+SLOW = {"rich", "asyncpg", "uvloop", "msgspec", "asyncio", "sqlite3", "socket", "subprocess"}
+FAST_OF_OURS = ("tenuto.cli", "tenuto.model.errors")
+
+
+def paths(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words that lead to every command, the groups included."""
+    yield path
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from paths(found, (*path, name))
+
+
+PATHS = list(paths(root))
+
+
+def probe(*words: str) -> tuple[str, int, set[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *words], capture_output=True, text=True, check=True
+    )
+    told = json.loads(done.stderr)
+    return done.stdout, told["code"], set(told["modules"])
+
+
+def test_the_contract_s_commands_exist() -> None:
+    names = (
+        "up; run; worker; worker list; coordinator; coordinator run; coordinator status; doctor;"
+        " task create; task list; task show; task status; task update; task cancel; task retry;"
+        " task pause; task resume; task logs; task attempts; task explain; task rerun;"
+        " task archive; dlq list; dlq show; dlq requeue; dlq purge; db migrate; db check; bench"
+    )
+    assert {tuple(name.split()) for name in names.split(";")} <= set(PATHS)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=" ".join)
+def test_help_teaches_and_is_light(path: tuple[str, ...]) -> None:
+    out, code, modules = probe(*path, "--help")
+    assert code == 0
+    assert out.startswith(f"Usage: {' '.join(('orchestrate', *path))} ")
+    _, _, examples = out.partition("\nExamples:\n")
+    assert f"  {' '.join(('orchestrate', *path))}" in examples
+    assert modules & SLOW == set()
+    ours = {name for name in modules if name.startswith("tenuto.")}
+    assert {n for n in ours if not n.startswith(FAST_OF_OURS) and n != "tenuto.model"} == set()
+
+
+@pytest.mark.parametrize("path", PATHS, ids=" ".join)
+def test_every_option_is_explained_and_global_ones_are_everywhere(path: tuple[str, ...]) -> None:
+    command: click.Command = root
+    for name in path:
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), name) or command
+    assert isinstance(command, Command | Group)
+    assert command.name == (path[-1] if path else "orchestrate")
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    assert {"--database", "--data", "--json"} <= {name for each in options for name in each.opts}
+    assert [each.name for each in options if not each.help] == []
+
+
+def test_the_version_needs_no_database() -> None:
+    out, code, modules = probe("--version")
+    assert (out, code) == ("tenuto 0.1.0\n", 0)
+    assert modules & SLOW == set()
+
+
+@pytest.mark.parametrize("words", [(), ("task",), ("dlq",)])
+def test_a_group_alone_prints_its_help(words: tuple[str, ...]) -> None:
+    out, code, _ = probe(*words)
+    assert code == 2
+    assert "Commands:" in out
+
+
+def test_the_module_is_a_program_too() -> None:
+    words = [sys.executable, "-m", "tenuto.cli.main", "task", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: orchestrate task ")

@@ -1,0 +1,66 @@
+"""What operators ask: doctor, db, coordinator and worker, on both kinds of database."""
+
+from tests.cli.orchestrate import Orchestrate
+
+
+def checks(cli: Orchestrate, *words: str) -> dict[str, tuple[str, str]]:
+    import json
+
+    told = json.loads(cli("doctor", "--json", *words).out)["checks"]
+    return {check["name"]: (check["status"], check["detail"]) for check in told}
+
+
+def test_doctor_tells_about_an_embedded_database(cli: Orchestrate) -> None:
+    cli.ok("task", "create", "--name", "x")
+    found = checks(cli)
+    names = "python supervision sqlite disk database schema durability clock coordinator workers"
+    assert list(found) == names.split()
+    assert found["durability"] == (
+        "ok",
+        "journal=wal, synchronous=FULL: what is acknowledged stays",
+    )
+    assert found["coordinator"][0] == found["workers"][0] == "warn"
+    assert cli.ok("doctor").startswith("CHECK        STATUS  DETAIL\n")
+
+
+def test_a_server_is_migrated_by_command_and_then_used(cli: Orchestrate, postgres_url: str) -> None:
+    where = ("--database", postgres_url)
+    early = cli("task", "list", *where)
+    assert (early.code, early.err.endswith("run `orchestrate db migrate` [schema_older]\n")) == (
+        3,
+        True,
+    )
+    assert cli("db", "check", *where).code == 3
+    assert cli.ok("db", "migrate", *where).startswith("applied 1")
+    assert cli.json("db", "migrate", *where)["applied"] == []
+    made = cli.ok("run", *where, "--", "true")
+    assert cli.json("task", "show", made[:23], *where)["command"] == ["true"]
+    assert cli.json("task", "cancel", "--since", "1h", *where)["done"] == [made]
+    assert cli.ok("db", "check", *where).startswith("schema 1 fits\n0 mismatches")
+
+
+def test_doctor_says_what_is_unsafe_about_a_server(cli: Orchestrate, postgres_url: str) -> None:
+    where = ("--database", postgres_url)
+    cli.ok("db", "migrate", *where)
+    answer = cli("doctor", *where)
+    assert answer.code == 1
+    assert "fsync=off is unsafe: " in answer.out
+    assert "synchronous_commit=off is unsafe: " in answer.out
+    assert checks(cli, *where)["database"][1].startswith("PostgreSQL ")
+
+
+def test_doctor_goes_on_when_the_database_does_not_answer(cli: Orchestrate) -> None:
+    found = checks(cli, "--database", "postgresql://127.0.0.1:1/none")
+    assert found["python"][0] == "ok"
+    assert found["database"][0] == "fail"
+    assert found["database"][1].endswith("[database_unreachable]")
+    assert cli("doctor", "--database", "postgresql://127.0.0.1:1/none").code == 3
+
+
+def test_nobody_coordinates_or_works_yet(cli: Orchestrate) -> None:
+    cli.ok("task", "create", "--name", "x")
+    status = cli.json("coordinator", "status")
+    assert (status["active"], status["holder"], status["tasks"]["PENDING"]) == (False, None, 1)
+    assert cli.ok("coordinator", "status").startswith("leads:   nobody")
+    assert cli.json("worker", "list") == {"workers": []}
+    assert cli.ok("worker", "list").split() == ["ID", "STATUS", "BUSY", "SEEN", "AGENTS"]

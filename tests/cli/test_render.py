@@ -1,0 +1,154 @@
+"""What people see: nothing that a terminal would act upon, colours only where they are wanted."""
+
+import json
+import os
+import select
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.cli.conftest import Die
+from tests.cli.orchestrate import PATIENCE, Orchestrate
+
+from tenuto.cli import render
+from tenuto.cli.parse import parse_span
+
+EVIL = "\x1b]0;title\x07 \x1b[2J \x9b31m \u202egnp.exe \x7f [red]bold[/red]"
+HARMFUL = [chr(code) for code in (*range(32), *range(127, 160), 0x202E, 0x2066, 0x200E, 0x2028)]
+
+
+def test_every_harmful_character_is_spelled_out() -> None:
+    for char in HARMFUL:
+        said = render.printable(f"a{char}b")
+        assert said.isprintable()
+        assert len(said) > 3
+    assert render.printable("naïve 日本 👩‍💻 \\x1b") == "naïve 日本 👩‍💻 \\x1b"
+    assert render.printable("a\n\tb\r", lines=True) == "a\n\tb\\r"
+
+
+@given(st.text(st.characters()))
+def test_printed_text_is_harmless_and_complete(text: str) -> None:
+    said = render.printable(text)
+    assert not set(said) & set(HARMFUL)
+    assert len(said) >= len(text)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_printed_json_is_harmless_and_the_same(text: str) -> None:
+    printed: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.print", printed.append)
+        render.print_json({"said": text})
+    assert json.loads(printed[0]) == {"said": text}
+    assert not set(printed[0]) & set(HARMFUL)
+
+
+def test_further_lines_cannot_pass_for_ours() -> None:
+    assert render.indented("one\ntwo\n", 4) == "one\n    two"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0s"), (9.96, "10.0s"), (59, "59s"), (60, "1m"), (3700, "1h1m"), (90000, "1d1h")],
+)
+def test_a_span_is_short(seconds: float, text: str) -> None:
+    assert render.span(timedelta(seconds=seconds)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("1.5h", 5400), ("1h30m", 5400), ("2d", 172800), ("1w", 604800), ("0", 0)],
+)
+def test_a_length_of_time_is_read(text: str, seconds: float) -> None:
+    assert parse_span(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "h", "1x", "-1", " 1", "1h ", "\u0661", "1e9", "9" * 30 + "w"]
+)
+def test_what_is_no_length_of_time_is_not_read(text: str) -> None:
+    assert parse_span(text) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["task", "list"],
+        ["task", "show"],
+        ["task", "status"],
+        ["task", "logs"],
+        ["task", "attempts"],
+        ["task", "explain"],
+        ["dlq", "list"],
+        ["task", "status", "--follow"],
+    ],
+    ids=" ".join,
+)
+def test_a_stranger_s_text_reaches_no_terminal_raw(
+    cli: Orchestrate, die: Die, words: list[str]
+) -> None:
+    dead = die(title=EVIL, said=EVIL, error=EVIL)
+    answer = cli(*words, *([] if words[-1] == "list" else [dead]))
+    said = answer.out + answer.err
+    assert not set(said) & (set(HARMFUL) - {"\n"})
+    assert "\\x1b[2J" in said
+    assert json.loads(cli("task", "show", dead, "--json").out)["title"] == EVIL
+
+
+def on_terminal(cli: Orchestrate, *words: str, answer: str = "", **environment: str) -> str:
+    """What a command shows when all its standard files are a terminal."""
+    master, slave = os.openpty()
+    cli.environment |= environment
+    process = cli.start(*words, stdin=slave, stdout=slave, stderr=slave)
+    os.close(slave)
+    os.write(master, answer.encode())
+    said = b""
+    while select.select([master], [], [], PATIENCE)[0]:
+        try:
+            said += os.read(master, 65536)
+        except OSError:  # the last holder of the other end is gone
+            break
+    os.close(master)
+    process.wait(PATIENCE)
+    return said.decode()
+
+
+def test_a_terminal_gets_colours_unless_it_wants_none(cli: Orchestrate) -> None:
+    cli.ok("task", "create", "--name", EVIL)
+    coloured = on_terminal(cli, "task", "list")
+    assert "\x1b[34mPENDING" in coloured
+    assert "\\x1b[2J" in coloured
+    assert "\x1b[2J" not in coloured
+    assert "\x1b" not in on_terminal(cli, "task", "list", NO_COLOR="1")
+
+
+def test_a_terminal_gets_a_bar_while_a_task_is_followed(cli: Orchestrate, die: Die) -> None:
+    dead = die(title=EVIL, said=EVIL, error=EVIL)
+    said = on_terminal(cli, "task", "status", "--follow", dead)
+    assert "━" in said
+    assert "\x1b[2J" not in said
+    assert "\x1b[31m" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "question"),
+    [
+        (["task", "retry", "--status", "DEAD"], "retry 1 task?"),
+        (["dlq", "requeue", "--all"], "requeue 1 task?"),
+        (["dlq", "purge"], "purge 1 task?"),
+    ],
+)
+def test_a_person_is_asked_before_many_tasks_change(
+    cli: Orchestrate, die: Die, words: list[str], question: str
+) -> None:
+    die()
+
+    def dead() -> int:
+        return len(cli.json("dlq", "list")["tasks"])
+
+    assert question in on_terminal(cli, *words, answer="n\n")
+    assert dead() == 1
+    said = on_terminal(cli, *words, answer="y\n")
+    assert (question in said, dead()) == (True, 0)
+    assert question not in on_terminal(cli, *words, "--yes")

@@ -1,0 +1,270 @@
+"""Tasks from the command line: create, look, control, one by one and by filter."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Die
+from tests.cli.orchestrate import Orchestrate
+
+ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+NOBODY = "00000000-0000-7000-8000-00000000dead"
+
+
+def test_a_task_is_created_with_everything_asked_for(cli: Orchestrate, tmp_path: Path) -> None:
+    (tmp_path / "ask.md").write_text("Read the log.\nSum it up.\n")
+    (tmp_path / "in.json").write_text('{"rows": [1, 2]}')
+    parent = cli.ok("task", "create", "--name", "parent")
+    options = (
+        "--name Report --prompt-file ask.md --system-prompt Short --description why --priority 8"
+        " --tag a --tag b --task-tag python --capability git --type report --agent-type writer"
+        " --model m1 --timeout 1h30m --queue-ttl 2d --estimate 15 --run-at +10m --input @in.json"
+        f" --max-attempts 7 --idempotency-key k1 --parent {parent}"
+    )
+    made = cli.ok("task", "create", *options.split())
+    assert ID.fullmatch(made)
+    view = cli.json("task", "show", made)
+    expected = {
+        "title": "Report",
+        "prompt": "Read the log.\nSum it up.\n",
+        "systemPrompt": "Short",
+        "description": "why",
+        "priority": 8,
+        "tags": ["a", "b"],
+        "taskTags": ["python"],
+        "capabilities": ["git"],
+        "taskType": "report",
+        "agentType": "writer",
+        "model": "m1",
+        "timeoutS": 5400,
+        "queueTtlS": 172_800,
+        "estimateMinutes": 15,
+        "inputContext": {"rows": [1, 2]},
+        "maxAttempts": 7,
+        "idempotencyKey": "k1",
+        "parentId": parent,
+        "status": "WAITING",
+        "waitingFor": "schedule",
+    }
+    assert {name: view[name] for name in expected} == expected
+    assert view["createdBy"].startswith("cli:")
+
+
+def test_a_repeated_submit_gives_the_same_task(cli: Orchestrate) -> None:
+    words = ("task", "create", "--name", "once", "--idempotency-key", "k")
+    first, second = cli.json(*words), cli.json(*words)
+    assert (first["created"], second["created"]) == (True, False)
+    assert first["id"] == second["id"]
+    other = cli("task", "create", "--name", "twice", "--idempotency-key", "k")
+    assert other.code == 1
+    assert other.err.endswith("[idempotency_conflict]\n")
+
+
+def test_an_instant_without_zone_is_local_time(cli: Orchestrate) -> None:
+    made = cli.ok("task", "create", "--name", "x", "--run-at", "2999-01-02T03:04:05")
+    zoned = cli.ok("task", "create", "--name", "x", "--run-at", "2999-01-02T03:04:05+02:00")
+    assert cli.json("task", "show", zoned)["runAt"] == "2999-01-02T01:04:05Z"
+    assert cli.json("task", "show", made)["status"] == "WAITING"
+
+
+def test_a_command_is_submitted_for_this_folder(cli: Orchestrate, tmp_path: Path) -> None:
+    made = cli.ok("run", "--env", "A=b=c", "--tag", "t", "--", "grep", "--json", "a b", "--follow")
+    view = cli.json("task", "show", made)
+    assert view["command"] == ["grep", "--json", "a b", "--follow"]
+    assert view["title"] == "grep --json 'a b' --follow"
+    assert (view["runtime"], view["cwd"], view["tags"]) == ("command", str(tmp_path), ["t"])
+    long = cli.ok("run", "--name", "short", "--cwd", "sub", "--", "echo", "x" * 500)
+    named = cli.json("task", "show", long)
+    assert (named["title"], named["cwd"]) == ("short", str(tmp_path / "sub"))
+    unnamed = cli.json("task", "show", cli.ok("run", "--", "echo", "x" * 500))
+    assert len(unnamed["title"]) == 80
+
+
+def test_a_prompt_is_submitted_with_its_first_line_as_title(cli: Orchestrate) -> None:
+    view = cli.json("task", "show", cli.json("run", "Fix it.\nAll of it.")["id"])
+    assert (view["title"], view["prompt"]) == ("Fix it.…", "Fix it.\nAll of it.")
+    assert view["command"] is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run",),
+        ("run", "--"),
+        ("run", "two", "words"),
+        ("run", "prompt", "--", "command"),
+        ("run", "--env", "X=1", "prompt"),
+        ("run", "--env", "=1", "--", "true"),
+        ("run", "--env", "X", "--", "true"),
+    ],
+)
+def test_what_is_neither_a_prompt_nor_a_command_is_refused(
+    cli: Orchestrate, words: tuple[str, ...]
+) -> None:
+    assert cli(*words).code == 2
+
+
+def test_an_unknown_agent_is_refused(cli: Orchestrate) -> None:
+    answer = cli("run", "--agent", "nobody", "prompt")
+    assert answer.code == 1
+    assert answer.err == "error: no agent 'nobody'; known are none [not_found]\n"
+
+
+def test_a_list_is_filtered_and_paged(cli: Orchestrate) -> None:
+    for number in range(1, 6):
+        tag = "odd" if number % 2 else "even"
+        name = f"task {number}"
+        cli.ok("task", "create", "--name", name, "--priority", str(number), "--tag", tag)
+
+    def titles(*words: str) -> list[str]:
+        return [task["title"][-1] for task in cli.json("task", "list", *words)["tasks"]]
+
+    assert titles() == ["5", "4", "3", "2", "1"]
+    assert titles("--tag", "odd", "--min-priority", "3") == ["5", "3"]
+    assert titles("--status", "pending", "--text", "TASK 4") == ["4"]
+    assert titles("--status", "DEAD,COMPLETED") == titles("--type", "other") == []
+    assert titles("--since", "1h") == titles("--since", "2020-01-01") == titles()
+    assert titles("--since", "2999-01-01") == []
+    page = cli.json("task", "list", "--limit", "2")
+    assert titles("--limit", "2", "--cursor", page["nextCursor"]) == ["3", "2"]
+    lines = cli.ok("task", "list", "--limit", "2").splitlines()
+    assert lines[0].split() == "ID STATUS PRI TRIES DONE AGE AGENT TITLE".split()
+    assert [line.split()[1] for line in lines[1:]] == ["PENDING", "PENDING"]
+    assert len({line.index("task") for line in lines[1:]}) == 1
+
+
+def test_a_task_is_paused_resumed_cancelled_and_retried(cli: Orchestrate) -> None:
+    made = cli.ok("task", "create", "--name", "x")
+    assert cli.ok("task", "pause", made) == f"{made} PAUSED"
+    assert cli.ok("task", "resume", "--id", made) == f"{made} PENDING"
+    assert cli.json("task", "cancel", made, "--reason", "wrong")["status"] == "CANCELLED"
+    again = cli("task", "cancel", made)
+    assert again.code == 1
+    assert again.err == "error: cannot cancel a task that is CANCELLED [out_of_turn]\n"
+    assert cli.ok("task", "retry", made) == f"{made} PENDING"
+    assert cli.ok("task", "update", made, "--priority", "9") == f"{made} priority 9"
+    said = cli.ok("task", "logs", made)
+    kinds = "submitted paused resumed cancelled retried priority_changed".split()
+    assert [line.split()[2] for line in said.splitlines()] == kinds
+    assert "cancelled PENDING -> CANCELLED: wrong" in said
+
+
+def test_an_ended_task_is_rerun_and_archived(cli: Orchestrate) -> None:
+    made = cli.ok("task", "create", "--name", "x", "--tag", "t", "--input", "[1]")
+    refused = cli("task", "archive", made)
+    assert (refused.code, refused.out) == (1, "")
+    cli.ok("task", "cancel", made)
+    assert cli.ok("task", "archive", made) == f"{made} CANCELLED, archived"
+    again = cli.json("task", "show", cli.ok("task", "rerun", made))
+    assert (again["rerunOf"], again["inputContext"], again["tags"]) == (made, [1], ["t"])
+    assert again["status"] == "PENDING"
+
+
+def test_a_task_is_named_by_the_beginning_of_its_id(cli: Orchestrate) -> None:
+    made = cli.ok("task", "create", "--name", "x")
+    assert cli.json("task", "status", "--id", made[:20])["id"] == made
+    cli.ok("task", "create", "--name", "y")
+    many = cli("task", "show", made[:4])
+    assert (many.code, many.err.count("more than one task")) == (1, 1)
+    assert cli("task", "show", made, "--id", made).code == 0
+    assert cli("task", "show", made, "--id", NOBODY).code == 2
+    assert cli("task", "show").code == 2
+
+
+@pytest.mark.parametrize(
+    "command", "show status logs attempts explain cancel retry pause resume rerun archive".split()
+)
+def test_a_task_that_does_not_exist_is_told(cli: Orchestrate, command: str) -> None:
+    answer = cli("task", command, NOBODY)
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err == f"error: no task {NOBODY} [not_found]\n"
+    problem = cli("--json", "task", command, NOBODY)
+    assert json.loads(problem.out) == {
+        "error": {"code": "not_found", "message": f"no task {NOBODY}"}
+    }
+    assert (problem.code, problem.err) == (1, "")
+
+
+def test_explain_says_why_a_task_waits(cli: Orchestrate) -> None:
+    made = cli.ok("task", "create", "--name", "x", "--run-at", "+1h")
+    found = cli.json("task", "explain", made)
+    assert [gate["gate"] for gate in found["gates"]] == ["schedule", "agent"]
+    said = cli.ok("explain", made)
+    assert said.startswith("WAITING: ")
+    assert "schedule: starts later (until 2" in said
+
+
+def test_attempts_and_logs_tell_what_happened(cli: Orchestrate, die: Die) -> None:
+    dead = die(error="it broke")
+    [attempt] = cli.json("task", "attempts", dead)["attempts"]
+    assert (attempt["outcome"], attempt["exitCode"]) == ("FAILED", 7)
+    row = cli.ok("task", "attempts", dead).splitlines()[1]
+    assert row.split()[:3] == ["1", "FAILED", "tester"]
+    assert row.endswith("it broke")
+    texts = [line["text"] for line in cli.json("task", "logs", dead)["logs"]]
+    assert {"hello", "last words"} <= set(texts)
+    assert "hello" not in cli.ok("task", "logs", dead, "--level", "error")
+    last = cli.json("task", "logs", dead, "--limit", "1")["logs"]
+    assert last[0]["event"] == "dead"
+    followed = cli("task", "logs", dead, "--follow")
+    assert (followed.code, "last words" in followed.out) == (0, True)
+    unknown = cli("task", "logs", dead, "--level", "loud")
+    assert (unknown.code, "[invalid_filter]" in unknown.err) == (2, True)
+
+
+def test_following_an_ended_task_tells_how_it_ended(cli: Orchestrate, die: Die) -> None:
+    dead = die(error="it broke")
+    answer = cli("task", "status", "--follow", dead)
+    assert answer.code == 1
+    assert "status:     DEAD" in answer.out
+    assert json.loads(cli("task", "status", dead, "--follow", "--json").out)["status"] == "DEAD"
+    assert cli("task", "status", dead).code == 0
+
+
+def test_tasks_are_changed_by_filter(cli: Orchestrate) -> None:
+    odd = [cli.ok("task", "create", "--name", str(n), "--tag", "odd") for n in (1, 3)]
+    even = cli.ok("task", "create", "--name", "2", "--tag", "even")
+    would = cli.json("task", "cancel", "--tag", "odd", "--dry-run")
+    assert would == {"done": odd[::-1], "refused": {}, "dryRun": True}
+    assert cli("task", "cancel", "--tag", "odd", "--since", "1h", "--limit", "1").err == (
+        "cancelled 1 task\nstopped at 1 task; there may be more\n"
+    )
+    assert cli.ok("task", "pause", "--status", "PENDING", "--tag", "odd") == odd[0]
+    assert cli.ok("task", "resume", "--tag", "odd", "--yes") == odd[0]
+    assert cli.json("task", "show", even)["status"] == "PENDING"
+    assert cli.ok("task", "retry", "--text", "3") == odd[1]
+    assert cli.json("task", "archive", "--type", "default")["done"] == []
+    both = cli("task", "cancel", even, "--tag", "odd")
+    assert (both.code, "either a task or a filter" in both.err) == (2, True)
+
+
+def test_what_a_filter_picks_but_the_status_forbids_is_left_with_a_reason(
+    cli: Orchestrate,
+) -> None:
+    made = cli.ok("task", "create", "--name", "x")
+    answer = cli("task", "retry", "--status", "PENDING")
+    assert (answer.code, answer.out) == (1, "")
+    assert f"left {made}: cannot retry a task that is PENDING" in answer.err
+
+
+def test_dead_letters_are_listed_requeued_and_purged(cli: Orchestrate, die: Die) -> None:
+    first, second, third = die("one"), die("two"), die("three")
+    assert cli.ok("dlq", "show", first).startswith("id:")
+    listed = cli.json("dlq", "list", "--limit", "2")
+    assert [task["id"] for task in listed["tasks"]] == [third, second]
+    rest = cli.json("dlq", "list", "--cursor", listed["nextCursor"])
+    assert [task["id"] for task in rest["tasks"]] == [first]
+    assert cli.ok("dlq", "requeue", first) == f"{first} PENDING"
+    wrong = cli("dlq", "requeue", first)
+    assert (wrong.code, wrong.err) == (
+        1,
+        f"error: task {first} is PENDING, not DEAD [out_of_turn]\n",
+    )
+    assert cli("dlq", "requeue").code == 2
+    assert cli.json("dlq", "purge")["done"] == [third, second]
+    assert cli.json("dlq", "list") == {"tasks": [], "nextCursor": None}
+    assert cli.json("task", "show", third)["status"] == "DEAD"
+    fourth = die("four")
+    assert cli.json("dlq", "requeue", "--all")["done"] == [fourth]
+    assert cli.json("dlq", "requeue", "--all")["done"] == []

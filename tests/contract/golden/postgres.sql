@@ -1,0 +1,373 @@
+table agent
+  id uuid not null
+  workspace uuid not null
+  name text not null
+  profile json not null
+  status text not null
+  max_concurrent bigint
+  version bigint not null default 1
+  created_at timestamp with time zone not null
+  updated_at timestamp with time zone not null
+  seen_at timestamp with time zone
+table artifact
+  task uuid not null
+  name text not null
+  workspace uuid not null
+  attempt bigint not null
+  type text
+  size bigint not null
+  sha256 text not null
+  ref text not null
+  created_at timestamp with time zone not null
+table attempt
+  task uuid not null
+  attempt bigint not null
+  workspace uuid not null
+  outcome text not null
+  agent uuid
+  worker text
+  session_key text
+  started_at timestamp with time zone
+  ended_at timestamp with time zone not null
+  error_class text
+  message text
+  stack text
+  exit_code bigint
+  tokens json
+  cost_usd double precision
+  receipt json
+  unconfirmed boolean not null default false
+table checkpoint
+  task uuid not null
+  workspace uuid not null
+  seq bigint not null
+  attempt bigint not null
+  data json not null
+  at timestamp with time zone not null
+table cursor
+  name text not null
+  xid bigint not null default 0
+  position bigint not null default 0
+  updated_at timestamp with time zone not null
+table definition
+  id uuid not null
+  workspace uuid not null
+  key text not null
+  kind text not null
+  spec json not null
+  version bigint not null default 1
+  created_at timestamp with time zone not null
+  updated_at timestamp with time zone not null
+table event
+  task uuid not null
+  seq bigint not null
+  workspace uuid not null
+  position bigint not null identity
+  xid bigint not null default ((pg_current_xact_id())::text)::bigint
+  kind text not null
+  level text not null
+  message text
+  previous text
+  new text
+  attempt bigint not null
+  agent uuid
+  actor text
+  session_key text
+  stack_trace text
+  data json
+  trace_id text
+  causation_id text
+  at timestamp with time zone not null
+table flow
+  id uuid not null
+  workspace uuid not null
+  definition uuid
+  status text not null
+  steps_left bigint not null default 100
+  input json
+  created_at timestamp with time zone not null
+  finished_at timestamp with time zone
+table flow_work
+  id uuid not null
+  workspace uuid not null
+  kind text not null
+  data json not null
+  due_at timestamp with time zone not null
+table idempotency
+  workspace uuid not null
+  key text not null
+  fingerprint text not null
+  answer json
+  created_at timestamp with time zone not null
+table lane
+  id bigint not null
+  workspace uuid not null
+  key text not null
+  closed_until timestamp with time zone
+  closed_why text
+  used_at timestamp with time zone not null
+table leader
+  name text not null
+  holder text not null
+  epoch bigint not null
+  until timestamp with time zone not null
+table schema_migration
+  number bigint not null
+  name text not null
+  compat bigint not null
+  applied_at text not null
+table task
+  id uuid not null
+  workspace uuid not null
+  lane bigint not null
+  status text not null
+  hold text
+  unmet bigint not null default 0
+  watched boolean not null default false
+  rank bigint not null
+  priority smallint not null
+  version bigint not null default 1
+  attempt bigint not null default 0
+  tries bigint not null default 0
+  free_ends bigint not null default 0
+  free_mark bigint not null default 0
+  losses bigint not null default 0
+  max_attempts bigint not null
+  retry json
+  agent uuid
+  worker text
+  session_key text
+  lease_token text
+  lease_s bigint
+  lease_until timestamp with time zone
+  timeout_s bigint
+  watch_s bigint
+  queue_ttl_s bigint
+  estimate_minutes bigint
+  cancel_requested_at timestamp with time zone
+  pause_requested_at timestamp with time zone
+  hung_warned_at timestamp with time zone
+  progress_percent smallint
+  current_step text
+  progress_at timestamp with time zone
+  estimated_completion_at timestamp with time zone
+  checkpoint_seq bigint not null default 0
+  run_at timestamp with time zone
+  resume_at timestamp with time zone
+  wait_until timestamp with time zone
+  next_attempt_at timestamp with time zone
+  due_at timestamp with time zone
+  last_error text
+  error_class text
+  last_outcome text
+  created_at timestamp with time zone not null
+  updated_at timestamp with time zone not null
+  assigned_at timestamp with time zone
+  started_at timestamp with time zone
+  finished_at timestamp with time zone
+  archived_at timestamp with time zone
+table task_body
+  workspace uuid not null
+  task uuid not null
+  kind text not null default 'agent'::text
+  key text
+  definition uuid
+  flow uuid
+  activation bigint
+  parent uuid
+  group_id uuid
+  rerun_of uuid
+  title text not null
+  description text
+  prompt text
+  system_prompt text
+  model text
+  max_turns bigint
+  conversation text
+  task_type text not null
+  agent_type text
+  target_agent uuid
+  runtime text
+  command json
+  cwd text
+  env json
+  checkout json
+  source text
+  notify json
+  tool_call_id text
+  container text
+  tools json
+  complexity text
+  input json
+  metadata json
+  escalation json
+  budget json
+  on_dependency_failure text
+  idempotency_key text
+  fingerprint text
+  trace_id text
+  created_by text
+table task_capability
+  task uuid not null
+  workspace uuid not null
+  capability text not null
+table task_dependency
+  task uuid not null
+  needs uuid not null
+  workspace uuid not null
+  met boolean not null
+table task_group
+  id uuid not null
+  workspace uuid not null
+  key text
+  definition uuid
+  flow uuid
+  activation bigint not null default 1
+  parent uuid
+  kind text not null
+  status text not null
+  join_policy text not null default 'all_succeeded'::text
+  spec json
+  open_children bigint not null default 0
+  version bigint not null default 1
+  created_at timestamp with time zone not null
+  finished_at timestamp with time zone
+table task_label
+  task uuid not null
+  workspace uuid not null
+  label text not null
+table task_output
+  task uuid not null
+  workspace uuid not null
+  output json
+  output_ref text
+  summary text
+table task_step
+  task uuid not null
+  workspace uuid not null
+  key text not null
+  attempt bigint not null
+  value json
+  child uuid
+  at timestamp with time zone not null
+table task_tag
+  task uuid not null
+  workspace uuid not null
+  tag text not null
+table transcript
+  task uuid not null
+  attempt bigint not null
+  line_no bigint not null
+  workspace uuid not null
+  level text not null
+  text text not null
+  at timestamp with time zone not null
+table worker
+  id text not null
+  workspace uuid not null
+  host text not null
+  pid bigint not null
+  agents json not null
+  slots bigint not null
+  status text not null
+  started_at timestamp with time zone not null
+  seen_at timestamp with time zone not null
+table workspace
+  id uuid not null
+  name text not null
+  lanes_version bigint not null default 1
+  created_at timestamp with time zone not null
+constraint agent_pkey on agent PRIMARY KEY (id)
+constraint agent_status_check on agent CHECK ((status = ANY (ARRAY['IDLE'::text, 'WORKING'::text, 'DRAINING'::text, 'STALE'::text, 'ERROR'::text, 'TERMINATED'::text])))
+constraint agent_workspace_name_key on agent UNIQUE (workspace, name)
+constraint artifact_pkey on artifact PRIMARY KEY (task, name)
+constraint attempt_outcome_check on attempt CHECK ((outcome = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'STALLED'::text, 'ABORTED'::text, 'TIMED_OUT'::text, 'CANCELLED'::text, 'PARKED'::text, 'PAUSED'::text, 'RELEASED'::text, 'NOT_STARTED'::text])))
+constraint attempt_pkey on attempt PRIMARY KEY (task, attempt)
+constraint checkpoint_pkey on checkpoint PRIMARY KEY (task)
+constraint cursor_pkey on cursor PRIMARY KEY (name)
+constraint definition_kind_check on definition CHECK ((kind = ANY (ARRAY['task'::text, 'group'::text])))
+constraint definition_pkey on definition PRIMARY KEY (id)
+constraint definition_workspace_key_key on definition UNIQUE (workspace, key)
+constraint event_pkey on event PRIMARY KEY (task, seq)
+constraint flow_pkey on flow PRIMARY KEY (id)
+constraint flow_work_pkey on flow_work PRIMARY KEY (id)
+constraint idempotency_pkey on idempotency PRIMARY KEY (workspace, key)
+constraint lane_key_key on lane UNIQUE (key)
+constraint lane_pkey on lane PRIMARY KEY (id)
+constraint leader_pkey on leader PRIMARY KEY (name)
+constraint schema_migration_pkey on schema_migration PRIMARY KEY (number)
+constraint task_attempt_check on task CHECK (((attempt >= 0) AND (attempt <= 1000)))
+constraint task_check on task CHECK ((tries <= max_attempts))
+constraint task_check1 on task CHECK (((status <> ALL (ARRAY['ASSIGNED'::text, 'RUNNING'::text])) OR ((lease_until IS NOT NULL) AND (lease_token IS NOT NULL) AND (agent IS NOT NULL))))
+constraint task_check2 on task CHECK (((status <> ALL (ARRAY['COMPLETED'::text, 'FAILED'::text, 'DEAD'::text, 'CANCELLED'::text, 'SKIPPED'::text])) OR (finished_at IS NOT NULL)))
+constraint task_check3 on task CHECK (((status <> 'RETRY_WAIT'::text) OR (next_attempt_at IS NOT NULL)))
+constraint task_max_attempts_check on task CHECK (((max_attempts >= 1) AND (max_attempts <= 1000)))
+constraint task_pkey on task PRIMARY KEY (id)
+constraint task_priority_check on task CHECK (((priority >= 1) AND (priority <= 10)))
+constraint task_progress_percent_check on task CHECK (((progress_percent >= 0) AND (progress_percent <= 100)))
+constraint task_status_check on task CHECK ((status = ANY (ARRAY['WAITING'::text, 'PENDING'::text, 'ASSIGNED'::text, 'RUNNING'::text, 'PAUSED'::text, 'RETRY_WAIT'::text, 'COMPLETED'::text, 'FAILED'::text, 'DEAD'::text, 'CANCELLED'::text, 'SKIPPED'::text])))
+constraint task_tries_check on task CHECK ((tries >= 0))
+constraint task_unmet_check on task CHECK ((unmet >= 0))
+constraint task_body_kind_check on task_body CHECK ((kind = ANY (ARRAY['agent'::text, 'foreach'::text, 'goto'::text, 'condition'::text, 'approval'::text])))
+constraint task_body_pkey on task_body PRIMARY KEY (workspace, task)
+constraint task_capability_pkey on task_capability PRIMARY KEY (task, capability)
+constraint task_dependency_pkey on task_dependency PRIMARY KEY (task, needs)
+constraint task_group_kind_check on task_group CHECK ((kind = ANY (ARRAY['sequential'::text, 'parallel'::text])))
+constraint task_group_pkey on task_group PRIMARY KEY (id)
+constraint task_group_status_check on task_group CHECK ((status = ANY (ARRAY['WAITING'::text, 'RUNNING'::text, 'PAUSED'::text, 'COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'SKIPPED'::text])))
+constraint task_label_pkey on task_label PRIMARY KEY (task, label)
+constraint task_output_pkey on task_output PRIMARY KEY (task)
+constraint task_step_pkey on task_step PRIMARY KEY (task, key)
+constraint task_tag_pkey on task_tag PRIMARY KEY (task, tag)
+constraint transcript_pkey on transcript PRIMARY KEY (task, attempt, line_no)
+constraint worker_pkey on worker PRIMARY KEY (id)
+constraint worker_status_check on worker CHECK ((status = ANY (ARRAY['RUNNING'::text, 'DRAINING'::text, 'STOPPED'::text, 'LOST'::text])))
+constraint workspace_name_key on workspace UNIQUE (name)
+constraint workspace_pkey on workspace PRIMARY KEY (id)
+CREATE UNIQUE INDEX agent_pkey ON public.agent USING btree (id)
+CREATE UNIQUE INDEX agent_workspace_name_key ON public.agent USING btree (workspace, name)
+CREATE UNIQUE INDEX artifact_pkey ON public.artifact USING btree (task, name)
+CREATE UNIQUE INDEX attempt_pkey ON public.attempt USING btree (task, attempt)
+CREATE INDEX attempt_unconfirmed ON public.attempt USING btree (agent) WHERE unconfirmed
+CREATE UNIQUE INDEX checkpoint_pkey ON public.checkpoint USING btree (task)
+CREATE UNIQUE INDEX cursor_pkey ON public.cursor USING btree (name)
+CREATE UNIQUE INDEX definition_pkey ON public.definition USING btree (id)
+CREATE UNIQUE INDEX definition_workspace_key_key ON public.definition USING btree (workspace, key)
+CREATE INDEX event_at ON public.event USING brin (at)
+CREATE INDEX event_error ON public.event USING btree (workspace, at) WHERE (level = ANY (ARRAY['ERROR'::text, 'CRITICAL'::text]))
+CREATE INDEX event_order ON public.event USING btree (xid, "position")
+CREATE UNIQUE INDEX event_pkey ON public.event USING btree (task, seq)
+CREATE UNIQUE INDEX flow_pkey ON public.flow USING btree (id)
+CREATE UNIQUE INDEX flow_work_pkey ON public.flow_work USING btree (id)
+CREATE UNIQUE INDEX idempotency_pkey ON public.idempotency USING btree (workspace, key)
+CREATE UNIQUE INDEX lane_key_key ON public.lane USING btree (key)
+CREATE UNIQUE INDEX lane_pkey ON public.lane USING btree (id)
+CREATE INDEX lane_workspace ON public.lane USING btree (workspace)
+CREATE UNIQUE INDEX leader_pkey ON public.leader USING btree (name)
+CREATE UNIQUE INDEX schema_migration_pkey ON public.schema_migration USING btree (number)
+CREATE INDEX task_attention ON public.task USING btree (status, id) WHERE (status = ANY (ARRAY['WAITING'::text, 'PAUSED'::text, 'RETRY_WAIT'::text, 'FAILED'::text, 'DEAD'::text, 'CANCELLED'::text, 'SKIPPED'::text]))
+CREATE UNIQUE INDEX task_body_activation ON public.task_body USING btree (flow, definition, activation) WHERE (flow IS NOT NULL)
+CREATE INDEX task_body_group ON public.task_body USING btree (group_id) WHERE (group_id IS NOT NULL)
+CREATE UNIQUE INDEX task_body_idempotency ON public.task_body USING btree (workspace, idempotency_key) WHERE (idempotency_key IS NOT NULL)
+CREATE INDEX task_body_parent ON public.task_body USING btree (parent) WHERE (parent IS NOT NULL)
+CREATE UNIQUE INDEX task_body_pkey ON public.task_body USING btree (workspace, task)
+CREATE INDEX task_capability_by_name ON public.task_capability USING btree (workspace, capability, task)
+CREATE UNIQUE INDEX task_capability_pkey ON public.task_capability USING btree (task, capability)
+CREATE INDEX task_dependency_needs ON public.task_dependency USING btree (needs, task)
+CREATE UNIQUE INDEX task_dependency_pkey ON public.task_dependency USING btree (task, needs)
+CREATE INDEX task_due ON public.task USING btree (due_at) WHERE (due_at IS NOT NULL)
+CREATE UNIQUE INDEX task_group_pkey ON public.task_group USING btree (id)
+CREATE INDEX task_label_by_name ON public.task_label USING btree (workspace, label, task)
+CREATE UNIQUE INDEX task_label_pkey ON public.task_label USING btree (task, label)
+CREATE INDEX task_leased ON public.task USING btree (agent) WHERE (status = ANY (ARRAY['ASSIGNED'::text, 'RUNNING'::text]))
+CREATE UNIQUE INDEX task_output_pkey ON public.task_output USING btree (task)
+CREATE INDEX task_pending ON public.task USING btree (lane, rank, id) WHERE (status = 'PENDING'::text)
+CREATE UNIQUE INDEX task_pkey ON public.task USING btree (id)
+CREATE UNIQUE INDEX task_step_pkey ON public.task_step USING btree (task, key)
+CREATE INDEX task_tag_by_name ON public.task_tag USING btree (workspace, tag, task)
+CREATE UNIQUE INDEX task_tag_pkey ON public.task_tag USING btree (task, tag)
+CREATE UNIQUE INDEX transcript_pkey ON public.transcript USING btree (task, attempt, line_no)
+CREATE UNIQUE INDEX worker_pkey ON public.worker USING btree (id)
+CREATE UNIQUE INDEX workspace_name_key ON public.workspace USING btree (name)
+CREATE UNIQUE INDEX workspace_pkey ON public.workspace USING btree (id)
+options of task: fillfactor=70, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_cost_delay=0, autovacuum_analyze_scale_factor=0.05

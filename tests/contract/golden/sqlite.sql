@@ -1,0 +1,326 @@
+CREATE TABLE agent (
+  id text primary key,
+  workspace text not null,
+  name text not null,
+  profile text not null,
+  status text not null check (status in
+    ('IDLE', 'WORKING', 'DRAINING', 'STALE', 'ERROR', 'TERMINATED')),
+  max_concurrent integer,
+  version integer not null default 1,
+  created_at integer not null,
+  updated_at integer not null,
+  seen_at integer,
+  unique (workspace, name)
+) strict;
+CREATE TABLE artifact (
+  task text not null,
+  name text not null,
+  workspace text not null,
+  attempt integer not null,
+  type text,
+  size integer not null,
+  sha256 text not null,
+  ref text not null,
+  created_at integer not null,
+  primary key (task, name)
+) strict;
+CREATE TABLE attempt (
+  task text not null,
+  attempt integer not null,
+  workspace text not null,
+  outcome text not null check (outcome in ('COMPLETED', 'FAILED', 'STALLED', 'ABORTED',
+    'TIMED_OUT', 'CANCELLED', 'PARKED', 'PAUSED', 'RELEASED', 'NOT_STARTED')),
+  agent text,
+  worker text,
+  session_key text,
+  started_at integer,
+  ended_at integer not null,
+  error_class text,
+  message text,
+  stack text,
+  exit_code integer,
+  tokens text,
+  cost_usd real,
+  receipt text,
+  unconfirmed integer not null default false,
+  primary key (task, attempt)
+) strict;
+CREATE INDEX attempt_unconfirmed on attempt (agent) where unconfirmed;
+CREATE TABLE checkpoint (
+  task text primary key,
+  workspace text not null,
+  seq integer not null,
+  attempt integer not null,
+  data text not null,
+  at integer not null
+) strict;
+CREATE TABLE cursor (
+  name text primary key,
+  xid integer not null default 0,
+  position integer not null default 0,
+  updated_at integer not null
+) strict;
+CREATE TABLE definition (
+  id text primary key,
+  workspace text not null,
+  key text not null,
+  kind text not null check (kind in ('task', 'group')),
+  spec text not null,
+  version integer not null default 1,
+  created_at integer not null,
+  updated_at integer not null,
+  unique (workspace, key)
+) strict;
+CREATE TABLE event (
+  position integer primary key autoincrement,
+  task text not null,
+  seq integer not null,
+  workspace text not null,
+  kind text not null,
+  level text not null,
+  message text,
+  previous text,
+  new text,
+  attempt integer not null,
+  agent text,
+  actor text,
+  session_key text,
+  stack_trace text,
+  data text,
+  trace_id text,
+  causation_id text,
+  at integer not null
+) strict;
+CREATE INDEX event_error on event (workspace, at) where level in ('ERROR', 'CRITICAL');
+CREATE UNIQUE INDEX event_task_seq on event (task, seq);
+CREATE TABLE flow (
+  id text primary key,
+  workspace text not null,
+  definition text,
+  status text not null,
+  steps_left integer not null default 100,
+  input text,
+  created_at integer not null,
+  finished_at integer
+) strict;
+CREATE TABLE flow_work (
+  id text primary key,
+  workspace text not null,
+  kind text not null,
+  data text not null,
+  due_at integer not null
+) strict;
+CREATE TABLE idempotency (
+  workspace text not null,
+  key text not null,
+  fingerprint text not null,
+  answer text,
+  created_at integer not null,
+  primary key (workspace, key)
+) strict;
+CREATE TABLE lane (
+  id integer primary key,
+  workspace text not null,
+  key text not null unique,
+  closed_until integer,
+  closed_why text,
+  used_at integer not null
+) strict;
+CREATE INDEX lane_workspace on lane (workspace);
+CREATE TABLE leader (
+  name text primary key,
+  holder text not null,
+  epoch integer not null,
+  until integer not null
+) strict;
+CREATE TABLE schema_migration (
+  number bigint primary key, name text not null, compat bigint not null, applied_at text not null
+);
+CREATE TABLE task (
+  id text primary key,
+  workspace text not null,
+  lane integer not null,
+  status text not null check (status in ('WAITING', 'PENDING', 'ASSIGNED', 'RUNNING', 'PAUSED',
+    'RETRY_WAIT', 'COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')),
+  hold text,
+  unmet integer not null default 0 check (unmet >= 0),
+  watched integer not null default false,
+  rank integer not null,
+  priority integer not null check (priority between 1 and 10),
+  version integer not null default 1,
+  attempt integer not null default 0 check (attempt between 0 and 1000),
+  tries integer not null default 0 check (tries >= 0),
+  free_ends integer not null default 0,
+  free_mark integer not null default 0,
+  losses integer not null default 0,
+  max_attempts integer not null check (max_attempts between 1 and 1000),
+  retry text,
+  agent text,
+  worker text,
+  session_key text,
+  lease_token text,
+  lease_s integer,
+  lease_until integer,
+  timeout_s integer,
+  watch_s integer,
+  queue_ttl_s integer,
+  estimate_minutes integer,
+  cancel_requested_at integer,
+  pause_requested_at integer,
+  hung_warned_at integer,
+  progress_percent integer check (progress_percent between 0 and 100),
+  current_step text,
+  progress_at integer,
+  estimated_completion_at integer,
+  checkpoint_seq integer not null default 0,
+  run_at integer,
+  resume_at integer,
+  wait_until integer,
+  next_attempt_at integer,
+  due_at integer,
+  last_error text,
+  error_class text,
+  last_outcome text,
+  created_at integer not null,
+  updated_at integer not null,
+  assigned_at integer,
+  started_at integer,
+  finished_at integer,
+  archived_at integer,
+  check (tries <= max_attempts),
+  check (status not in ('ASSIGNED', 'RUNNING')
+    or (lease_until is not null and lease_token is not null and agent is not null)),
+  check (status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+    or finished_at is not null),
+  check (status <> 'RETRY_WAIT' or next_attempt_at is not null)
+) strict;
+CREATE INDEX task_attention on task (status, id)
+  where status in ('WAITING', 'PAUSED', 'RETRY_WAIT', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED');
+CREATE INDEX task_due on task (due_at) where due_at is not null;
+CREATE INDEX task_leased on task (agent) where status in ('ASSIGNED', 'RUNNING');
+CREATE INDEX task_pending on task (lane, rank, id) where status = 'PENDING';
+CREATE TABLE task_body (
+  workspace text not null,
+  task text not null,
+  kind text not null default 'agent'
+    check (kind in ('agent', 'foreach', 'goto', 'condition', 'approval')),
+  key text,
+  definition text,
+  flow text,
+  activation integer,
+  parent text,
+  group_id text,
+  rerun_of text,
+  title text not null,
+  description text,
+  prompt text,
+  system_prompt text,
+  model text,
+  max_turns integer,
+  conversation text,
+  task_type text not null,
+  agent_type text,
+  target_agent text,
+  runtime text,
+  command text,
+  cwd text,
+  env text,
+  checkout text,
+  source text,
+  notify text,
+  tool_call_id text,
+  container text,
+  tools text,
+  complexity text,
+  input text,
+  metadata text,
+  escalation text,
+  budget text,
+  on_dependency_failure text,
+  idempotency_key text,
+  fingerprint text,
+  trace_id text,
+  created_by text,
+  primary key (workspace, task)
+) strict;
+CREATE UNIQUE INDEX task_body_activation on task_body (flow, definition, activation)
+  where flow is not null;
+CREATE INDEX task_body_group on task_body (group_id) where group_id is not null;
+CREATE UNIQUE INDEX task_body_idempotency on task_body (workspace, idempotency_key)
+  where idempotency_key is not null;
+CREATE INDEX task_body_parent on task_body (parent) where parent is not null;
+CREATE TABLE task_capability (
+  task text not null, workspace text not null, capability text not null,
+  primary key (task, capability)
+) strict;
+CREATE INDEX task_capability_by_name on task_capability (workspace, capability, task);
+CREATE TABLE task_dependency (
+  task text not null, needs text not null, workspace text not null, met integer not null,
+  primary key (task, needs)
+) strict;
+CREATE INDEX task_dependency_needs on task_dependency (needs, task);
+CREATE TABLE task_group (
+  id text primary key,
+  workspace text not null,
+  key text,
+  definition text,
+  flow text,
+  activation integer not null default 1,
+  parent text,
+  kind text not null check (kind in ('sequential', 'parallel')),
+  status text not null check (status in
+    ('WAITING', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'CANCELLED', 'SKIPPED')),
+  join_policy text not null default 'all_succeeded',
+  spec text,
+  open_children integer not null default 0,
+  version integer not null default 1,
+  created_at integer not null,
+  finished_at integer
+) strict;
+CREATE TABLE task_label (
+  task text not null, workspace text not null, label text not null, primary key (task, label)
+) strict;
+CREATE INDEX task_label_by_name on task_label (workspace, label, task);
+CREATE TABLE task_output (
+  task text primary key,
+  workspace text not null,
+  output text,
+  output_ref text,
+  summary text
+) strict;
+CREATE TABLE task_step (
+  task text not null, workspace text not null, key text not null, attempt integer not null,
+  value text, child text, at integer not null,
+  primary key (task, key)
+) strict;
+CREATE TABLE task_tag (
+  task text not null, workspace text not null, tag text not null, primary key (task, tag)
+) strict;
+CREATE INDEX task_tag_by_name on task_tag (workspace, tag, task);
+CREATE TABLE transcript (
+  task text not null,
+  attempt integer not null,
+  line_no integer not null,
+  workspace text not null,
+  level text not null,
+  text text not null,
+  at integer not null,
+  primary key (task, attempt, line_no)
+) strict;
+CREATE TABLE worker (
+  id text primary key,
+  workspace text not null,
+  host text not null,
+  pid integer not null,
+  agents text not null,
+  slots integer not null,
+  status text not null check (status in ('RUNNING', 'DRAINING', 'STOPPED', 'LOST')),
+  started_at integer not null,
+  seen_at integer not null
+) strict;
+CREATE TABLE workspace (
+  id text primary key,
+  name text not null unique,
+  lanes_version integer not null default 1,
+  created_at integer not null
+) strict;

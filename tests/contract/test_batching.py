@@ -1,0 +1,261 @@
+"""Group commit: callers share transactions, and none pays for another's fault."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+from uuid import UUID
+
+import pytest
+from tests.contract.conftest import (
+    WORKER,
+    AnyStore,
+    ManualClock,
+    Raw,
+    claim_all,
+    claim_one,
+    new,
+    profile,
+    refusal,
+    running,
+)
+
+from tenuto.engine.engine import Engine
+from tenuto.model.errors import Invalid, Unavailable
+from tenuto.store.batching import Answers, Batcher, Kind
+from tenuto.store.protocol import Row, SchemaState, Script, Statement
+from tenuto.store.sqlite import SqliteStore
+
+T = TypeVar("T")
+
+
+class Counting:
+    """A store that counts its transactions and can be told to fail."""
+
+    def __init__(self, inner: AnyStore) -> None:
+        self.inner = inner
+        self.writers = inner.writers
+        self.mixes = inner.mixes
+        self.clock = inner.clock
+        self.transactions = 0
+        self.running = 0
+        self.most = 0
+        self.lose: list[str] = []
+
+    async def open(self) -> None:
+        await self.inner.open()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    async def migrate(self) -> list[int]:
+        return await self.inner.migrate()
+
+    async def schema(self) -> SchemaState:
+        return await self.inner.schema()
+
+    async def describe(self) -> dict[str, str]:
+        return await self.inner.describe()
+
+    async def fetch(self, statement: Statement) -> list[Row]:
+        return await self.inner.fetch(statement)
+
+    async def transact(self, script: Callable[[], Script[T]]) -> T:
+        return await self._counted(self.inner.transact, script)
+
+    async def once(self, script: Callable[[], Script[T]]) -> T:
+        return await self._counted(self.inner.once, script)
+
+    async def _counted(self, run: Any, script: Callable[[], Script[T]]) -> T:
+        self.transactions += 1
+        self.running += 1
+        self.most = max(self.most, self.running)
+        how = self.lose.pop(0) if self.lose else ""
+        try:
+            if how == "before":
+                raise Unavailable("lost before the commit")
+            result: T = await run(script)
+            if how == "after":
+                raise Unavailable("lost after the commit")
+            return result
+        finally:
+            self.running -= 1
+
+
+@pytest.fixture
+async def counting(engine: Engine) -> Counting:
+    assert not isinstance(engine.core.store, Counting)
+    return Counting(engine.core.store)  # type: ignore[arg-type]  # the fixture's own store
+
+
+@pytest.fixture
+async def busy(counting: Counting) -> Engine:
+    """An engine on the counting store that knows its lane already."""
+    busy = Engine(counting, actor="busy")
+    await busy.submit(new("first"))
+    await claim_one(busy)
+    counting.transactions = 0
+    counting.most = 0
+    return busy
+
+
+async def test_a_lone_caller_waits_for_nobody(busy: Engine, counting: Counting) -> None:
+    await busy.submit(new())
+    assert counting.transactions == 1
+
+
+async def test_64_submits_share_transactions(
+    busy: Engine, counting: Counting, raw: Raw
+) -> None:
+    answers = await asyncio.gather(*(busy.submit(new(f"t{n}")) for n in range(64)))
+    assert counting.transactions <= counting.writers
+    assert len({each.id for each in answers}) == 64
+    for answer, n in zip(answers, range(64), strict=True):
+        assert (await busy.show(answer.id)).title == f"t{n}"
+
+
+async def test_64_first_submits_share_the_making_of_their_lane(
+    counting: Counting, raw: Raw
+) -> None:
+    fresh = Engine(counting)
+    await asyncio.gather(*(fresh.submit(new(f"t{n}")) for n in range(64)))
+    assert await raw.count("task") == 64
+    assert counting.transactions <= 16
+
+
+async def test_64_completes_share_transactions(busy: Engine, counting: Counting) -> None:
+    await busy.submit_many([new() for _ in range(64)])
+    works = await claim_all(busy)
+    counting.transactions = 0
+    await asyncio.gather(*(busy.complete(work.fence, n) for n, work in enumerate(works)))
+    assert counting.transactions <= counting.writers
+    views = [await busy.show(work.fence.task) for work in works]
+    assert [view.output for view in views] == list(range(64))
+
+
+async def test_callers_that_arrive_meanwhile_share_the_next_one(
+    busy: Engine, counting: Counting
+) -> None:
+    first = asyncio.ensure_future(busy.submit(new()))
+    while not counting.running:
+        await asyncio.sleep(0)
+    rest = [busy.submit(new()) for _ in range(50)]
+    await asyncio.gather(first, *rest)
+    assert counting.transactions <= 1 + counting.writers
+
+
+async def test_the_answer_is_ones_own(busy: Engine) -> None:
+    fences = [await running(busy) for _ in range(6)]
+    stale = fences[::2]
+    for fence in stale:
+        await busy.cancel(fence.task)
+    answers = await asyncio.gather(*(busy.complete(f) for f in fences), return_exceptions=True)
+    assert [getattr(each, "code", None) for each in answers] == ["cancel_requested", None] * 3
+
+
+async def test_what_is_asked_twice_of_one_task_goes_one_after_the_other(busy: Engine) -> None:
+    submitted = await busy.submit(new())
+    calls: list[Any] = [busy.reprioritise(submitted.id, n % 10 + 1) for n in range(20)]
+    calls += [busy.pause(submitted.id), busy.resume(submitted.id), busy.cancel(submitted.id)]
+    await asyncio.gather(*calls)
+    view = await busy.show(submitted.id)
+    assert (view.status, view.version) == ("CANCELLED", 24)
+
+
+async def test_writers_work_side_by_side(busy: Engine, counting: Counting) -> None:
+    await busy.submit_many([new() for _ in range(40)])
+    agents = [profile(id=UUID(int=n), name=f"a{n}") for n in range(1, 9)]
+    counting.most = 0
+    works = await asyncio.gather(*(busy.claim(agent, WORKER, 1) for agent in agents))
+    assert [len(each) for each in works] == [1] * 8
+    assert counting.most == counting.writers
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_submit_whose_answer_was_lost_is_asked_again(
+    busy: Engine, counting: Counting, raw: Raw, when: str
+) -> None:
+    before = await raw.count("task")
+    counting.lose = [when]
+    answers = await asyncio.gather(*(busy.submit(new(f"t{n}")) for n in range(5)))
+    assert await raw.count("task") == before + 5
+    for answer in answers:
+        assert (await busy.show(answer.id)).version == 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_complete_whose_answer_was_lost_may_be_repeated(
+    busy: Engine, counting: Counting, when: str
+) -> None:
+    fence = await running(busy)
+    counting.lose = [when]
+    assert await refusal(busy.complete(fence, 1)) == "database_unreachable"
+    await busy.complete(fence, 1)
+    view = await busy.show(fence.task)
+    assert (view.status, view.output, view.version) == ("COMPLETED", 1, 3)
+
+
+async def test_a_caller_that_gave_up_leaves_the_others_alone(busy: Engine, raw: Raw) -> None:
+    calls = [asyncio.ensure_future(busy.submit(new(f"t{n}"))) for n in range(10)]
+    await asyncio.sleep(0)
+    for call in calls[::2]:
+        call.cancel()
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [isinstance(each, asyncio.CancelledError) for each in answers] == [True, False] * 5
+    for kept in answers[1::2]:
+        assert not isinstance(kept, BaseException)
+        assert (await busy.show(kept.id)).status == "PENDING"
+
+
+async def memory_batcher() -> tuple[Batcher, SqliteStore]:
+    store = SqliteStore(":memory:", ManualClock())
+    await store.migrate()
+    return Batcher(store), store
+
+
+def numbers(items: list[Any]) -> Script[Answers]:
+    """Refuses 3 as an answer, breaks on 7."""
+    yield Statement("leader", {"name": "x"})
+    if 7 in items:
+        raise ValueError("seven")
+    return [Invalid("three") if item == 3 else item * 10 for item in items]
+
+
+async def test_a_fault_is_its_own_callers() -> None:
+    batcher, store = await memory_batcher()
+    kind = Kind("numbers", numbers)
+    calls = [batcher.submit(kind, n) for n in range(10)]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    await store.close()
+    assert isinstance(answers[3], Invalid)
+    assert isinstance(answers[7], ValueError)
+    rest = [answer for n, answer in enumerate(answers) if n not in (3, 7)]
+    assert rest == [0, 10, 20, 40, 50, 60, 80, 90]
+
+
+async def test_a_batch_is_bounded() -> None:
+    _, store = await memory_batcher()
+    batcher = Batcher(store, most=4)
+    sizes: list[int] = []
+
+    def script(items: list[Any]) -> Script[Answers]:
+        sizes.append(len(items))
+        yield Statement("leader", {"name": "x"})
+        return items
+
+    kind = Kind("sized", script)
+    answers = await asyncio.gather(*(batcher.submit(kind, n) for n in range(10)))
+    await store.close()
+    assert answers == list(range(10))
+    assert sizes == [4, 4, 2]
+
+
+async def test_kinds_mix_where_the_store_mixes() -> None:
+    batcher, store = await memory_batcher()
+    mixed = Counting(store)
+    batcher = Batcher(mixed)
+    one, two = Kind("one", numbers), Kind("two", numbers, alone=True)
+    calls = [batcher.submit(kind, n) for n, kind in enumerate([one, two, one, two])]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    await store.close()
+    assert answers[:3] == [0, 10, 20]
+    assert mixed.transactions == 1

@@ -1,0 +1,346 @@
+"""Control: what people ask, in every status, exactly as the model decides it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.contract.conftest import (
+    LEASE_S,
+    START,
+    WORKER,
+    Another,
+    ManualClock,
+    Raw,
+    claim_all,
+    claim_one,
+    failure,
+    in_status,
+    new,
+    profile,
+    refusal,
+    row_of,
+    running,
+    snapshot,
+    status,
+)
+
+from tenuto.engine.control import Action
+from tenuto.engine.engine import Engine
+from tenuto.engine.query import Filter
+from tenuto.model import commands
+from tenuto.model.commands import Moment
+from tenuto.model.decide import decide
+from tenuto.model.errors import Conflict
+from tenuto.model.retry import RetryPolicy
+from tenuto.model.task import AGING_MS, Change, Status
+
+KILLED = {"state": "killed", "pid": 7}
+Person = Callable[[Engine, Any], Awaitable[None]]
+ASKS: dict[str, tuple[Person, commands.Command]] = {
+    "cancel": (lambda e, t: e.cancel(t, "why"), commands.Cancel(reason="why")),
+    "pause": (lambda e, t: e.pause(t, "why"), commands.Pause(reason="why")),
+    "resume": (lambda e, t: e.resume(t), commands.Resume()),
+    "retry": (lambda e, t: e.retry(t), commands.Retry()),
+    "archive": (lambda e, t: e.archive(t), commands.Archive()),
+    "reprioritise": (lambda e, t: e.reprioritise(t, 9), commands.Reprioritise(priority=9)),
+}
+
+
+@pytest.mark.parametrize("of", Status)
+async def test_every_ask_in_every_status_is_the_models(engine: Engine, of: Status) -> None:
+    for name, (ask, command) in ASKS.items():
+        fence = await in_status(engine, of)
+        before, seen = await row_of(engine, fence.task), await snapshot(engine, fence.task)
+        wanted: Change | str | None
+        try:
+            wanted = decide(before, command, Moment(engine.clock.now(), 0.5, "tester"))
+        except Conflict as error:
+            wanted = error.code
+        if isinstance(wanted, Change):
+            await ask(engine, fence.task)
+            assert await row_of(engine, fence.task) == wanted.task, name
+            event = (await engine.events(fence.task))[-1]
+            assert (event.event, event.actor) == (wanted.event.kind, "tester")
+        else:
+            assert await refusal(ask(engine, fence.task)) == wanted, name
+            assert await snapshot(engine, fence.task) == seen
+        if (await row_of(engine, fence.task)).status is Status.PENDING:
+            await engine.cancel(fence.task)  # else the next claim takes it
+
+
+async def test_what_does_not_exist_or_is_elsewhere(engine: Engine, raw: Raw) -> None:
+    elsewhere = Engine(engine.core.store, workspace=await raw.workspace(77))
+    foreign = (await elsewhere.submit(new())).id
+    for ask, _ in ASKS.values():
+        assert await refusal(ask(engine, foreign)) == "not_found"
+    assert await refusal(engine.rerun(foreign)) == "not_found"
+    assert (await elsewhere.show(foreign)).version == 1
+
+
+async def test_a_running_task_is_cancelled_with_a_receipt(
+    engine: Engine, clock: ManualClock
+) -> None:
+    fence = await running(engine)
+    clock.advance(1)
+    await engine.cancel(fence.task, "changed my mind")
+    view = await engine.show(fence.task)
+    assert (view.status, view.cancel_requested_at) == ("RUNNING", clock.now())
+    asked = clock.now()
+    clock.advance(1)
+    await engine.cancel(fence.task)
+    assert (await engine.show(fence.task)).cancel_requested_at == asked
+    await engine.confirm_cancel(fence, KILLED)
+    view = await engine.show(fence.task)
+    assert (view.status, view.cancel_requested_at) == ("CANCELLED", None)
+    (attempt,) = await engine.attempts(fence.task)
+    assert (attempt.outcome, attempt.receipt, attempt.unconfirmed) == ("CANCELLED", KILLED, False)
+    texts = [line.text for line in await engine.events(fence.task)]
+    assert any("changed my mind" in text for text in texts)
+
+
+async def test_a_running_task_is_paused_and_goes_on(engine: Engine) -> None:
+    fence = await running(engine)
+    await engine.pause(fence.task)
+    await engine.checkpoint(fence, {"last": True})
+    await engine.confirm_pause(fence, KILLED)
+    view = await engine.show(fence.task)
+    assert (view.status, view.tries, view.attempt) == ("PAUSED", 0, 1)
+    assert await claim_all(engine) == []
+    await engine.resume(fence.task)
+    work = await claim_one(engine)
+    assert (work.checkpoint, work.tries, work.fence.attempt) == ({"last": True}, 1, 2)
+
+
+async def test_a_cancel_is_not_lost_to_a_pause(engine: Engine) -> None:
+    fence = await running(engine)
+    await engine.pause(fence.task)
+    await engine.cancel(fence.task)
+    try:
+        await engine.confirm_pause(fence, KILLED)
+    except Conflict as error:
+        assert error.code == "cancel_requested"  # noqa: PT017  either answer keeps the cancel
+        await engine.confirm_cancel(fence, KILLED)
+    assert await status(engine, fence.task) == "CANCELLED"
+
+
+async def test_what_is_being_cancelled_is_not_paused(engine: Engine) -> None:
+    fence = await running(engine)
+    await engine.cancel(fence.task)
+    assert await refusal(engine.pause(fence.task)) == "cancel_requested"
+    assert await refusal(engine.confirm_pause(fence, KILLED)) == "out_of_turn"
+
+
+async def test_cancel_and_complete_race_and_one_wins(engine: Engine, another: Another) -> None:
+    await engine.submit_many([new() for _ in range(30)])
+    works = await claim_all(engine)
+    async with another() as second:
+        calls = []
+        for work in works:
+            calls += [engine.complete(work.fence), second.cancel(work.fence.task)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    for work, completed, cancelled in zip(works, answers[::2], answers[1::2], strict=True):
+        view = await engine.show(work.fence.task)
+        if completed is None:
+            assert view.status == "COMPLETED"
+            assert isinstance(cancelled, Conflict)
+        else:
+            assert isinstance(completed, Conflict)
+            assert completed.code == "cancel_requested"
+            assert (view.status, cancelled) == ("RUNNING", None)
+
+
+async def test_a_paused_schedule_goes_on_where_it_was(engine: Engine, clock: ManualClock) -> None:
+    submitted = await engine.submit(new(run_at=START + timedelta(seconds=60)))
+    await engine.pause(submitted.id)
+    clock.advance(30)
+    await engine.resume(submitted.id)
+    assert await status(engine, submitted.id) == "WAITING"
+    await engine.pause(submitted.id)
+    clock.advance(60)
+    assert await engine.upkeep.promote_once("promoter") == 0
+    await engine.resume(submitted.id)
+    assert await status(engine, submitted.id) == "PENDING"
+
+
+async def test_a_paused_backoff_goes_on_where_it_was(engine: Engine, clock: ManualClock) -> None:
+    fence = await running(engine)
+    await engine.fail(fence, failure())
+    await engine.pause(fence.task)
+    await engine.resume(fence.task)
+    assert await status(engine, fence.task) == "RETRY_WAIT"
+    clock.advance(5)
+    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await status(engine, fence.task) == "PENDING"
+
+
+async def test_a_paused_hold_goes_on_where_it_was(engine: Engine, clock: ManualClock) -> None:
+    fence = await running(engine)
+    await engine.park(fence, "quota", resume_at=START + timedelta(seconds=60))
+    await engine.pause(fence.task)
+    await engine.resume(fence.task)
+    assert (await engine.show(fence.task)).waiting_for == "quota"
+    await engine.pause(fence.task)
+    clock.advance(61)
+    await engine.resume(fence.task)
+    view = await engine.show(fence.task)
+    assert (view.status, view.hold) == ("PENDING", None)
+
+
+async def test_retry_gives_all_tries_back(engine: Engine, clock: ManualClock) -> None:
+    fence = await in_status(engine, Status.DEAD)
+    await engine.archive(fence.task)
+    await engine.retry(fence.task)
+    view = await engine.show(fence.task)
+    assert (view.status, view.tries, view.attempt) == ("PENDING", 0, 1)
+    assert (view.finished_at, view.archived_at, view.error_class) == (None, None, None)
+    work = await claim_one(engine)
+    assert (work.fence.attempt, work.tries) == (2, 1)
+    await engine.complete(work.fence)
+    assert await refusal(engine.retry(fence.task)) == "out_of_turn"
+
+
+async def test_a_retry_of_a_cancelled_schedule_waits(engine: Engine) -> None:
+    submitted = await engine.submit(new(run_at=START + timedelta(hours=1)))
+    await engine.cancel(submitted.id)
+    await engine.retry(submitted.id)
+    assert await status(engine, submitted.id) == "WAITING"
+
+
+RERUN: dict[str, Any] = {
+    "title": "again",
+    "description": "d",
+    "prompt": "p",
+    "system_prompt": "s",
+    "model": "m",
+    "max_turns": 3,
+    "conversation": "c",
+    "task_type": "build",
+    "agent_type": "coder",
+    "runtime": "preset",
+    "cwd": "/x",
+    "env": {"A": "1"},
+    "priority": 8,
+    "tags": ["label"],
+    "task_tags": ["tag"],
+    "capabilities": ["gpu"],
+    "container": "box",
+    "estimate_minutes": 5,
+    "max_attempts": 2,
+    "retry": RetryPolicy(base_s=2),
+    "timeout_s": 60,
+    "queue_ttl_s": 99,
+    "lease_s": 44,
+    "input": {"a": [1]},
+    "metadata": {"m": 1},
+    "trace_id": "t",
+    "source": "s",
+}
+
+
+async def test_a_rerun_asks_for_the_same(engine: Engine, clock: ManualClock) -> None:
+    first = await engine.submit(new(**RERUN))
+    clock.advance(10)
+    again = await engine.rerun(first.id)
+    assert again.created
+    assert again.id != first.id
+    old, made = await engine.show(first.id), await engine.show(again.id)
+    assert (made.rerun_of, made.status) == (first.id, "PENDING")
+    changed = {n for n in old.__struct_fields__ if getattr(old, n) != getattr(made, n)}
+    assert changed == {"id", "rerun_of", "created_at", "updated_at"}
+    assert (await row_of(engine, first.id)).lane == (await row_of(engine, again.id)).lane
+    assert old.version == 1
+
+
+async def test_a_rerun_of_a_command_is_a_command(engine: Engine) -> None:
+    first = await engine.submit(new(command=["echo", "hi"], idempotency_key="k"))
+    again = await engine.rerun(first.id)
+    view = await engine.show(again.id)
+    assert (view.command, view.idempotency_key) == (["echo", "hi"], None)
+    assert (await row_of(engine, first.id)).lane == (await row_of(engine, again.id)).lane
+
+
+async def test_a_rerun_keeps_every_requirement(engine: Engine) -> None:
+    first = await engine.submit(new(region="eu", target_agent=profile().id))
+    await engine.cancel(first.id)
+    await engine.rerun(first.id)
+    assert await engine.claim(profile(region="us"), WORKER, 1) == []
+
+
+async def test_a_rerun_of_what_was_pruned_is_refused(engine: Engine, clock: ManualClock) -> None:
+    first = await engine.submit(new(command=["echo", "hi"]))
+    await engine.cancel(first.id)
+    await engine.archive(first.id)
+    clock.advance(days=31)
+    await engine.upkeep.prune_once()
+    assert (await engine.show(first.id)).command is None
+    await refusal(engine.rerun(first.id))
+
+
+async def test_a_new_priority_is_a_new_place(engine: Engine) -> None:
+    first, second = await engine.submit(new()), await engine.submit(new())
+    await engine.reprioritise(second.id, 6)
+    row = await row_of(engine, second.id)
+    assert row.rank == (await row_of(engine, first.id)).rank - AGING_MS
+    assert (await claim_one(engine)).fence.task == second.id
+    for wrong in (0, 11):
+        assert await refusal(engine.reprioritise(first.id, wrong)) == "invalid_value"
+
+
+async def test_one_action_for_many(engine: Engine) -> None:
+    made = [await in_status(engine, s) for s in (Status.DEAD, Status.FAILED, Status.COMPLETED)]
+    everything = Filter()
+    planned = await engine.act("retry", everything, dry_run=True)
+    assert set(planned.done) == {fence.task for fence in made}
+    assert await status(engine, made[0].task) == "DEAD"
+    result = await engine.act("retry", everything)
+    assert set(result.done) == {fence.task for fence in made[:2]}
+    assert list(result.refused) == [str(made[2].task)]
+    assert "COMPLETED" in result.refused[str(made[2].task)]
+
+
+async def test_an_action_takes_the_newest_up_to_its_limit(engine: Engine) -> None:
+    submitted = await engine.submit_many([new(tags=["x"]) for _ in range(5)])
+    await engine.submit(new())
+    result = await engine.act("cancel", Filter(tags=("x",)), reason="all", limit=2)
+    assert result.done == [submitted[4].id, submitted[3].id]
+    for limit in (0, 10_001):
+        assert await refusal(engine.act("cancel", Filter(), limit=limit)) == "invalid_value"
+
+
+@pytest.mark.parametrize(
+    ("action", "of", "ends"),
+    [
+        ("cancel", Status.PENDING, "CANCELLED"),
+        ("pause", Status.PENDING, "PAUSED"),
+        ("resume", Status.PAUSED, "PENDING"),
+        ("retry", Status.FAILED, "PENDING"),
+        ("archive", Status.COMPLETED, "COMPLETED"),
+    ],
+)
+async def test_every_action_by_filter(
+    engine: Engine, action: Action, of: Status, ends: str
+) -> None:
+    fence = await in_status(engine, of)
+    result = await engine.act(action, Filter(status=(of.value.lower(),)))
+    assert (result.done, result.refused) == ([fence.task], {})
+    assert await status(engine, fence.task) == ends
+
+
+async def test_a_wakeup_follows_what_became_claimable(engine: Engine, clock: ManualClock) -> None:
+    heard: list[str] = []
+    engine.core.wakeups.subscribe(heard.append)
+    fence = await running(engine)
+    lane = f"lane:{(await row_of(engine, fence.task)).lane}"
+    assert heard == [lane]
+    await engine.pause(fence.task)
+    assert heard[1:] == [f"worker:{WORKER}"]
+    await engine.confirm_pause(fence, KILLED)
+    await engine.resume(fence.task)
+    assert heard[2:] == [lane]
+    fence = (await claim_one(engine)).fence
+    clock.advance(LEASE_S + 1)
+    await engine.upkeep.expire_once("reaper")
+    await engine.upkeep.promote_once("promoter")
+    assert heard[3:] == [lane]

@@ -1,0 +1,244 @@
+"""Corrupt rows: taken out of the queue with an alarm, and everybody else goes on."""
+
+import asyncio
+from uuid import UUID
+
+import pytest
+from tests.contract.conftest import (
+    LEASE_S,
+    ManualClock,
+    Raw,
+    claim_all,
+    failure,
+    forget,
+    in_status,
+    new,
+    refusal,
+    running,
+    status,
+)
+
+from tenuto.engine.engine import Engine
+from tenuto.model.errors import TenutoError
+from tenuto.model.task import Status
+
+
+async def damage(raw: Raw, task: UUID, change: str) -> None:
+    table, column = ("task_body", "task") if change.startswith("body.") else ("task", "id")
+    change = change.removeprefix("body.")
+    await raw.execute(f"update {table} set {change} where {column} = '{task}'")
+
+
+async def check_quarantined(engine: Engine, task: UUID) -> None:
+    view = await engine.show(task)
+    assert (view.status, view.error_class) == ("FAILED", "corrupt")
+    event = (await engine.events(task))[-1]
+    assert (event.event, event.level, event.new_status) == ("failed", "CRITICAL", "FAILED")
+
+
+HALF = "'{\"half\": '"
+GARBAGE = {
+    "retry of another shape": "retry = '{\"bogus\": 1}'",
+    "retry that is no object": "retry = '[1, 2]'",
+}
+GARBAGE_BODY = {
+    "command that is no list": "body.command = '{\"a\": 1}'",
+    "command of numbers": "body.command = '[1, 2]'",
+    "env that is no object": "body.env = '[1]'",
+    "env of numbers": "body.env = '{\"A\": 1}'",
+    "metadata that is no object": "body.metadata = '5'",
+}
+SQLITE_BODY = {
+    "input that is not JSON": f"body.input = {HALF}",
+    "command that is not JSON": f"body.command = {HALF}",
+    "metadata that is not JSON": "body.metadata = ''",
+}
+NOT_UTF8 = {
+    "prompt": "body.prompt = cast(x'ff41' as text)",
+    "title": "body.title = cast(x'c328' as text)",
+    "input": "body.input = cast(x'22ff22' as text)",
+}
+SQLITE_GARBAGE = {
+    "retry that is not JSON": f"retry = {HALF}",
+    "a time beyond the calendar": "run_at = 4611686018427387904",
+}
+
+
+async def claim_around(engine: Engine, raw: Raw, change: str) -> UUID:
+    """Damage the best of three tasks; the others are claimed. Answers the damaged one."""
+    bad = await engine.submit(new("bad", priority=10))
+    good = [(await engine.submit(new(f"good {n}"))).id for n in range(2)]
+    await damage(raw, bad.id, change)
+    taken = []
+    for _ in range(3):
+        taken += [work.fence.task for work in await claim_all(engine, 1)]
+    assert taken == good
+    return bad.id
+
+
+async def reap_around(engine: Engine, raw: Raw, change: str) -> UUID:
+    """Damage the older of two running tasks; the other is reaped. Answers the damaged one."""
+    bad, good = (await running(engine)).task, (await running(engine)).task
+    await damage(raw, bad, change)
+    assert isinstance(engine.clock, ManualClock)
+    engine.clock.advance(LEASE_S + 1)
+    await engine.upkeep.expire_once("reaper")
+    await engine.upkeep.promote_once("promoter")
+    assert await status(engine, good) == "PENDING"
+    return bad
+
+
+@pytest.mark.parametrize("what", GARBAGE_BODY)
+async def test_a_claim_goes_on_with_the_others(engine: Engine, raw: Raw, what: str) -> None:
+    await check_quarantined(engine, await claim_around(engine, raw, GARBAGE_BODY[what]))
+
+
+@pytest.mark.parametrize("what", SQLITE_BODY)
+async def test_a_claim_goes_on_past_what_only_sqlite_keeps(
+    sqlite_engine: Engine, sqlite_url: str, what: str
+) -> None:
+    raw = Raw(sqlite_url)
+    await check_quarantined(sqlite_engine, await claim_around(sqlite_engine, raw, SQLITE_BODY[what]))
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+async def test_the_reaper_goes_on_with_the_others(engine: Engine, raw: Raw, what: str) -> None:
+    await check_quarantined(engine, await reap_around(engine, raw, GARBAGE[what]))
+
+
+@pytest.mark.parametrize("what", SQLITE_GARBAGE)
+async def test_the_reaper_goes_on_past_what_only_sqlite_keeps(
+    sqlite_engine: Engine, sqlite_url: str, what: str
+) -> None:
+    raw = Raw(sqlite_url)
+    bad = await reap_around(sqlite_engine, raw, SQLITE_GARBAGE[what])
+    assert await raw.value(f"select status from task where id = '{bad}'") == "FAILED"
+
+
+async def test_the_reaper_goes_on_past_a_time_beyond_the_calendar(
+    postgres_engine: Engine, postgres_url: str
+) -> None:
+    raw = Raw(postgres_url)
+    bad = await reap_around(postgres_engine, raw, "run_at = '20000-01-01'")
+    assert await raw.value(f"select status from task where id = '{bad}'") == "FAILED"
+
+
+@pytest.mark.parametrize("what", NOT_UTF8)
+async def test_bytes_that_are_no_text_stop_nobody(
+    sqlite_engine: Engine, sqlite_url: str, what: str
+) -> None:
+    bad = await sqlite_engine.submit(new("bad", priority=10))
+    good = await sqlite_engine.submit(new("good"))
+    await damage(Raw(sqlite_url), bad.id, NOT_UTF8[what])
+    works = [work for _ in range(3) for work in await claim_all(sqlite_engine, 1)]
+    assert good.id in [work.fence.task for work in works]
+
+
+async def test_bytes_that_are_no_text_do_not_stop_the_reaper(
+    sqlite_engine: Engine, sqlite_url: str
+) -> None:
+    await reap_around(sqlite_engine, Raw(sqlite_url), "current_step = cast(x'ff' as text)")
+
+
+async def test_a_statement_that_broke_leaves_the_writer_usable(
+    sqlite_engine: Engine, sqlite_url: str
+) -> None:
+    raw = Raw(sqlite_url)
+    bad = await sqlite_engine.submit(new())
+    await damage(raw, bad.id, NOT_UTF8["prompt"])
+    await claim_all(sqlite_engine, 1)
+    await damage(raw, bad.id, "body.prompt = null")  # another process writes meanwhile
+    assert (await sqlite_engine.submit(new())).created
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+async def test_the_promoter_goes_on_with_the_others(
+    engine: Engine, raw: Raw, clock: ManualClock, what: str
+) -> None:
+    bad, good = await running(engine), await running(engine)
+    for fence in (bad, good):
+        await engine.fail(fence, failure())
+    await damage(raw, bad.task, GARBAGE[what])
+    clock.advance(6)
+    await engine.upkeep.promote_once("promoter")
+    assert await status(engine, good.task) == "PENDING"
+    await check_quarantined(engine, bad.task)
+
+
+async def test_a_report_on_a_corrupt_row_is_an_answer(engine: Engine, raw: Raw) -> None:
+    fence = await running(engine)
+    await damage(raw, fence.task, GARBAGE["retry of another shape"])
+    assert await refusal(engine.fail(fence, failure())) == "corrupt"
+    await check_quarantined(engine, fence.task)
+
+
+@pytest.mark.parametrize("call", ["checkpoint", "record_step", "spawn", "explain", "rerun"])
+async def test_any_other_call_on_a_corrupt_row_is_an_answer(
+    engine: Engine, raw: Raw, call: str
+) -> None:
+    fence = await running(engine)
+    await damage(raw, fence.task, GARBAGE["retry of another shape"])
+    calls = {
+        "checkpoint": lambda: engine.checkpoint(fence, 1),
+        "record_step": lambda: engine.record_step(fence, "k", 1),
+        "spawn": lambda: engine.spawn(fence, "k", new()),
+        "explain": lambda: engine.explain(fence.task),
+        "rerun": lambda: engine.rerun(fence.task),
+    }
+    try:
+        with pytest.raises(TenutoError) as caught:
+            await calls[call]()
+        assert caught.value.code == "corrupt"
+    finally:
+        await damage(raw, fence.task, "retry = null")
+
+
+async def test_an_order_in_a_batch_with_a_corrupt_row(engine: Engine, raw: Raw) -> None:
+    bad, good = await engine.submit(new()), await engine.submit(new())
+    await damage(raw, bad.id, GARBAGE["retry of another shape"])
+    answers = await asyncio.gather(
+        engine.pause(bad.id), engine.pause(good.id), return_exceptions=True
+    )
+    assert isinstance(answers[0], TenutoError)
+    assert (answers[0].code, answers[1]) == ("corrupt", None)
+    assert await status(engine, good.id) == "PAUSED"
+    await check_quarantined(engine, bad.id)
+
+
+async def test_a_corrupt_row_is_shown_and_listed(engine: Engine, raw: Raw) -> None:
+    submitted = await engine.submit(new())
+    await damage(raw, submitted.id, GARBAGE["retry of another shape"])
+    assert (await engine.show(submitted.id)).retry == {"bogus": 1}
+    assert [task.id for task in (await engine.list()).tasks] == [submitted.id]
+
+
+async def test_what_ended_stays_as_it_ended(engine: Engine, raw: Raw) -> None:
+    fence = await in_status(engine, Status.COMPLETED)
+    await damage(raw, fence.task, GARBAGE["retry of another shape"])
+    await refusal(engine.archive(fence.task))
+    found = await status(engine, fence.task)
+    await forget(raw, fence.task)
+    assert found == "COMPLETED"
+
+
+async def test_the_quarantine_says_where_the_task_was(engine: Engine, raw: Raw) -> None:
+    submitted = await engine.submit(new())
+    await damage(raw, submitted.id, GARBAGE["retry of another shape"])
+    await refusal(engine.pause(submitted.id))
+    assert (await engine.events(submitted.id))[-1].previous_status == "PENDING"
+
+
+async def test_the_quarantine_ends_the_attempt(engine: Engine, raw: Raw) -> None:
+    fence = await running(engine)
+    await damage(raw, fence.task, GARBAGE["retry of another shape"])
+    await refusal(engine.fail(fence, failure()))
+    assert len(await engine.attempts(fence.task)) == 1
+
+
+async def test_a_corrupt_task_can_be_mended_and_retried(engine: Engine, raw: Raw) -> None:
+    submitted = await engine.submit(new())
+    await damage(raw, submitted.id, GARBAGE["retry of another shape"])
+    await refusal(engine.pause(submitted.id))
+    await damage(raw, submitted.id, "retry = null")
+    await engine.retry(submitted.id)
+    assert len(await claim_all(engine)) == 1

@@ -1,0 +1,217 @@
+"""Relay: events at least once, in order per task, and none passed over."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+from tests.contract.conftest import (
+    Another,
+    ManualClock,
+    Raw,
+    claim_all,
+    new,
+    opened,
+    running,
+)
+from tests.waiting import eventually
+
+from tenuto.engine.engine import Engine
+from tenuto.store.protocol import Row
+
+
+class Inbox:
+    """A subscriber that remembers what it was handed, and may fail."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[UUID, int]] = []
+        self.fails = False
+
+    async def __call__(self, events: Sequence[Row]) -> None:
+        if self.fails:
+            raise ConnectionError("the subscriber is down")
+        self.got += [(UUID(str(event["task"])), event["seq"]) for event in events]
+
+    def by_task(self) -> dict[UUID, list[int]]:
+        found = defaultdict(list)
+        for task, seq in self.got:
+            found[task].append(seq)
+        return dict(found)
+
+
+async def drain(engine: Engine, inbox: Inbox, limit: int = 500) -> int:
+    total = 0
+    while n := await engine.upkeep.relay_once("inbox", inbox, limit):
+        assert n <= limit
+        total += n
+    return total
+
+
+async def test_every_event_arrives_once_and_in_order(engine: Engine) -> None:
+    inbox = Inbox()
+    assert await drain(engine, inbox) == 0
+    first = await running(engine)
+    assert await drain(engine, inbox) == 2
+    await engine.submit_many([new() for _ in range(10)])
+    await engine.complete(first)
+    assert await drain(engine, inbox, limit=3) == 11
+    assert await drain(engine, inbox) == 0
+    assert inbox.by_task()[first.task] == [1, 2, 3]
+    assert len(set(inbox.got)) == len(inbox.got) == 13
+
+
+async def test_an_event_carries_what_a_subscriber_needs(engine: Engine) -> None:
+    fence = await running(engine)
+    seen: list[Row] = []
+
+    async def sink(events: Sequence[Row]) -> None:
+        seen.extend(events)
+
+    await engine.upkeep.relay_once("sink", sink)
+    claimed = seen[-1]
+    assert (claimed["kind"], claimed["previous"], claimed["new"]) == (
+        "claimed",
+        "PENDING",
+        "RUNNING",
+    )
+    assert (claimed["task"], claimed["attempt"]) == (fence.task, 1)
+    assert claimed["at"] == engine.clock.now()
+
+
+async def test_what_a_subscriber_did_not_take_comes_again(engine: Engine) -> None:
+    inbox = Inbox()
+    await engine.submit_many([new() for _ in range(4)])
+    inbox.fails = True
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            await engine.upkeep.relay_once("inbox", inbox)
+    inbox.fails = False
+    assert await drain(engine, inbox) == 4
+
+
+async def test_subscribers_do_not_disturb_each_other(engine: Engine) -> None:
+    await engine.submit_many([new() for _ in range(4)])
+    one, two = Inbox(), Inbox()
+    await engine.upkeep.relay_once("one", one, 2)
+    await engine.upkeep.relay_once("two", two)
+    await engine.upkeep.relay_once("one", one)
+    assert sorted(one.got) == sorted(two.got)
+
+
+async def test_two_relays_of_one_subscriber_lose_nothing(engine: Engine, another: Another) -> None:
+    await engine.submit_many([new() for _ in range(60)])
+    inbox = Inbox()
+    async with another() as second:
+        await asyncio.gather(*(drain(each, inbox, 7) for each in (engine, second) * 2))
+    assert len(set(inbox.got)) == 60
+
+
+async def test_nothing_is_lost_while_writers_are_busy(
+    engine: Engine, raw: Raw, another: Another
+) -> None:
+    inbox = Inbox()
+    busy = True
+
+    async def write(each: Engine) -> None:
+        for _ in range(5):
+            await each.submit_many([new() for _ in range(4)])
+            works = await claim_all(each, 3)
+            await asyncio.gather(*(each.complete(work.fence) for work in works))
+
+    async def relay() -> None:
+        while busy:
+            await engine.upkeep.relay_once("inbox", inbox, 5)
+
+    async with another() as second, another() as third:
+        reading = asyncio.ensure_future(relay())
+        await asyncio.gather(*(write(each) for each in (engine, second, third)))
+        busy = False
+        await reading
+    await drain(engine, inbox)
+    assert len(inbox.got) == len(set(inbox.got)) == await raw.count("event")
+    for seqs in inbox.by_task().values():
+        assert seqs == sorted(seqs)
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def insert_event(connection: Any, engine: Engine, task: UUID) -> None:
+    await connection.execute(
+        "insert into event (task, seq, workspace, kind, level, new, attempt, at)"
+        " values ($1, 1, $2, 'submitted', 'INFO', 'PENDING', 0, $3)",
+        task,
+        engine.workspace,
+        engine.clock.now(),
+    )
+
+
+async def test_an_open_transaction_is_waited_for(
+    postgres_engine: Engine, postgres_url: str
+) -> None:
+    engine, inbox, slow = postgres_engine, Inbox(), UUID(int=1)
+    before = await engine.submit(new("before"))
+    async with connected(postgres_url) as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await insert_event(connection, engine, slow)
+        after = await engine.submit(new("after"))
+        await drain(engine, inbox)
+        assert inbox.got == [(before.id, 1)]
+        await transaction.commit()
+    await drain(engine, inbox)
+    assert inbox.got == [(before.id, 1), (slow, 1), (after.id, 1)]
+
+
+async def test_a_transaction_that_came_to_nothing_is_not_waited_for(
+    postgres_engine: Engine, postgres_url: str
+) -> None:
+    engine, inbox = postgres_engine, Inbox()
+    async with connected(postgres_url) as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        await insert_event(connection, engine, UUID(int=1))
+        after = await engine.submit(new("after"))
+        await transaction.rollback()
+    await drain(engine, inbox)
+    assert inbox.got == [(after.id, 1)]
+
+
+async def test_a_batch_that_waited_for_a_lock_keeps_the_order_of_a_task(
+    postgres_engine: Engine, postgres_url: str
+) -> None:
+    """The batch has its transaction id from the first row it locks, before it waits for another.
+
+    Whatever commits in between has a later id and, on the last task of the batch, the earlier
+    event.
+    """
+    engine, inbox = postgres_engine, Inbox()
+    first, held, last = [(await engine.submit(new(f"t{n}"))).id for n in range(3)]
+    waiting = "select count(*) from pg_locks where not granted"
+    async with (
+        opened(postgres_url, ManualClock(2)) as store,
+        connected(postgres_url) as locker,
+        connected(postgres_url) as watcher,
+    ):
+        second = Engine(store, actor="second")
+        transaction = locker.transaction()
+        await transaction.start()
+        await locker.execute("select 1 from task where id = $1 for update", held)
+        pauses = asyncio.gather(*(engine.pause(task) for task in (first, held, last)))
+        await eventually(lambda: watcher.fetchval(waiting))
+        await second.reprioritise(last, 9)
+        await transaction.commit()
+        await pauses
+    await drain(engine, inbox)
+    assert (await engine.show(last)).status == "PAUSED"
+    assert inbox.by_task()[last] == [1, 2, 3]

@@ -1,0 +1,399 @@
+"""Upkeep: timers are columns, every duty is bounded and repeatable, any number may do it."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.contract.conftest import (
+    LEASE_S,
+    START,
+    WORKER,
+    Another,
+    ManualClock,
+    Raw,
+    claim_all,
+    claim_one,
+    failure,
+    new,
+    profile,
+    refusal,
+    row_of,
+    running,
+    status,
+)
+
+from tenuto.engine.engine import Engine
+from tenuto.model.task import AGING_MS, Fence
+
+
+async def test_a_scheduled_task_waits_for_its_time(engine: Engine, clock: ManualClock) -> None:
+    submitted = await engine.submit(new(run_at=START + timedelta(seconds=60)))
+    view = await engine.show(submitted.id)
+    assert (view.status, view.waiting_for) == ("WAITING", "schedule")
+    clock.advance(59.999)
+    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await claim_all(engine) == []
+    clock.advance(0.001)
+    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await engine.upkeep.promote_once("promoter") == 0
+    assert (await claim_one(engine)).fence.task == submitted.id
+
+
+async def test_who_waits_too_long_in_the_queue_fails(engine: Engine, clock: ManualClock) -> None:
+    pending = await engine.submit(new(queue_ttl_s=60))
+    waiting = await engine.submit(new(queue_ttl_s=60, run_at=START + timedelta(hours=1)))
+    clock.advance(59)
+    assert await engine.upkeep.promote_once("promoter") == 0
+    clock.advance(1)
+    assert await engine.upkeep.promote_once("promoter") == 2
+    for submitted in (pending, waiting):
+        view = await engine.show(submitted.id)
+        assert (view.status, view.error_class) == ("FAILED", "queue_ttl")
+
+
+async def test_the_queue_ttl_ends_with_the_first_attempt(
+    engine: Engine, clock: ManualClock
+) -> None:
+    fence = await running(engine, queue_ttl_s=60)
+    await engine.release(fence)
+    clock.advance(61)
+    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await status(engine, fence.task) == "PENDING"
+
+
+async def test_a_retry_after_the_queue_ttl_waits_anew(engine: Engine, clock: ManualClock) -> None:
+    submitted = await engine.submit(new(queue_ttl_s=60))
+    clock.advance(60)
+    await engine.upkeep.promote_once("promoter")
+    await engine.retry(submitted.id)
+    await engine.upkeep.promote_once("promoter")
+    assert await status(engine, submitted.id) == "PENDING"
+
+
+async def hung(engine: Engine, clock: ManualClock) -> Fence:
+    fence = await running(engine, estimate_minutes=10)
+    clock.advance(minutes=40)
+    await engine.heartbeat([fence], 10_000)
+    assert await engine.upkeep.promote_once("promoter") == 1
+    return fence
+
+
+async def test_a_hung_task_is_warned_then_aborted(engine: Engine, clock: ManualClock) -> None:
+    fence = await running(engine, estimate_minutes=10)
+    before = await row_of(engine, fence.task)
+    await engine.heartbeat([fence], 10_000)
+    clock.advance(minutes=40, seconds=-1)
+    assert await engine.upkeep.promote_once("promoter") == 0
+    clock.advance(1)
+    assert await engine.upkeep.promote_once("promoter") == 1
+    assert (await engine.events(fence.task))[-1].event == "hung_warned"
+    assert (await engine.heartbeat([fence], 10_000)).held[fence.task].hung
+    clock.advance(minutes=10, seconds=-1)
+    assert await engine.upkeep.promote_once("promoter") == 0
+    clock.advance(1)
+    assert await engine.upkeep.promote_once("promoter") == 1
+    row = await row_of(engine, fence.task)
+    assert (row.status, row.last_outcome) == ("RETRY_WAIT", "ABORTED")
+    assert row.rank == before.rank - AGING_MS
+    assert (row.priority, row.next_attempt_at) == (before.priority, clock.now())
+    assert await refusal(engine.complete(fence)) == "lease_lost"
+
+
+@pytest.mark.parametrize("how", ["progress", "checkpoint"])
+async def test_progress_puts_off_the_end_of_a_hung_task(
+    engine: Engine, clock: ManualClock, how: str
+) -> None:
+    fence = await hung(engine, clock)
+    clock.advance(minutes=9)
+    if how == "progress":
+        await engine.progress(fence, 70)
+    else:
+        await engine.checkpoint(fence, {"at": 70})
+    clock.advance(minutes=9)
+    assert await engine.upkeep.promote_once("promoter") == 0
+    assert await status(engine, fence.task) == "RUNNING"
+    clock.advance(minutes=1)
+    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await status(engine, fence.task) == "RETRY_WAIT"
+
+
+async def test_a_run_far_past_its_timeout_is_ended(engine: Engine, clock: ManualClock) -> None:
+    fence = await running(engine, timeout_s=60)
+    await engine.heartbeat([fence], 10_000)
+    clock.advance(89)
+    assert await engine.upkeep.promote_once("promoter") == 0
+    clock.advance(1)
+    assert await engine.upkeep.promote_once("promoter") == 1
+    view = await engine.show(fence.task)
+    assert (view.status, view.timeout_s, view.last_outcome) == ("RETRY_WAIT", 120, "TIMED_OUT")
+    (attempt,) = await engine.attempts(fence.task)
+    assert attempt.receipt == {"state": "unconfirmed"}
+
+
+@pytest.mark.parametrize(("asked", "ended"), [("cancel", "CANCELLED"), ("pause", "PAUSED")])
+async def test_an_owner_that_does_not_answer_is_taken_to_be_gone(
+    engine: Engine, clock: ManualClock, asked: str, ended: str
+) -> None:
+    fence = await running(engine)
+    await (engine.cancel if asked == "cancel" else engine.pause)(fence.task)
+    await engine.heartbeat([fence], 10_000)
+    clock.advance(LEASE_S + 10 - 1)
+    assert await engine.upkeep.promote_once("promoter") == 0
+    clock.advance(1)
+    assert await engine.upkeep.promote_once("promoter") == 1
+    view = await engine.show(fence.task)
+    (attempt,) = await engine.attempts(fence.task)
+    assert (view.status, attempt.outcome) == (ended, ended)
+    assert (attempt.receipt, attempt.unconfirmed) == ({"state": "unconfirmed"}, True)
+    assert view.tries == (0 if asked == "pause" else 1)
+
+
+async def test_an_expired_lease_of_what_was_to_stop(engine: Engine, clock: ManualClock) -> None:
+    cancelled, paused = await running(engine), await running(engine)
+    await engine.pause(paused.task)
+    await engine.pause(cancelled.task)
+    await engine.cancel(cancelled.task)
+    clock.advance(LEASE_S + 1)
+    assert await engine.upkeep.expire_once("reaper") == 2
+    assert await status(engine, cancelled.task) == "CANCELLED"
+    assert await status(engine, paused.task) == "PAUSED"
+
+
+async def test_a_worker_seen_to_die_loses_everything_at_once(engine: Engine) -> None:
+    fence = await running(engine)
+    await engine.submit(new())
+    (other,) = await engine.claim(profile(), "host:2:other", 1)
+    assert await engine.upkeep.expire_worker(WORKER, "supervisor") == 1
+    assert await status(engine, fence.task) == "RETRY_WAIT"
+    assert await status(engine, other.fence.task) == "RUNNING"
+    assert "seen to die" in str((await engine.show(fence.task)).last_error)
+    assert await engine.upkeep.expire_worker(WORKER, "supervisor") == 0
+
+
+async def test_many_coordinators_do_each_thing_once(
+    engine: Engine, clock: ManualClock, another: Another
+) -> None:
+    await engine.submit_many([new() for _ in range(60)])
+    works = await claim_all(engine)
+    clock.advance(LEASE_S + 1)
+    async with another() as second, another() as third:
+        for duty in ("expire_once", "promote_once"):
+            calls = [getattr(e.upkeep, duty)("c") for e in (engine, second, third) * 3]
+            assert sum(await asyncio.gather(*calls)) == 60
+    assert len(await claim_all(engine)) == len(works) == 60
+
+
+async def test_reaper_and_owner_race_and_one_wins(
+    engine: Engine, clock: ManualClock, another: Another
+) -> None:
+    await engine.submit_many([new() for _ in range(40)])
+    works = await claim_all(engine)
+    clock.advance(LEASE_S + 1)
+    async with another() as second:
+        completes = [engine.complete(work.fence, 1) for work in works]
+        answers = await asyncio.gather(
+            *completes[:20],
+            second.upkeep.expire_once("reaper"),
+            *completes[20:],
+            return_exceptions=True,
+        )
+    reaped = answers.pop(20)
+    refused = [each for each in answers if each is not None]
+    assert len(refused) == reaped
+    counts = await engine.query.counts(engine.workspace)
+    assert (counts["COMPLETED"], counts["RETRY_WAIT"]) == (40 - len(refused), len(refused))
+
+
+async def test_a_duty_is_bounded(
+    engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 4)
+    await engine.submit_many([new() for _ in range(10)])
+    await claim_all(engine)
+    clock.advance(LEASE_S + 1)
+    assert [await engine.upkeep.expire_once("reaper") for _ in range(4)] == [4, 4, 2, 0]
+    assert [await engine.upkeep.promote_once("promoter") for _ in range(4)] == [4, 4, 2, 0]
+
+
+async def test_a_wait_that_is_over_does_not_hold_up_other_timers(
+    engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 2)
+    for _ in range(2):
+        fence = await running(engine)
+        await engine.park(fence, "approval", wait_until=START + timedelta(seconds=10))
+    clock.advance(20)
+    retried = await running(engine)
+    await engine.fail(retried, failure())
+    clock.advance(100)
+    for _ in range(5):
+        await engine.upkeep.promote_once("promoter")
+    assert await status(engine, retried.task) == "PENDING"
+
+
+async def test_a_deadline_passed_while_stopping_does_not_hold_up_other_timers(
+    engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 1)
+    stopping = await running(engine, timeout_s=1)
+    clock.advance(25)
+    await engine.heartbeat([stopping], 10_000)
+    await engine.cancel(stopping.task)
+    clock.advance(3)
+    retried = await running(engine)
+    await engine.fail(retried, failure())
+    clock.advance(6)
+    for _ in range(5):
+        await engine.upkeep.promote_once("promoter")
+    assert await status(engine, retried.task) == "PENDING"
+
+
+async def test_what_ended_long_ago_is_archived(engine: Engine, clock: ManualClock) -> None:
+    old = await running(engine)
+    await engine.complete(old)
+    clock.advance(days=6)
+    recent = await running(engine)
+    await engine.complete(recent)
+    alive = await engine.submit(new())
+    assert await engine.upkeep.archive_once("archiver") == 0
+    clock.advance(days=1, seconds=1)
+    assert await engine.upkeep.archive_once("archiver") == 1
+    assert await engine.upkeep.archive_once("archiver") == 0
+    view = await engine.show(old.task)
+    assert (view.status, view.archived_at) == ("COMPLETED", clock.now())
+    assert (await engine.show(recent.task)).archived_at is None
+    assert (await engine.show(alive.id)).archived_at is None
+
+
+async def aged(engine: Engine, clock: ManualClock, days: float) -> Fence:
+    """A completed task with everything a task can carry, archived and that old."""
+    fence = await running(engine, prompt="p", input={"i": 1}, env={"A": "1"}, metadata={"m": 1})
+    await engine.checkpoint(fence, {"c": 1})
+    await engine.record_step(fence, "s", 1)
+    await engine.complete(fence, {"o": 1}, "s")
+    clock.advance(days=8)
+    assert await engine.upkeep.archive_once("archiver") == 1
+    clock.advance(days=days - 8)
+    return fence
+
+
+async def test_old_payloads_go_and_the_task_stays(
+    engine: Engine, clock: ManualClock, raw: Raw
+) -> None:
+    fence = await aged(engine, clock, 29.9)
+    await engine.upkeep.prune_once()
+    assert (await engine.show(fence.task)).input == {"i": 1}
+    clock.advance(days=0.2)
+    assert await engine.upkeep.prune_once() == 1
+    assert await engine.upkeep.prune_once() == 0
+    view = await engine.show(fence.task)
+    assert (view.title, view.status) == ("a task", "COMPLETED")
+    assert [view.prompt, view.input, view.metadata, view.output, view.checkpoint] == [None] * 5
+    for table in ("task_output", "checkpoint", "task_step", "transcript"):
+        assert await raw.count(table) == 0
+    assert len(await engine.events(fence.task)) == 4
+
+
+async def test_pruning_the_trail_is_no_fault(engine: Engine, clock: ManualClock) -> None:
+    await aged(engine, clock, 366)
+    await engine.upkeep.prune_once()
+    assert await engine.upkeep.audit() == []
+
+
+async def test_an_unused_lane_is_forgotten_and_comes_back(
+    engine: Engine, clock: ManualClock, raw: Raw, another: Another
+) -> None:
+    fence = await running(engine)
+    await engine.complete(fence)
+    clock.advance(days=1, seconds=1)
+    pruned = await engine.upkeep.prune_once()
+    assert await raw.count("lane") == 0
+    assert pruned == 1
+    again = await engine.submit(new())
+    assert (await claim_one(engine)).fence.task == again.id
+
+
+async def test_a_lane_in_use_is_not_forgotten(engine: Engine, clock: ManualClock) -> None:
+    await engine.submit(new())
+    clock.advance(days=9)
+    assert await engine.upkeep.prune_once() == 0
+
+
+@pytest.mark.parametrize("how", ["retry", "rerun"])
+async def test_a_task_whose_lane_was_forgotten_can_run_again(
+    engine: Engine, clock: ManualClock, another: Another, how: str
+) -> None:
+    fence = await running(engine)
+    await engine.fail(fence, failure("syntax"))
+    clock.advance(days=2)
+    await engine.upkeep.prune_once()
+    again = fence.task
+    if how == "retry":
+        await engine.retry(fence.task)
+    else:
+        again = (await engine.rerun(fence.task)).id
+    async with another() as second:
+        assert [work.fence.task for work in await claim_all(second)] == [again]
+
+
+async def test_workers_that_fell_silent(engine: Engine, clock: ManualClock) -> None:
+    await engine.worker_beat("host:1:a", "host", 1, ["agent"], 4, "RUNNING")
+    await engine.worker_beat("host:2:b", "host", 2, ["agent"], 4, "STOPPED")
+    clock.advance(minutes=3)
+    assert await engine.upkeep.prune_once() == 1
+    found = {w["worker_id"]: w["status"] for w in await engine.query.workers(engine.workspace)}
+    assert found == {"host:1:a": "LOST", "host:2:b": "STOPPED"}
+    await engine.worker_beat("host:1:a", "host", 1, ["agent"], 4, "RUNNING")
+    clock.advance(days=1)
+    assert await engine.upkeep.prune_once() == 2
+
+
+async def test_one_leads_at_a_time(
+    engine: Engine, clock: ManualClock, another: Another
+) -> None:
+    upkeep = engine.upkeep
+    async with another() as second:
+        calls: list[Any] = [upkeep.lead("duty", "a", 10), second.upkeep.lead("duty", "b", 10)]
+        leaders = [each for each in await asyncio.gather(*calls) if each is not None]
+    assert [each.epoch for each in leaders] == [1]
+    first, other = ("a", "b") if leaders[0].holder == "a" else ("b", "a")
+    again = await upkeep.lead("duty", first, 20)
+    assert again is not None
+    assert (again.epoch, again.until) == (1, clock.now() + timedelta(seconds=20))
+    clock.advance(20.1)
+    taken = await upkeep.lead("duty", other, 10)
+    assert taken is not None
+    assert taken.epoch == 2
+    assert await upkeep.lead("duty", first, 10) is None
+    await upkeep.resign("duty", first)
+    assert await upkeep.lead("duty", first, 10) is None
+    await upkeep.resign("duty", other)
+    clock.advance(0.001)
+    assert (await upkeep.lead("duty", first, 10)) is not None
+    assert (await upkeep.leader("duty")) is not None
+    assert await upkeep.leader("nothing") is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "repair"),
+    [
+        ("update task set version = 9", "update task set version = 4"),
+        ("update task set status = 'PENDING'", "update task set status = 'RUNNING'"),
+        ("update task set attempt = 7", "update task set attempt = 2"),
+        ("update event set seq = 8 where seq = 4", "update event set seq = 4 where seq = 8"),
+        (
+            "update event set previous = 'PAUSED' where seq = 4",
+            "update event set previous = 'PENDING' where seq = 4",
+        ),
+    ],
+)
+async def test_the_audit_finds_a_fault(engine: Engine, raw: Raw, fault: str, repair: str) -> None:
+    fence = await running(engine)
+    await engine.release(fence)
+    await claim_one(engine)
+    await raw.execute(fault)
+    found = await engine.upkeep.audit()
+    await raw.execute(repair)
+    assert len(found) >= 1
+    assert str(fence.task) in found[0]
