@@ -13,17 +13,18 @@ class Entry:
     packages: tuple[str, ...]  # whose versions the report names
 
 
+# Rivals on one store stand side by side, so that they are measured seconds apart.
 CATALOG = {
     entry.name: entry
     for entry in (
         Entry("tenuto-postgres", "bench.peers.tenuto", "postgresql", ("tenuto", "asyncpg")),
-        Entry("tenuto-sqlite", "bench.peers.tenuto", "sqlite", ("tenuto",)),
         Entry("pgqueuer", "bench.peers.pgqueuer", "postgresql", ("pgqueuer", "asyncpg")),
-        Entry("procrastinate", "bench.peers.procrastinate", "postgresql", ("procrastinate",)),
-        Entry("huey", "bench.peers.huey", "sqlite", ("huey",)),
-        Entry("celery", "bench.peers.celery", "redis", ("celery", "redis")),
         Entry("bare-postgres", "bench.peers.bare", "postgresql", ("asyncpg",)),
+        Entry("procrastinate", "bench.peers.procrastinate", "postgresql", ("procrastinate",)),
+        Entry("tenuto-sqlite", "bench.peers.tenuto", "sqlite", ("tenuto",)),
+        Entry("huey", "bench.peers.huey", "sqlite", ("huey",)),
         Entry("bare-sqlite", "bench.peers.bare", "sqlite", ()),
+        Entry("celery", "bench.peers.celery", "redis", ("celery", "redis")),
     )
 }
 OURS = ("tenuto-postgres", "tenuto-sqlite")

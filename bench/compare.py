@@ -1,7 +1,7 @@
 """Compares job queues side by side on this machine: python bench/compare.py [--rounds 3] ...
 
-Builds .venv-bench, starts private servers, and lets the peers take turns (A B C, A B C, ...), each
-in a process and a fresh database of its own. What is measured, and how: bench/measure.py.
+Builds .venv-bench, starts private servers, and lets the peers take turns at every measure (A B C,
+A B C, ...), each in a process and a fresh database of its own. The rules: bench/measure.py.
 Absolute figures say more about the machine than about the peers; look at the ratios of one run.
 """
 
@@ -92,9 +92,8 @@ def main() -> None:
         stores = Stores(folder, arguments.pg_bin, stack)
         load_before = os.getloadavg()[0]
         for number in range(1, arguments.rounds + 1):
-            for report in reports:
-                _say(f"round {number}/{arguments.rounds}: {report.name}")
-                _measure(report, stores, arguments, number)
+            _say(f"round {number}/{arguments.rounds}")
+            _round(reports, stores, arguments, number)
         machine = {
             **_machine(folder),
             "servers": stores.versions(),
@@ -109,43 +108,61 @@ def main() -> None:
         arguments.json.write_text(document + "\n")
 
 
-def _measure(
-    report: PeerReport, stores: Stores, arguments: argparse.Namespace, number: int
+def _round(
+    reports: list[PeerReport], stores: Stores, arguments: argparse.Namespace, number: int
 ) -> None:
-    """Adds one round of one peer to its report."""
+    """Lets everybody take each measure, one after the other."""
+    for measure in _measures(arguments, number):
+        for report in reports:
+            if report.applies(measure):
+                _measure(report, measure, stores, arguments, number)
+
+
+def _measures(arguments: argparse.Namespace, number: int) -> list[str]:
+    """The measures of this round; recovery takes minutes where it fails, so it is done once."""
+    wanted = set(arguments.measures.split(","))
+    if arguments.recovery and number == 1:
+        wanted.add("recovery")
+    return [measure for measure in MEASURES if measure in wanted]
+
+
+def _measure(
+    report: PeerReport, measure: str, stores: Stores, arguments: argparse.Namespace, number: int
+) -> None:
+    """Adds one measure of one peer to its report."""
     entry = CATALOG[report.name]
     try:
         with stores.fresh(entry.store) as (target, scratch):
-            command = _command(entry, target, scratch, arguments, number)
-            _collect(report, command)
+            command = _command(entry, measure, target, scratch, arguments)
+            status = _collect(report, command, number)
     except NotMeasurableError as error:
         _say(f"  not measured: {error}")
         report.not_measured = str(error)
+    else:
+        if status:
+            text = f"the adapter ended with {status}"
+            report.add({"measure": measure, "value": None, "unit": "", "text": text}, number)
 
 
-def _collect(report: PeerReport, command: list[str]) -> None:
-    """Runs an adapter and adds each line it prints to the report."""
+def _collect(report: PeerReport, command: list[str], number: int) -> int:
+    """Runs an adapter, adds each line it prints to the report, and answers its exit status."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
                 _say(f"  {line.strip()}")
-                report.add(json.loads(line))
+                report.add(json.loads(line), number)
         except BaseException:
             process.terminate()
             raise
-    if process.returncode:
-        raise NotMeasurableError(f"the adapter ended with {process.returncode}")
+    return process.returncode
 
 
 def _command(
-    entry: Entry, target: str, scratch: Path, arguments: argparse.Namespace, number: int
+    entry: Entry, measure: str, target: str, scratch: Path, arguments: argparse.Namespace
 ) -> list[str]:
-    measures = [measure for measure in arguments.measures.split(",") if measure in MEASURES]
-    if arguments.recovery and number == 1:
-        measures.append("recovery")  # takes minutes where it fails, and varies little
     command = [sys.executable, "-m", entry.module, "measure", entry.name, "--target", target]
-    command += ["--scratch", str(scratch), "--measures", ",".join(measures)]
+    command += ["--scratch", str(scratch), "--measures", measure]
     command += ["--tasks", str(arguments.tasks), "--submits", str(arguments.submits)]
     command += ["--probes", str(arguments.probes)]
     command += ["--recovery-limit", str(arguments.recovery_limit)]

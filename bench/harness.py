@@ -63,7 +63,7 @@ async def _measure(peer: Peer, arguments: argparse.Namespace) -> None:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     about = {"peer": arguments.peer, "notes": peer.notes, "options": peer.options}
-    _print({**about, "share": peer.share})
+    _print({**about, "share": peer.share, "measures": sorted(peer.measures)})
     bench = Bench(peer, _plan(peer, arguments))
     await peer.connect()
     for measure in arguments.measures.split(","):

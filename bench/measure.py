@@ -71,7 +71,7 @@ class Bench:
         self._journals = 0
 
     async def run(self, measure: str) -> AsyncIterator[Result]:
-        """The results of one measure; the store is empty before and after."""
+        """The results of one measure, which begins with an empty store."""
         steps: dict[str, Callable[[], Awaitable[list[Result]]]] = {
             "submit_one": self.submit_one,
             "submit_bulk": self.submit_bulk,
@@ -81,6 +81,7 @@ class Bench:
             "recovery": self.recovery,
             "help": self.help_time,
         }
+        await self._peer.clear()
         for result in await steps[measure]():
             yield result
 
@@ -99,7 +100,6 @@ class Bench:
         for payload in payloads:
             await self._peer.submit(payload)
         rate = len(payloads) / (time.perf_counter() - begin)
-        await self._peer.clear()
         return [Result("submit_one", rate, "/s")]
 
     async def submit_bulk(self) -> list[Result]:
@@ -108,7 +108,6 @@ class Bench:
         begin = time.perf_counter()
         await self._fill(self._drained())
         rate = self._drained() / (time.perf_counter() - begin)
-        await self._peer.clear()
         return [Result("submit_bulk", rate, "/s")]
 
     async def drain(self, workers: int) -> list[Result]:
@@ -121,7 +120,6 @@ class Bench:
             await _until(lambda: journal.count() >= count, DRAIN_LIMIT_S, 0.005, crew.check)
             end = await self._all_completed(count, DRAIN_LIMIT_S)
         first = min(start for _, start in journal.records())
-        await self._peer.clear()
         rate = count / ((end - first) / 1e9)
         return [Result(f"drain_{workers}", rate, "/s", f"{count} tasks")]
 
@@ -141,7 +139,6 @@ class Bench:
             crew.kill()
         killed = time.time_ns()
         result = await self._recovered(killed, self._journal())
-        await self._peer.clear()
         return [result]
 
     async def help_time(self) -> list[Result]:
@@ -170,7 +167,6 @@ class Bench:
                 await self._probe(index, journal, crew)
             waits = [await self._probe(i, journal, crew) for i in range(self._plan.probes)]
             memory = crew.resident_mb() if sys.platform == "linux" else None
-        await self._peer.clear()
         waits.sort()
         return [
             Result(f"idle_latency_p50{suffix}", statistics.median(waits), "ms"),

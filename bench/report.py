@@ -31,6 +31,7 @@ class Figures:
 
     unit: str = ""
     values: list[float] = field(default_factory=list)
+    by_round: dict[int, float] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
 
     def median(self) -> float | None:
@@ -48,17 +49,22 @@ class PeerReport:
     not_measured: str = ""
     figures: dict[str, Figures] = field(default_factory=dict)
 
-    def add(self, line: Mapping[str, Any]) -> None:
-        """Takes in one JSON line of an adapter."""
+    def applies(self, measure: str) -> bool:
+        """False once the peer cannot be measured, or has said that this makes no sense for it."""
+        return not self.not_measured and measure in self.about.get("measures", [measure])
+
+    def add(self, line: Mapping[str, Any], number: int) -> None:
+        """Takes in one JSON line that an adapter printed in this round."""
         if "not_measured" in line:
             self.not_measured = line["not_measured"]
         elif "measure" in line:
             figures = self.figures.setdefault(line["measure"], Figures(line["unit"]))
             if line["value"] is not None:
                 figures.values.append(line["value"])
+                figures.by_round[number] = line["value"]
             if line["text"] and line["text"] not in figures.texts:
                 figures.texts.append(line["text"])
-        else:
+        elif "notes" in line:
             self.about = {key: value for key, value in line.items() if key != "peer"}
 
 
@@ -72,7 +78,11 @@ def to_json(reports: Sequence[PeerReport], machine: Mapping[str, Any]) -> dict[s
 
 
 def ratios(reports: Sequence[PeerReport], ours: str) -> dict[str, dict[str, float]]:
-    """Peer -> measure -> how many times better ours is (above 1: ours is better)."""
+    """Peer -> measure -> how many times better ours is (above 1: ours is better).
+
+    Each is the median of the rounds' own ratios: the two were measured seconds apart, so what
+    slowed one round down slowed both.
+    """
     mine = next((report for report in reports if report.name == ours), None)
     if mine is None:
         return {}
@@ -106,10 +116,11 @@ def _headline(machine: Mapping[str, Any]) -> str:
 def _ratios_of(mine: PeerReport, other: PeerReport) -> dict[str, float]:
     found = {}
     for measure, _, more_is_better in COLUMNS:
-        left = mine.figures.get(measure, Figures()).median()
-        right = other.figures.get(measure, Figures()).median()
-        if left and right:
-            found[measure] = left / right if more_is_better else right / left
+        ours = mine.figures.get(measure, Figures()).by_round
+        theirs = other.figures.get(measure, Figures()).by_round
+        pairs = [(ours[number], theirs[number]) for number in ours.keys() & theirs.keys()]
+        if pairs:
+            found[measure] = statistics.median(a / b if more_is_better else b / a for a, b in pairs)
     return found
 
 
@@ -126,6 +137,7 @@ def _peer_json(report: PeerReport) -> dict[str, Any]:
                 "min": min(figures.values, default=None),
                 "max": max(figures.values, default=None),
                 "values": figures.values,
+                "by_round": figures.by_round,
                 "texts": figures.texts,
             }
             for measure, figures in report.figures.items()

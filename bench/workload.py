@@ -50,6 +50,3 @@ class Journal:
     def last(self) -> tuple[int, int]:
         """The newest (index, start in ns)."""
         return list(self.records())[-1]
-
-    def close(self) -> None:
-        os.close(self._fd)

@@ -39,7 +39,6 @@ class ProcrastinatePeer(PostgresPeer):
         await self._noop.batch_defer_async(*({"payload": payload} for payload in payloads))
 
     def work(self, mode: Mode, journal: Journal) -> None:
-        logging.disable(logging.WARNING)
         concurrency = 20 if mode is Mode.DEFAULT else self.options["concurrency"]
         run_async(self._work(concurrency, journal))
 
@@ -54,6 +53,7 @@ class ProcrastinatePeer(PostgresPeer):
             if delay := journal.started(payload):
                 await asyncio.sleep(delay)
 
+        logging.disable(logging.WARNING)  # it warns of an app in the main module
         size = self.options["pool"]
         app = App(connector=PsycopgConnector(conninfo=self.target, min_size=size, max_size=size))
         return app, app.task(name="noop")(noop)

@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -53,6 +54,11 @@ def process_name(clock: Clock) -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{clock.new_id()}"
 
 
+def shown(url: str) -> str:
+    """The address without its password."""
+    return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", url)
+
+
 def sqlite_path(url: str) -> str | None:
     """The file of a SQLite address, `None` for another kind of database.
 
@@ -72,7 +78,7 @@ def open_store(url: str) -> Store:
     if path is not None:
         if path != ":memory:":
             try:
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
                 raise Unavailable(f"cannot make a folder for {path}: {error}") from error
         return SqliteStore(path)
@@ -81,7 +87,7 @@ def open_store(url: str) -> Store:
 
         return PostgresStore(url)
     raise Invalid(
-        f"{url!r} is not a database address; use sqlite:///path or postgresql://...",
+        f"{shown(url)!r} is not a database address; use sqlite:///path or postgresql://...",
         "database_invalid",
     )
 
@@ -244,6 +250,6 @@ async def _up(settings: Settings, workers: int) -> int:
         name = process_name(engine.clock)
         engine.actor = name
         children = Children(engine, settings, workers)
-        log.info("up on %s with %d worker(s); Ctrl-C drains and stops", settings.url(), workers)
+        log.info("up on %s with %d worker(s); Ctrl-C drains", shown(settings.url()), workers)
         await asyncio.gather(Coordinator(engine, settings, name=name).run(stop), children.run(stop))
     return 0

@@ -15,7 +15,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def from_micros(micros: int) -> datetime:
-    """The instant that many microseconds after 1970 in UTC."""
+    """The instant that many microseconds after 1970 in UTC; `OverflowError` beyond the calendar."""
     return EPOCH + timedelta(microseconds=micros)
 
 

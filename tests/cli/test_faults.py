@@ -107,6 +107,9 @@ def test_a_title_of_a_megabyte_is_refused(
         ["--nonsense"],
         ["worker", "--slots", "0"],
         ["worker", "--command", "'"],
+        ["worker", "--agent", ""],
+        ["worker", "--task-tag", b"\xff".decode(errors="surrogateescape")],
+        ["worker", "--app", "no.such.module:worker"],
         ["up", "--workers", "-1"],
     ],
 )

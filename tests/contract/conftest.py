@@ -106,7 +106,9 @@ class Raw:
     async def counts(self) -> dict[str, int]:
         """How many rows every table has."""
         if self.path is not None:
-            names = "select name from sqlite_master where type = 'table' and name not like 'sqlite%'"
+            names = (
+                "select name from sqlite_master where type = 'table' and name not like 'sqlite%'"
+            )
         else:
             names = "select tablename from pg_tables where schemaname = 'public'"
         parts = [f"select '{row[0]}', count(*) from {row[0]}" for row in await self.fetch(names)]
@@ -355,7 +357,12 @@ async def in_status(engine: Engine, status: Status) -> Fence:
 
 async def forget(raw: Raw, task: UUID) -> None:
     """Remove a task that a test has damaged, so that the oracles see only what is left."""
-    for table, column in {"task": "id", "task_body": "task", "event": "task", "attempt": "task"}.items():
+    for table, column in {
+        "task": "id",
+        "task_body": "task",
+        "event": "task",
+        "attempt": "task",
+    }.items():
         await raw.execute(f"delete from {table} where {column} = '{task}'")
 
 

@@ -103,9 +103,7 @@ async def test_a_lone_caller_waits_for_nobody(busy: Engine, counting: Counting) 
     assert counting.transactions == 1
 
 
-async def test_64_submits_share_transactions(
-    busy: Engine, counting: Counting, raw: Raw
-) -> None:
+async def test_64_submits_share_transactions(busy: Engine, counting: Counting, raw: Raw) -> None:
     answers = await asyncio.gather(*(busy.submit(new(f"t{n}")) for n in range(64)))
     assert counting.transactions <= counting.writers
     assert len({each.id for each in answers}) == 64

@@ -193,9 +193,7 @@ async def test_eight_claimers_never_take_one_twice(
     assert set(taken) == {each.id for each in submitted}
 
 
-async def test_one_agent_in_many_places_takes_none_twice(
-    engine: Engine, another: Another
-) -> None:
+async def test_one_agent_in_many_places_takes_none_twice(engine: Engine, another: Another) -> None:
     await engine.submit_many([new() for _ in range(60)])
     taken: list[UUID] = []
     async with another() as second:
@@ -204,9 +202,7 @@ async def test_one_agent_in_many_places_takes_none_twice(
     assert sorted(Counter(taken).values()) == [1] * 60
 
 
-async def test_capacity_holds_under_concurrency(
-    engine: Engine, another: Another, raw: Raw
-) -> None:
+async def test_capacity_holds_under_concurrency(engine: Engine, another: Another, raw: Raw) -> None:
     await engine.submit_many([new(task_type=f"t{n % 2}") for n in range(40)])
     agent = await engine.register_agent(profile(max_concurrent=5))
     running_now = f"select count(*) from task where agent = '{agent.id}' and status = 'RUNNING'"

@@ -98,7 +98,9 @@ async def test_a_claim_goes_on_past_what_only_sqlite_keeps(
     sqlite_engine: Engine, sqlite_url: str, what: str
 ) -> None:
     raw = Raw(sqlite_url)
-    await check_quarantined(sqlite_engine, await claim_around(sqlite_engine, raw, SQLITE_BODY[what]))
+    await check_quarantined(
+        sqlite_engine, await claim_around(sqlite_engine, raw, SQLITE_BODY[what])
+    )
 
 
 @pytest.mark.parametrize("what", GARBAGE)

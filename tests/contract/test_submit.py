@@ -249,9 +249,7 @@ async def test_one_bad_task_in_a_bulk_refuses_all(engine: Engine, raw: Raw) -> N
     assert await raw.counts() == before
 
 
-async def test_lanes_are_limited(
-    engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lanes_are_limited(engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tenuto.engine.lanes.MAX_LANES", 3)
     for kind in ("a", "b", "c"):
         await engine.submit(new(task_type=kind))

@@ -349,9 +349,7 @@ async def test_workers_that_fell_silent(engine: Engine, clock: ManualClock) -> N
     assert await engine.upkeep.prune_once() == 2
 
 
-async def test_one_leads_at_a_time(
-    engine: Engine, clock: ManualClock, another: Another
-) -> None:
+async def test_one_leads_at_a_time(engine: Engine, clock: ManualClock, another: Another) -> None:
     upkeep = engine.upkeep
     async with another() as second:
         calls: list[Any] = [upkeep.lead("duty", "a", 10), second.upkeep.lead("duty", "b", 10)]

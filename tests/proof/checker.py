@@ -10,19 +10,18 @@ that states which differ only by when they happened are one state.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import cache
 from itertools import product
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
+from tests.proof.planted_model import NOW, Rules, owns
 
 from tenuto.model import commands as c
-from tenuto.model import decide as production
 from tenuto.model.changes import altered
 from tenuto.model.commands import Command, Failure, Fenced, Moment
-from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict
 from tenuto.model.retry import ATTEMPT_CAP, FREE_ENDS, ErrorClass
 from tenuto.model.task import LEASED, TERMINAL, TRANSITIONS, Change, Fence, Outcome, Status, Task
@@ -31,10 +30,8 @@ from tenuto.model.task import due_at as timer_of
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
-NOW = datetime(2030, 1, 1, tzinfo=UTC)
 MOMENT = Moment(NOW)
 STEP = timedelta(seconds=20)
-LEASE = timedelta(seconds=30)
 LONG_AGO = NOW - 3 * STEP
 TASKS = {UUID(int=1): 0, UUID(int=2): 1}
 """The ids in use, and where their rows stand in a world."""
@@ -91,15 +88,16 @@ class Worker(msgspec.Struct, frozen=True, cache_hash=True):
     life: int = 0
 
 
-class Message(msgspec.Struct, frozen=True, cache_hash=True):
-    """What an attempt says; it may arrive at any later time."""
-
-    kind: str
-    fence: Fence
+Message = tuple[str, Fence]
+"""What an attempt says; it may arrive at any later time."""
 
 
 class World(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True):
-    """One state. `faults` and `orders`: what may still go wrong, and be asked by the operator."""
+    """One state. `faults` and `orders`: what may still go wrong, and be asked by the operator.
+
+    The last four never change: what attempts say, what the operator asks, whether tasks are also
+    pushed, how many checkpoints a task gets.
+    """
 
     rows: tuple[Row, ...]
     workers: tuple[Worker, ...] = (Worker(), Worker(), Worker())
@@ -108,88 +106,24 @@ class World(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True):
     """What each coordinator has read and not yet acted on; nothing when it holds a lock."""
     faults: int = 0
     orders: int = 0
-
-
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to begin, and what the actors of this world can do."""
-
-    start: World
     messages: tuple[str, ...] = ("complete",)
-    operator: tuple[Command, ...] = ()
+    operator: tuple[str, ...] = ()
     push: bool = False
     checkpoints: int = 0
 
 
-def claim(task: Task, agent: UUID, worker: str, token: str, status: Status) -> Task | None:
-    """As the statement `claim`."""
-    spent = task.tries >= task.max_attempts or task.attempt >= ATTEMPT_CAP
-    if task.status is not Status.PENDING or spent:
-        return None
-    return altered(
-        task,
-        status=status,
-        version=task.version + 1,
-        attempt=task.attempt + 1,
-        tries=task.tries + 1,
-        agent=agent,
-        worker=worker,
-        lease_token=token_hash(token),
-        session_key=None,
-        lease_until=NOW + LEASE,
-        started_at=NOW if status is Status.RUNNING else None,
-        due_at=None if task.watch_s is None else NOW + timedelta(seconds=task.watch_s),
-        progress_at=None,
-    )
-
-
-def owns(task: Task, fence: Fence) -> bool:
-    held = task.attempt == fence.attempt and task.lease_token == token_hash(fence.token)
-    return held and task.status in LEASED
-
-
-def heartbeat(task: Task, fence: Fence) -> Task | None:
-    """As the statement `heartbeat`: the task with its lease renewed, or `None` when it is lost."""
-    return altered(task, lease_until=NOW + LEASE) if owns(task, fence) else None
-
-
-def checkpoint(task: Task, fence: Fence) -> Task | None:
-    """As `Reporting.checkpoint`: saved with the next number, or refused."""
-    if not owns(task, fence) or task.cancel_requested_at is not None:
-        return None
-    return altered(task, checkpoint_seq=task.checkpoint_seq + 1)
-
-
-def same_lease(read: Task, now: Task) -> bool:
-    """Compare-and-set for a coordinator without a lock; heartbeats do not raise the version."""
-    return (read.version, read.lease_until) == (now.version, now.lease_until)
-
-
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides in a world. As it stands: production."""
-
-    decide: Callable[[Task, Command, Moment], Change | None] = production.decide
-    on_due: Callable[[Task, Moment], Command | None] = production.on_due
-    claim: Callable[[Task, UUID, str, str, Status], Task | None] = claim
-    heartbeat: Callable[[Task, Fence], Task | None] = heartbeat
-    checkpoint: Callable[[Task, Fence], Task | None] = checkpoint
-    audited: Callable[[Change], bool] = lambda _change: True
-    locked: bool = True
-    """Coordinators read and write under one lock, else in two steps with `unchanged` between."""
-    unchanged: Callable[[Task, Task], bool] = same_lease
-
-
-def failing(error_class: ErrorClass) -> dict[str, Any]:
-    return {"failure": Failure(message="broke", error_class=error_class)}
-
-
 _KILLED: dict[str, Any] = {"receipt": {"state": "killed"}}
+_BROKE, _BAD, _SLOW = (
+    {"failure": Failure(message="broke", error_class=ErrorClass(name))}
+    for name in ("error", "syntax", "rate_limit")
+)
 _SAYS: dict[str, tuple[type[Fenced], dict[str, Any]]] = {
     "begin": (c.Begin, {"session_key": "s"}),
     "complete": (c.Complete, {}),
-    "fail": (c.Fail, failing(ErrorClass.ERROR)),
-    "fail for good": (c.Fail, failing(ErrorClass.SYNTAX)),
-    "rate limit": (c.Fail, failing(ErrorClass.RATE_LIMIT)),
-    "not started": (c.NotStarted, failing(ErrorClass.ERROR)),
+    "fail": (c.Fail, _BROKE),
+    "fail for good": (c.Fail, _BAD),
+    "rate limit": (c.Fail, _SLOW),
+    "not started": (c.NotStarted, _BROKE),
     "time out": (c.TimedOut, {}),
     "park": (c.Park, {"hold": "quota", "resume_at": NOW + STEP}),
     "park with a limit": (c.Park, {"hold": "children", "wait_until": NOW + STEP}),
@@ -197,6 +131,7 @@ _SAYS: dict[str, tuple[type[Fenced], dict[str, Any]]] = {
     "confirm cancel": (c.ConfirmCancel, _KILLED),
     "confirm pause": (c.ConfirmPause, _KILLED),
 }
+_ASKS = {command.name: command for command in (c.Cancel(), c.Pause(), c.Resume(), c.Retry())}
 _ENDS_AS = (
     {"fail": "FAILED PARKED TIMED_OUT", "complete": "COMPLETED", "park": "PARKED"}
     | {"not_started": "NOT_STARTED", "time_out": "TIMED_OUT", "release": "RELEASED"}
@@ -339,11 +274,11 @@ Move = tuple[str, World]
 
 
 class Checker:
-    """The moves of a setup under some rules. What becomes of a row is worked out once."""
+    """The moves of a world under some rules. What becomes of a row is worked out once."""
 
-    def __init__(self, setup: Setup, rules: Rules) -> None:
-        self.setup = setup
+    def __init__(self, rules: Rules) -> None:
         self.rules = rules
+        self.answers: set[str] = set()
         self.apply = cache(self._apply)
         self.claimed = cache(self._claimed)
         self.promoted = cache(self._promoted)
@@ -371,10 +306,12 @@ class Checker:
                 yield f"c{index + 1} writes to {name_of(read)}", self._write(world, index, read)
 
     def _claims(self, world: World, index: int, worker: Worker) -> Iterator[Move]:
-        statuses = (Status.RUNNING, Status.ASSIGNED)[: 1 + self.setup.push]
-        queued = [row for row in world.rows if row.task.status is Status.PENDING]
-        for row, status, lost in product(queued, statuses, range(1 + (world.faults > 0))):
+        statuses = (Status.RUNNING, Status.ASSIGNED)[: 1 + world.push]
+        losses = range(1 + (world.faults > 0))
+        for row, status, lost in product(world.rows, statuses, losses):
             taken = self.claimed(row, index, process_of(index, worker), status)
+            if taken is row:
+                continue
             label = f"w{index + 1} claims {name_of(taken.task)} {status}" + " unheard" * lost
             after = stored(world, taken, faults=world.faults - lost)
             yield label, turned(after, index, "asking" if lost else "held", taken.owner)
@@ -390,12 +327,12 @@ class Checker:
             after = stored(world, beaten) if beaten else turned(world, index, "idle")
             yield f"{name} heartbeats for {name_of(fence)}", after
         if worker.phase == "held":
-            for kind in self.setup.messages + answers_of(row.task):
-                mail = {*world.mail, Message(kind, fence)}
-                order = sorted(mail, key=lambda said: (said.kind, said.fence.attempt))
+            for kind in world.messages + answers_of(row.task):
+                mail = {*world.mail, (kind, fence)}
+                order = sorted(mail, key=lambda said: (said[0], said[1].attempt))
                 after = changed(turned(world, index, "sent", fence), mail=tuple(order))
                 yield f"{name} sends {kind} of {name_of(fence)}", after
-            if row.task.checkpoint_seq < self.setup.checkpoints:
+            if row.task.checkpoint_seq < world.checkpoints:
                 saved = self._touched(row, fence, self.rules.checkpoint) or row
                 yield f"{name} saves a checkpoint of {name_of(fence)}", stored(world, saved)
         if world.faults:
@@ -403,13 +340,14 @@ class Checker:
             yield f"{name} crashes", changed(world, workers=workers, faults=world.faults - 1)
 
     def _arrivals(self, world: World, message: Message) -> Iterator[Move]:
-        row, answer = self.apply(world.rows[TASKS[message.fence.task]], message)
-        label = f"{message.kind} of {name_of(message.fence)} arrives"
-        heard = answer in ("accepted", "repeated") and message.kind != "begin"
+        kind, fence = message
+        row, answer = self.apply(world.rows[TASKS[fence.task]], message)
+        label = f"{kind} of {name_of(fence)} arrives"
+        heard = answer in ("accepted", "repeated") and kind != "begin"
         over = heard or answer == "lease_lost"
         after = stored(world, row, mail=tuple(said for said in world.mail if said != message))
         for index, worker in enumerate(world.workers):
-            if worker.fence == message.fence:
+            if worker.fence == fence:
                 goes_on = ("idle", None) if over else ("held", worker.fence)
                 after = turned(after, index, *goes_on)
                 if world.faults:
@@ -418,9 +356,9 @@ class Checker:
 
     def _controls(self, world: World, row: Row) -> Iterator[Move]:
         task = row.task
-        for command in self.setup.operator if world.orders else ():
-            after = stored(world, self.apply(row, command)[0], orders=world.orders - 1)
-            yield f"operator: {command.name} {name_of(task)}", after
+        for name in world.operator if world.orders else ():
+            asked = self.apply(row, _ASKS[name])[0]
+            yield f"operator: {name} {name_of(task)}", stored(world, asked, orders=world.orders - 1)
         if task.due_at is not None and task.due_at <= NOW:
             yield f"c1 promotes {name_of(task)}", stored(world, self.promoted(row))
 
@@ -440,7 +378,7 @@ class Checker:
         if world.faults and owner is not None:
             guessed = Fence(task.id, owner.attempt, "guessed")
             for fence in (guessed, Fence(task.id, owner.attempt - 1, owner.token)):
-                forged = self.apply(row, Message("complete", fence))[0]
+                forged = self.apply(row, ("complete", fence))[0]
                 after = stored(world, forged, faults=world.faults - 1)
                 yield f"forged complete of {name_of(fence)} arrives", after
 
@@ -468,23 +406,26 @@ class Checker:
 
     def _apply(self, row: Row, asked: Message | Command) -> tuple[Row, str]:
         """The row after a command, and the answer to it."""
-        if isinstance(asked, Message):
-            kind, fields = _SAYS[asked.kind]
-            return self._decided(row, kind(fence=asked.fence, **fields), row.task)
+        if isinstance(asked, tuple):
+            kind, fields = _SAYS[asked[0]]
+            return self._decided(row, kind(fence=asked[1], **fields), row.task)
         return self._decided(row, asked, row.task)
 
     def _decided(self, row: Row, command: Command, task: Task) -> tuple[Row, str]:
         try:
             made = self.rules.decide(task, command, MOMENT)
         except Conflict as refusal:
+            self.answers.add(f"{command.name} {refusal.code}")
             return row, refusal.code
+        answer = "repeated" if made is None else "accepted"
+        self.answers.add(f"{command.name} {answer}")
         if made is None:
             check_repeated(row, command)
-            return row, "repeated"
+            return row, answer
         check_change(row, command, made)
         after = booked(row, command, made, audited=self.rules.audited(made))
         check_row(after)
-        return after, "accepted"
+        return after, answer
 
     def _claimed(self, row: Row, index: int, process: str, status: Status) -> Row:
         token = f"{process}.{row.task.version}"
@@ -492,7 +433,8 @@ class Checker:
         if task is None:
             return row
         demand(row.task.status is Status.PENDING, "I11", f"claimed from {row.task.status}")
-        demand(task.attempt == row.task.attempt + 1, "I15", "a claim without a new number")
+        counted = (task.attempt, task.tries) == (row.task.attempt + 1, row.task.tries + 1)
+        demand(counted, "I15", "a claim without a new number or try")
         told = (row.told[0] + 1, status)
         after = changed(row, task=task, told=told, owner=Fence(task.id, task.attempt, token))
         check_row(after)
@@ -522,7 +464,7 @@ class Checker:
             taken = self.claimed(row, 9, "healer", Status.RUNNING)
             if taken.owner is None or taken is row:
                 return row
-            return self.apply(taken, Message("complete", taken.owner))[0]
+            return self.apply(taken, ("complete", taken.owner))[0]
         if task.status in LEASED and task.lease_until is not None and task.lease_until < NOW:
             return self.apply(row, c.Expire())[0]
         due = task.due_at is not None and task.due_at <= NOW
@@ -535,15 +477,17 @@ class Report(msgspec.Struct, frozen=True):
 
     states: int
     steps: int
+    answers: frozenset[str]
+    """Each command with each answer it got."""
     violation: Violation | None = None
     trace: tuple[str, ...] = ()
 
 
-def explore(setup: Setup, rules: Rules | None = None) -> Report:
+def explore(start: World, rules: Rules | None = None) -> Report:
     """Visit every state that can be reached, nearest first, up to the first violation."""
-    checker = Checker(setup, rules or Rules())
-    came: dict[World, Move | None] = {setup.start: None}
-    queue = deque([setup.start])
+    checker = Checker(rules or Rules())
+    came: dict[World, Move | None] = {start: None}
+    queue = deque([start])
     steps = 0
     while queue:
         world = queue.popleft()
@@ -557,8 +501,9 @@ def explore(setup: Setup, rules: Rules | None = None) -> Report:
                     queue.append(after)
         except (Violation, AssertionError) as error:
             broken = error if isinstance(error, Violation) else Violation("assert", repr(error))
-            return Report(len(came), steps, broken, (*_path(came, world), str(broken)))
-    return Report(len(came), steps)
+            trace = (*_path(came, world), str(broken))
+            return Report(len(came), steps, frozenset(checker.answers), broken, trace)
+    return Report(len(came), steps, frozenset(checker.answers))
 
 
 def _path(came: dict[World, Move | None], world: World) -> list[str]:

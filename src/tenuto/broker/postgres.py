@@ -41,6 +41,9 @@ class PostgresWakeups:
 
     async def close(self) -> None:
         self._closed = True
+        if self._tasks:
+            # A short process has said what it came to say: let the hint go out first.
+            await asyncio.wait(self._tasks, timeout=2)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,5 +1,6 @@
 """The entry of `orchestrate`, and the one place where errors become messages and exit codes."""
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -80,7 +81,8 @@ def _tell(error: Exception, *, as_json: bool) -> int:
     else:
         code, message, status = "internal", f"internal fault: {_named(error)}", 1
         hint = "set TENUTO_DEBUG=1 for the stack trace"
-    _print_problem(code, message, hint, as_json=as_json)
+    with contextlib.suppress(OSError):  # nobody reads it: the exit code has to do
+        _print_problem(code, message, hint, as_json=as_json)
     if os.environ.get("TENUTO_DEBUG"):
         import traceback
 

@@ -67,7 +67,12 @@ def worker(ctx: click.Context, /, command_: str | None, app_: str | None, **opti
     if ctx.invoked_subcommand is not None:
         return 0
     from tenuto import app
+    from tenuto.model import limits
 
+    one = (options["agent"], options["agent_type"])
+    for name in (*one, *options["task_tags"], *options["capabilities"]):
+        if name is not None:
+            limits.text("a name", name, limits.MAX_NAME, empty=False)
     argv = None if command_ is None else tuple(_split(command_))
     chosen = app.WorkerOptions(command=argv, app=app_, **options)
     return app.serve_worker(settings(ctx.ensure_object(Globals)), chosen)

@@ -10,6 +10,7 @@ from tenuto.engine.core import Core, decode
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Forbidden, Unavailable
 from tenuto.model.matching import AgentProfile
+from tenuto.model.retry import RetryPolicy
 from tenuto.model.task import DEFAULT_LEASE_S, Fence, Status
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Row, Script, Statement
@@ -60,29 +61,36 @@ class Claiming:
         """Up to n tasks that the agent may take, best rank first, now RUNNING and its own."""
         taken: list[Work] = []
         while len(taken) < n:
-            lanes = await self._core.lanes.eligible(agent, self._core.now())
+            version, lanes = await self._core.lanes.eligible(agent, self._core.now())
             if lanes:
                 token = self._core.clock.new_token()
-                rows = await self._take(agent, worker, n - len(taken), lease_s, lanes, token)
+                params = self._params(agent, worker, n - len(taken), lease_s, version, token)
+                rows = await self._take(agent, params, lanes)
                 taken += await self._understand(rows, token)
-                if len(taken) >= n or len(rows) > 0:
+                if rows:
                     break
             if not await self._core.lanes.moved(agent.workspace):
                 break
         return taken
 
-    async def _take(
-        self, agent: AgentProfile, worker: str, n: int, lease_s: int, lanes: list[int], token: str
-    ) -> list[Row]:
-        params: dict[str, Any] = {
+    def _params(
+        self, agent: AgentProfile, worker: str, n: int, lease_s: int, version: int, token: str
+    ) -> dict[str, Any]:
+        return {
             "n": n,
             "status": Status.RUNNING,
+            "workspace": agent.workspace,
+            "lanes_version": version,
             "agent": agent.id,
             "worker": worker,
             "token": token_hash(token),
             "lease_s": lease_s,
             "now": self._core.now(),
         }
+
+    async def _take(
+        self, agent: AgentProfile, params: dict[str, Any], lanes: list[int]
+    ) -> list[Row]:
         if len(lanes) == 1:
             statement = Statement("claim_lane", params | {"lane": lanes[0]})
         else:
@@ -130,7 +138,7 @@ class Claiming:
 
     async def _understand(self, rows: list[Row], token: str) -> list[Work]:
         works = []
-        for row in rows:
+        for row in sorted(rows, key=lambda each: (each["rank"], each["id"])):
             try:
                 works.append(_work(row, token))
             except (ValueError, TypeError, msgspec.MsgspecError) as error:
@@ -154,6 +162,8 @@ class Claiming:
 
 def _work(row: Row, token: str) -> Work:
     get = row.__getitem__
+    if (retry := get("retry")) is not None:
+        msgspec.json.decode(retry, type=RetryPolicy)
     return Work(
         fence=Fence(get("id"), get("attempt"), token),
         workspace=get("workspace"),

@@ -9,17 +9,20 @@ from tenuto.engine.core import Core, decode
 from tenuto.engine.query import Filter, Querying
 from tenuto.engine.submit import Submitted, Submitting
 from tenuto.model import commands, limits
-from tenuto.model.errors import NotFound, TenutoError
+from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.retry import RetryPolicy
-from tenuto.model.submission import NewTask
+from tenuto.model.submission import NewTask, requirements
 from tenuto.model.task import Change
 from tenuto.store.protocol import Statement
+
+PRUNED = "(pruned)"
+"""The current step of a task whose payload is gone; `prune_payload` writes it."""
 
 Action = Literal["cancel", "retry", "pause", "resume", "archive"]
 
 _RERUN_FIELDS = (
     "title description prompt system_prompt model max_turns conversation task_type agent_type"
-    " target_agent runtime cwd container priority estimate_minutes max_attempts timeout_s"
+    " target_agent runtime cwd container region priority estimate_minutes max_attempts timeout_s"
     " queue_ttl_s lease_s parent trace_id source"
 ).split()
 
@@ -46,7 +49,14 @@ class Controlling:
         reason = getattr(command, "reason", None)
         if reason is not None:
             limits.text("reason", reason, limits.MAX_ERROR)
+        if isinstance(command, commands.Retry):
+            await self._restore_lane(task, workspace)
         return await self._core.order(task, command, workspace=workspace, actor=actor)
+
+    async def _restore_lane(self, task: UUID, workspace: UUID) -> None:
+        """A task that ended long ago may have outlived its lane."""
+        new, _ = await self._asked_for(task, workspace)
+        await self._core.lanes.ensure({requirements(new, workspace)})
 
     async def act(
         self,
@@ -77,6 +87,13 @@ class Controlling:
 
     async def rerun(self, task: UUID, workspace: UUID, actor: str | None) -> Submitted:
         """A new task that asks for the same; the old one stays as it is."""
+        new, pruned = await self._asked_for(task, workspace)
+        if pruned:
+            raise Conflict("what the task asked for was pruned; it cannot be run again")
+        return (await self._submitting.many([new], workspace, actor, rerun_of=task))[0]
+
+    async def _asked_for(self, task: UUID, workspace: UUID) -> tuple[NewTask, bool]:
+        """What was asked for when the task was submitted, and whether that was pruned since."""
         rows = await self._core.store.fetch(Statement("show", {"workspace": workspace, "id": task}))
         if not rows:
             raise NotFound(f"no task {task}")
@@ -84,18 +101,21 @@ class Controlling:
         labels = await self._querying.labels([task])
         fields: dict[str, Any] = {name: row[name] for name in _RERUN_FIELDS}
         retry = row["retry"]
-        new = NewTask(
-            **fields,
-            command=decode(row["command"]),
-            env=decode(row["env"]),
-            input=decode(row["input"]),
-            metadata=decode(row["metadata"]),
-            retry=None if retry is None else msgspec.json.decode(retry, type=RetryPolicy),
-            tags=labels[task].get("label", []),
-            task_tags=labels[task].get("tag", []),
-            capabilities=labels[task].get("capability", []),
-        )
-        return (await self._submitting.many([new], workspace, actor, rerun_of=task))[0]
+        try:
+            new = NewTask(
+                **fields,
+                command=decode(row["command"]),
+                env=decode(row["env"]),
+                input=decode(row["input"]),
+                metadata=decode(row["metadata"]),
+                retry=None if retry is None else msgspec.json.decode(retry, type=RetryPolicy),
+                tags=labels[task].get("label", []),
+                task_tags=labels[task].get("tag", []),
+                capabilities=labels[task].get("capability", []),
+            )
+        except msgspec.MsgspecError as error:
+            raise Conflict(f"the row of task {task} is unreadable: {error}", "corrupt") from error
+        return new, row["current_step"] == PRUNED
 
 
 def command_for(action: Action, reason: str | None) -> commands.Command:

@@ -12,7 +12,7 @@ from tenuto.clock import Clock
 from tenuto.engine.lanes import Lanes
 from tenuto.model.commands import Command, Complete, Moment
 from tenuto.model.decide import decide
-from tenuto.model.errors import NotFound, TenutoError
+from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.task import Change, Status, Task
 from tenuto.store.batching import Answers, Batcher, Kind
 from tenuto.store.protocol import Row, Script, Statement, Store
@@ -110,13 +110,16 @@ class Core:
                 answers[index] = self.consider(row, order.command, order.actor)
             except CorruptRow as error:
                 yield self.quarantine(error)
-                answers[index] = NotFound(f"task {order.task} was unreadable", "corrupt")
+                answers[index] = Conflict(f"the row of task {order.task} is unreadable", "corrupt")
                 continue
             change = answers[index]
             if isinstance(change, Change):
                 decided.append((change, order.command))
         if decided:
             yield write_changes(decided)
+        for change, _ in decided:
+            if change.task.hold == "quota" and change.task.resume_at is not None:
+                yield _close_lane(change)
         return [answers[index] for index in range(len(orders))]
 
     def consider(self, row: Row, command: Command, actor: str | None) -> Decided:
@@ -126,6 +129,8 @@ class Core:
             return decide(task, command, self.moment(actor))
         except TenutoError as error:
             return error
+        except (TypeError, ValueError, OverflowError) as error:
+            raise CorruptRow(task.id, f"unreadable row: {error!r}") from error
 
     def quarantine(self, corrupt: CorruptRow) -> Statement:
         return Statement(
@@ -145,6 +150,12 @@ class Core:
                 topics.add(f"worker:{change.task.worker}")
         if topics:
             self.wakeups.announce(topics)
+
+
+def _close_lane(change: Change) -> Statement:
+    """A provider's limit holds for every task of the lane, until its reset."""
+    task, why = change.task, f"provider limit: {change.event.message}"
+    return Statement("lane_close", {"lane": task.lane, "until": task.resume_at, "why": why})
 
 
 def write_changes(decided: Sequence[tuple[Change, Command]]) -> Statement:

@@ -18,7 +18,7 @@ from tenuto.engine.report import Beat, Line, Reporting
 from tenuto.engine.submit import Submitted, Submitting
 from tenuto.engine.upkeep import Upkeep
 from tenuto.engine.views import AttemptView, Explanation, LogLine, Page, TaskView
-from tenuto.model import commands
+from tenuto.model import commands, limits
 from tenuto.model.errors import Invalid
 from tenuto.model.matching import AgentProfile
 from tenuto.model.submission import NewTask
@@ -229,11 +229,13 @@ class Engine:
 
     async def register_agent(self, profile: AgentProfile) -> AgentProfile:
         """Make an agent known; answers it with the id and version that the store gave it."""
+        limits.text("name", profile.name, limits.MAX_NAME, empty=False)
+        encoded = limits.json_text("profile", msgspec.to_builtins(profile))
         params = {
             "id": profile.id,
             "workspace": profile.workspace,
             "name": profile.name,
-            "profile": msgspec.json.encode(profile).decode(),
+            "profile": encoded,
             "max_concurrent": profile.max_concurrent,
             "now": self.core.now(),
         }

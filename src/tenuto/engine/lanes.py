@@ -68,15 +68,18 @@ class Lanes:
                 "too_many_lanes",
             )
 
-    async def eligible(self, agent: AgentProfile, now: datetime) -> list[int]:
-        """The open lanes that the agent may take from, as far as is known."""
+    async def eligible(self, agent: AgentProfile, now: datetime) -> tuple[int, list[int]]:
+        """The open lanes that the agent may take from, and the version they were read at."""
         known = self._known.get(agent.workspace) or await self._load(agent.workspace)
         key = (agent.id, agent.version)
         mine = known.eligible.get(key)
         if mine is None:
             mine = [lane for lane in known.lanes if eligible(agent, lane.requirements)]
             known.eligible[key] = mine
-        return [lane.id for lane in mine if lane.closed_until is None or lane.closed_until <= now]
+        open_now = [
+            lane.id for lane in mine if lane.closed_until is None or lane.closed_until <= now
+        ]
+        return known.version, open_now
 
     async def moved(self, workspace: UUID) -> bool:
         """Whether the lanes changed since they were loaded; loads them when they did."""

@@ -1,5 +1,6 @@
 """Query: list, show, history, explain. Reads only."""
 
+import string
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,6 +14,7 @@ from tenuto.engine.explain import explain, waiting_for
 from tenuto.engine.views import (
     AttemptView,
     Explanation,
+    Gate,
     LogLine,
     Page,
     TaskView,
@@ -28,7 +30,9 @@ from tenuto.store.protocol import Row, Statement
 LEVELS = ("DEBUG", "INFO", "WARN", "ERROR", "CRITICAL")
 _ATTENTION = frozenset("WAITING PAUSED RETRY_WAIT FAILED DEAD CANCELLED SKIPPED".split())
 _ALIASES = {"QUEUED": "PENDING", "SUCCEEDED": "COMPLETED"}
-_OUTCOMES = {"STALLED": Outcome.STALLED, "ABORTED": Outcome.ABORTED}
+_OUTCOMES = frozenset({Outcome.STALLED.value, Outcome.ABORTED.value})
+_ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+"""What `lower` does in both databases, whatever their locale."""
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -59,43 +63,52 @@ def statement(name: str, where: Filter, workspace: UUID, most: int, before: UUID
         "until": where.until,
     }
     literals: dict[str, tuple[str, ...]] = {}
-    statuses, outcome, archived = _statuses(where.status)
-    params["outcome"] = outcome
-    params["archived"] = True if archived else None
+    statuses, outcomes, archived = _statuses(where.status)
     if statuses:
         literals["statuses"] = tuple(sorted(statuses))
+    if outcomes or archived:
+        params["several"] = True
+        params["archived"] = True if archived else None
+        if outcomes:
+            literals["outcomes"] = tuple(sorted(outcomes))
+    elif statuses:
+        params["only_statuses"] = True
         params["attention"] = True if statuses <= _ATTENTION else None
     if where.tags:
         params["labels"] = list(dict.fromkeys(where.tags))
         params["label_count"] = len(params["labels"])
     if where.text is not None:
         limits.text("text", where.text, limits.MAX_TITLE)
-        escaped = where.text.lower()
+        escaped = where.text.translate(_ASCII_LOWER)
         for char in "!%_":
             escaped = escaped.replace(char, f"!{char}")
         params["contains"] = f"%{escaped}%"
     for tag in where.tags:
         limits.text("tags", tag, limits.MAX_NAME)
+    if where.task_type is not None:
+        limits.text("task_type", where.task_type, limits.MAX_NAME)
+    if where.min_priority is not None:
+        limits.number("min_priority", where.min_priority, 1, 10)
     return Statement(name, params, {}, literals)
 
 
-def _statuses(names: Sequence[str]) -> tuple[frozenset[str], str | None, bool]:
-    """Statuses, a last outcome and whether archived, from the words a filter may use."""
+def _statuses(names: Sequence[str]) -> tuple[frozenset[str], frozenset[str], bool]:
+    """Statuses, last outcomes and whether archived, from the words a filter may use."""
     statuses = set()
-    outcome = None
+    outcomes = set()
     archived = False
     for name in names:
         word = _ALIASES.get(name.upper(), name.upper())
         if word == "ARCHIVED":
             archived = True
         elif word in _OUTCOMES:
-            outcome = _OUTCOMES[word].value
+            outcomes.add(word)
         elif word in Status.__members__:
             statuses.add(word)
         else:
             known = ", ".join([*Status, "ARCHIVED", "STALLED", "ABORTED"])
             raise Invalid(f"no status {name!r}; known are {known}", "invalid_filter")
-    return frozenset(statuses), outcome, archived
+    return frozenset(statuses), frozenset(outcomes), archived
 
 
 class Querying:
@@ -180,8 +193,14 @@ class Querying:
         if level.upper() not in LEVELS:
             raise Invalid(f"no level {level!r}; known are {', '.join(LEVELS)}", "invalid_filter")
         wanted = LEVELS[LEVELS.index(level.upper()) :]
-        lines = await self.events(task, workspace) + await self.transcript(task, workspace)
-        merged = sorted((line for line in lines if line.level in wanted), key=lambda line: line.at)
+        await self._row(task, workspace)
+        newest = {"id": task, "most": limit}
+        lines = [_event_line(row) for row in await self._fetch(Statement("events_tail", newest))]
+        lines += [
+            _said_line(row) for row in await self._fetch(Statement("transcript_tail", newest))
+        ]
+        kept = (line for line in lines if line.level in wanted)
+        merged = sorted(kept, key=lambda line: (line.at, line.source, line.attempt, line.seq))
         return merged[-limit:]
 
     async def counts(self, workspace: UUID) -> dict[str, int]:
@@ -212,7 +231,14 @@ class Querying:
             ahead = (await self._fetch(Statement("queue_ahead", params)))[0]["n"]
         agents = await self.agents(workspace)
         workers = await self.workers(workspace)
-        return explain(task_of(row), lanes.get(row["lane"]), agents, workers, ahead, now)
+        try:
+            known = task_of(row)
+        except CorruptRow as error:
+            gate = Gate(gate="corrupt", detail=str(error))
+            return Explanation(
+                id=task, status=row["status"], summary=str(error), gates=[gate], agents={}
+            )
+        return explain(known, lanes.get(row["lane"]), agents, workers, ahead, now)
 
     async def _row(self, task: UUID, workspace: UUID) -> Row:
         rows = await self._fetch(Statement("show", {"workspace": workspace, "id": task}))

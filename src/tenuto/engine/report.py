@@ -105,16 +105,10 @@ class Reporting:
             )
             return held
 
-        held = {
-            row["id"]: Pulse(
-                row["lease_until"],
-                row["cancel_requested_at"] is not None,
-                row["pause_requested_at"] is not None,
-                row["hung_warned_at"] is not None,
-            )
-            for row in await self._core.store.once(script)
-        }
-        return Beat(held, [fence for fence in fences if fence.task not in held])
+        found = await self._core.store.once(script)
+        held = {row["id"]: _pulse(row) for row in found}
+        mine = {(row["id"], row["attempt"]) for row in found}
+        return Beat(held, [fence for fence in fences if (fence.task, fence.attempt) not in mine])
 
     async def progress(
         self, fence: Fence, percent: int | None, step: str | None, finish_at: datetime | None
@@ -188,7 +182,11 @@ class Reporting:
 
         def script() -> Script[None]:
             task = yield from self._owned(fence)
-            yield self._step(task, fence, key, text, None)
+            if (yield self._step(task, fence, key, text, None)):
+                return
+            before = (yield Statement("step", {"id": fence.task, "key": key}))[0]
+            if before["child"] is not None or decode(before["value"]) != decode(text):
+                raise Conflict(f"step {key!r} has another value already", "step_conflict")
 
         await self._core.store.transact(script)
 
@@ -201,14 +199,18 @@ class Reporting:
         born = msgspec.structs.replace(new, id=child, parent=fence.task)
         prepared = await self._submitting.prepare([born], workspace, actor)
 
-        def script() -> Script[None]:
+        def script() -> Script[UUID]:
             task = yield from self._owned(fence)
-            yield from submit_script(self._core, prepared)
-            yield self._step(task, fence, key, None, child)
+            made = yield from submit_script(self._core, prepared)
+            if not (yield self._step(task, fence, key, None, made[0].id)):
+                before = yield Statement("step", {"id": fence.task, "key": key})
+                if before[0]["child"] != made[0].id:
+                    raise Conflict(f"step {key!r} is no such child", "step_conflict")
+            return made[0].id
 
-        await self._core.store.transact(script)
+        known = await self._core.store.transact(script)
         self._submitting.announce(prepared)
-        return child
+        return known
 
     def _step(
         self, task: Task, fence: Fence, key: str, value: str | None, child: UUID | None
@@ -240,3 +242,12 @@ class Reporting:
         if task.pause_requested_at is not None and not pausing:
             raise Conflict("the task is being paused", "pause_requested")
         return task
+
+
+def _pulse(row: Row) -> Pulse:
+    return Pulse(
+        row["lease_until"],
+        row["cancel_requested_at"] is not None,
+        row["pause_requested_at"] is not None,
+        row["hung_warned_at"] is not None,
+    )

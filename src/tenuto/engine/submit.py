@@ -7,6 +7,7 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto.crash import crash_point
 from tenuto.engine.core import Core
 from tenuto.model import limits
 from tenuto.model.errors import Conflict, Invalid, Unavailable
@@ -53,15 +54,25 @@ class Submitting:
             return []
         if len(news) > limits.MAX_BULK:
             raise Invalid(f"{len(news):,} tasks in one submit", "bulk_too_large")
-        prepared = await self.prepare(news, workspace, actor, rerun_of=rerun_of)
+        places = _same_as(news)
+        unique = sorted(set(places))
+        prepared = await self.prepare(
+            [news[place] for place in unique], workspace, actor, rerun_of=rerun_of
+        )
         if any(prepared.prints):
             done = await self._core.store.transact(lambda: submit_script(self._core, prepared))
         else:
             done = await self._plain(prepared)
         self.announce(prepared)
-        return done
+        known = dict(zip(unique, done, strict=True))
+        return [
+            known[place] if place == index else Submitted(known[place].id, created=False)
+            for index, place in enumerate(places)
+        ]
 
     def announce(self, prepared: _Prepared) -> None:
+        """Hint at the tasks that can be claimed at once."""
+        crash_point("engine.before_announce")
         if prepared.wakes:
             self._core.wakeups.announce([f"lane:{lane}" for lane in prepared.wakes])
 
@@ -117,6 +128,24 @@ class Submitting:
             ]
         keys = [new.idempotency_key for new in news]
         return _Prepared(ids, keys, prints, rows, frozenset(wakes))
+
+
+def _same_as(news: Sequence[NewTask]) -> list[int]:
+    """For each task of a submit, the first of them that it repeats: by id or idempotency key."""
+    first: dict[UUID | str, int] = {}
+    places = []
+    for index, new in enumerate(news):
+        names = [name for name in (new.id, new.idempotency_key) if name is not None]
+        known = {first[name] for name in names if name in first}
+        place = min(known, default=index)
+        if len(known) > 1 or (known and fingerprint(news[place]) != fingerprint(new)):
+            raise Conflict(
+                "two different tasks of one submit have the same id or idempotency key",
+                "idempotency_conflict",
+            )
+        first |= dict.fromkeys(names, place)
+        places.append(place)
+    return places
 
 
 def submit_script(core: Core, prepared: _Prepared) -> Script[list[Submitted]]:
@@ -216,6 +245,7 @@ def _body(
         new.cwd,
         None if new.env is None else limits.json_text("env", new.env),
         new.container,
+        new.region,
         new.parent,
         rerun_of,
         limits.json_text("input", new.input),

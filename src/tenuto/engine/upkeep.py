@@ -7,6 +7,7 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto.crash import crash_point
 from tenuto.engine.core import Core, CorruptRow, task_of, write_changes
 from tenuto.model import commands
 from tenuto.model.commands import Command, Moment
@@ -16,6 +17,7 @@ from tenuto.model.task import Change, Task, due_at
 from tenuto.store.protocol import Row, Script, Statement
 
 BATCH = 500
+LOOK_AGAIN = timedelta(minutes=1)
 ARCHIVE_AFTER = timedelta(days=7)
 PAYLOAD_AFTER = timedelta(days=30)
 AUDIT_AFTER = timedelta(days=365)
@@ -74,7 +76,7 @@ class Upkeep:
                     yield self._core.quarantine(error)
                     continue
                 if change is None:
-                    timers.append((row["id"], due_at(task_of(row))))
+                    timers.append((row["id"], self._look_again(task_of(row))))
                 else:
                     decided.append(change)
             if decided:
@@ -92,14 +94,21 @@ class Upkeep:
     ) -> tuple[Change, Command] | None:
         task = task_of(row)
         moment = self._core.moment(actor)
-        command = choose(task, moment)
-        if command is None:
-            return None
         try:
+            command = choose(task, moment)
+            if command is None:
+                return None
             change = decide(task, command, moment)
         except TenutoError:
             return None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise CorruptRow(task.id, f"unreadable row: {error!r}") from error
         return None if change is None else (change, command)
+
+    def _look_again(self, task: Task) -> datetime | None:
+        """When to look at a task whose timer called for nothing: never again at once."""
+        timer = due_at(task)
+        return None if timer is None else max(timer, self._core.now() + LOOK_AGAIN)
 
     async def archive_once(self, actor: str) -> int:
         """Put away what ended long ago."""
@@ -155,7 +164,9 @@ class Upkeep:
         )
         if not events:
             return 0
+        crash_point("relay.before_publish")
         await sink(events)
+        crash_point("relay.published")
         last = {"xid": events[-1]["xid"], "position": events[-1]["position"]}
 
         def move() -> Script[None]:
@@ -164,6 +175,7 @@ class Upkeep:
                 yield Statement("cursor_move", params | last)
 
         await self._core.store.transact(move)
+        crash_point("relay.moved")
         return len(events)
 
     async def lead(self, name: str, holder: str, seconds: float) -> Leadership | None:
@@ -200,8 +212,9 @@ class Upkeep:
     async def audit(self, limit: int = 100) -> list[str]:
         """Where rows and audit trail disagree: nothing, unless there is a fault."""
         found = []
-        params = {"most": limit}
-        for row in await self._core.store.fetch(Statement("audit_mismatches", params)):
+        params: dict[str, Any] = {"most": limit}
+        since = {"before": self._core.now() - AUDIT_AFTER}
+        for row in await self._core.store.fetch(Statement("audit_mismatches", params | since)):
             found.append(f"task {row['id']}: row at version {row['version']}, trail differs")
         for row in await self._core.store.fetch(Statement("chain_breaks", params)):
             found.append(

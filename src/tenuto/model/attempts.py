@@ -64,15 +64,15 @@ def complete(task: Task, command: c.Complete, moment: Moment) -> Change:
 
 def fail(task: Task, command: c.Fail, moment: Moment) -> Change:
     failure = command.failure
+    permanent = failure.error_class in PERMANENT and failure.retryable is None
+    if failure.retryable is False or permanent:
+        return _failed(task, moment, ended(task, moment, Outcome.FAILED, failure), failure)
     if failure.error_class is ErrorClass.TIMEOUT:
         return _too_long(task, moment, failure, None)
-    if failure.error_class is ErrorClass.RATE_LIMIT and failure.retryable is not False:
+    if failure.error_class is ErrorClass.RATE_LIMIT:
         return _rate_limited(task, command, moment)
-    end = ended(task, moment, Outcome.FAILED, failure)
-    permanent = failure.error_class in PERMANENT
-    if failure.retryable is False or (permanent and failure.retryable is None):
-        return _failed(task, moment, end, failure)
     delay = backoff(task.policy, task.tries, moment.roll)
+    end = ended(task, moment, Outcome.FAILED, failure)
     return again(task, moment, end, delay, "retry_scheduled")
 
 
@@ -148,7 +148,7 @@ def not_started(task: Task, command: c.NotStarted, moment: Moment) -> Change:
     back = given_back(task)
     if failure.retryable is False:
         return _failed(task, moment, end, failure)
-    if back["free_ends"] >= FREE_ENDS:
+    if _in_a_row(task, Outcome.NOT_STARTED) >= FREE_ENDS:
         why = f"could not be started {FREE_ENDS} times in a row: {failure.message}"
         final = msgspec.structs.replace(failure, message=why, error_class=ErrorClass.OUT_OF_MEMORY)
         made = _failed(task, moment, end, final)
@@ -158,8 +158,14 @@ def not_started(task: Task, command: c.NotStarted, moment: Moment) -> Change:
             msgspec.structs.replace(made.event, data=data),
             end,
         )
-    delay = backoff(task.policy, back["free_ends"], moment.roll)
-    return again(task, moment, end, delay, "not_started", **back)
+    losses = _in_a_row(task, Outcome.NOT_STARTED)
+    delay = backoff(task.policy, losses, moment.roll)
+    return again(task, moment, end, delay, "not_started", losses=losses, **back)
+
+
+def _in_a_row(task: Task, outcome: Outcome) -> int:
+    """How many attempts, this one included, ended in the same way without another in between."""
+    return task.losses + 1 if task.last_outcome == outcome else 1
 
 
 def expire(task: Task, command: c.Expire, moment: Moment) -> Change:
@@ -171,7 +177,7 @@ def expire(task: Task, command: c.Expire, moment: Moment) -> Change:
     why = "the worker was seen to die" if command.seen_dead else "the lease expired"
     failure = Failure(message=why, error_class=ErrorClass.CRASH)
     end = ended(task, moment, Outcome.STALLED, failure)
-    losses = task.losses + 1
+    losses = _in_a_row(task, Outcome.STALLED)
     delay = 0.0 if losses == 1 else backoff(task.policy, losses - 1, moment.roll)
     return again(task, moment, end, delay, "lease_expired", losses=losses)
 
@@ -245,6 +251,7 @@ def release(task: Task, command: c.Release, moment: Moment) -> Change:
         end=end,
         status=Status.PENDING,
         last_outcome=Outcome.RELEASED,
+        losses=0,
         **DISOWNED,
         **back,
     )

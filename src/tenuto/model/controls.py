@@ -27,6 +27,8 @@ def confirm_pause(task: Task, command: c.ConfirmPause, moment: Moment) -> Change
 
 def resume(task: Task, command: c.Resume, moment: Moment) -> Change:
     del command
+    if task.attempt >= ATTEMPT_CAP:
+        raise Conflict(f"the task had {ATTEMPT_CAP} attempts; rerun it instead", "attempts_used_up")
     status = Status.PENDING if is_ready(unheld(task, moment), moment.now) else Status.WAITING
     if status is Status.PENDING and task.next_attempt_at and task.next_attempt_at > moment.now:
         status = Status.RETRY_WAIT
@@ -100,6 +102,8 @@ def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
         "session_key": None,
         "started_at": None,
     }
+    if task.queue_ttl_s is not None and status is Status.PENDING:
+        reset["run_at"] = moment.now  # a retry waits anew
     return change(task, moment, "retried", status=status, **reset)
 
 

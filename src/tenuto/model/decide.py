@@ -6,6 +6,7 @@ message, to be answered like the first.
 
 import hashlib
 from collections.abc import Callable
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, cast
 
@@ -62,8 +63,15 @@ def on_due(task: Task, moment: Moment) -> Command | None:
     if task.status is Status.RETRY_WAIT:
         due = task.next_attempt_at is None or task.next_attempt_at <= now
         return c.Due() if due else None
-    if task.status is Status.WAITING and is_ready(unheld(task, moment), now):
-        return c.Ready()
+    return _on_due_waiting(task, moment)
+
+
+def _on_due_waiting(task: Task, moment: Moment) -> Command | None:
+    now = moment.now
+    if is_ready(unheld(task, moment), now):
+        return c.Ready() if task.status is Status.WAITING else None
+    if task.hold is not None and task.wait_until is not None and task.wait_until <= now:
+        return c.Refuse(code="wait_expired", message=f"waited too long for {task.hold}")
     return None
 
 
@@ -110,16 +118,22 @@ def _repeats(task: Task, command: Fenced) -> bool:
 def _check_fence(task: Task, command: Fenced) -> None:
     if task.status not in LEASED or not holds(task, command):
         raise Conflict(f"attempt {command.fence.attempt} no longer owns the task", "lease_lost")
-    if isinstance(command, c.ConfirmCancel | c.ConfirmPause):
-        asked = isinstance(command, c.ConfirmCancel)
-        if (task.cancel_requested_at if asked else task.pause_requested_at) is None:
-            raise Conflict(f"nobody asked to {command.name} the task")
+    if isinstance(command, c.ConfirmCancel):
+        _check_asked(command, task.cancel_requested_at)
         return
     if task.cancel_requested_at is not None:
         raise Conflict("the task is being cancelled", "cancel_requested")
+    if isinstance(command, c.ConfirmPause):
+        _check_asked(command, task.pause_requested_at)
+        return
     if task.pause_requested_at is not None:
         raise Conflict("the task is being paused", "pause_requested")
     _check_source(task, command)
+
+
+def _check_asked(command: Fenced, requested: datetime | None) -> None:
+    if requested is None:
+        raise Conflict(f"nobody asked to {command.name} the task")
 
 
 def _check_source(task: Task, command: Command) -> None:

@@ -85,8 +85,10 @@ def check(new: NewTask) -> None:
             _check_names(field, items)
     _check_numbers(new)
     _check_command(new)
-    if new.run_at is not None and new.run_at.tzinfo is None:
-        raise Invalid("run_at needs a time zone", field="run_at")
+    if new.run_at is not None:
+        if new.run_at.tzinfo is None:
+            raise Invalid("run_at needs a time zone", field="run_at")
+        limits.number("the year of run_at", new.run_at.year, 1970, 2200)
 
 
 def _check_numbers(new: NewTask) -> None:

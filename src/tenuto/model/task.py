@@ -238,15 +238,18 @@ def _queued_timers(task: Task) -> list[datetime]:
 
 
 def queue_expiry(task: Task) -> datetime | None:
-    """When a task that never started has waited too long."""
+    """When a task that never started has waited too long, counted from when it could start."""
     if task.queue_ttl_s is None or task.attempt > 0:
         return None
-    return task.created_at + timedelta(seconds=task.queue_ttl_s)
+    since = max(task.created_at, task.run_at or task.created_at)
+    return since + timedelta(seconds=task.queue_ttl_s)
 
 
 def _leased_timers(task: Task) -> list[datetime]:
     requests = (task.cancel_requested_at, task.pause_requested_at)
     timers = [answer_deadline(task, at) for at in requests if at is not None]
+    if timers:
+        return timers  # it has to stop: how long it may run no longer matters
     if task.started_at is not None and task.timeout_s is not None:
         timers.append(run_deadline(task))
     if task.started_at is not None and task.estimate_minutes is not None:

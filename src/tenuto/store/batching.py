@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tenuto.crash import crash_point
 from tenuto.model.errors import TenutoError
 from tenuto.store.protocol import Script, Store
 
@@ -121,7 +122,9 @@ class Batcher:
             return answers
 
         lone = len(groups) == 1 and batch[0].kind.one_statement
+        crash_point("engine.before_commit")
         results = await (self._store.once(script) if lone else self._store.transact(script))
+        crash_point("engine.committed")
         for group, answers in zip(groups.values(), results, strict=True):
             for waiting, answer in zip(group, answers, strict=True):
                 _settle(waiting.future, answer)

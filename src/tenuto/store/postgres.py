@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import asyncpg
 
 from tenuto.clock import Clock, from_micros, to_micros
-from tenuto.model.errors import Unavailable
+from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.store import schema, sql
 from tenuto.store.protocol import Row, SchemaState, Script, Statement
 
@@ -225,10 +225,16 @@ class PostgresStore:
                 yield connection
         except asyncpg.DiskFullError as error:
             raise Unavailable(f"the database has no room left: {error}", "storage_full") from error
+        except asyncpg.UniqueViolationError as error:
+            raise Conflict(
+                "something with that id exists already", "idempotency_conflict"
+            ) from error
         except _AGAIN:
             raise
         except _LOST as error:
             raise Unavailable(f"the database does not answer: {_first_line(error)}") from error
+        except asyncpg.ClientConfigurationError as error:
+            raise Invalid(f"the database address is wrong: {error}", "database_invalid") from error
 
     async def _pool(self, *, read: bool) -> Any:
         pool = self._read_pool if read else self._write_pool

@@ -28,11 +28,11 @@ from lane where lane.workspace = :workspace;
 select workspace.lanes_version from workspace where workspace.id = :workspace;
 
 -- name: lane_close
--- Close a lane until an instant (or open it with null) and tell why.
+-- Close a lane at least until an instant and tell why.
 -- params: lane bigint, until timestamptz, why text
 -- as: moved
 update lane set closed_until = :until, closed_why = :why
-where id = :lane
+where id = :lane and (closed_until is null or closed_until < :until)
 returning id, workspace;
 update workspace set lanes_version = lanes_version + 1
 from {moved} where workspace.id = moved.workspace;
@@ -50,23 +50,24 @@ delete from lane where id in (
 returning id, workspace;
 update workspace set lanes_version = lanes_version + 1
 from {gone} where workspace.id = gone.workspace;
+-- answer: gone(id)
 
 -- name: submit
 -- Insert tasks that are not there yet, with their first event; answer the ids that are new.
 -- params: now timestamptz
--- rows: body(task uuid, workspace uuid, title text, description text, prompt text, system_prompt text, model text, max_turns bigint, conversation text, task_type text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, parent uuid, rerun_of uuid, input json, metadata json, idempotency_key text, fingerprint text, trace_id text, source text, created_by text)
+-- rows: body(task uuid, workspace uuid, title text, description text, prompt text, system_prompt text, model text, max_turns bigint, conversation text, task_type text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, input json, metadata json, idempotency_key text, fingerprint text, trace_id text, source text, created_by text)
 -- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, actor text)
 -- rows: label(task uuid, workspace uuid, label text)
 -- rows: tag(task uuid, workspace uuid, tag text)
 -- rows: capability(task uuid, workspace uuid, capability text)
 -- as: inserted
 insert into task_body (task, workspace, title, description, prompt, system_prompt, model, max_turns,
-  conversation, task_type, agent_type, target_agent, runtime, command, cwd, env, container, parent,
-  rerun_of, input, metadata, idempotency_key, fingerprint, trace_id, source, created_by)
+  conversation, task_type, agent_type, target_agent, runtime, command, cwd, env, container, region,
+  parent, rerun_of, input, metadata, idempotency_key, fingerprint, trace_id, source, created_by)
 select body.task, body.workspace, body.title, body.description, body.prompt, body.system_prompt,
   body.model, body.max_turns, body.conversation, body.task_type, body.agent_type,
-  body.target_agent, body.runtime, body.command, body.cwd, body.env, body.container, body.parent,
-  body.rerun_of, body.input, body.metadata, body.idempotency_key, body.fingerprint, body.trace_id,
+  body.target_agent, body.runtime, body.command, body.cwd, body.env, body.container, body.region,
+  body.parent, body.rerun_of, body.input, body.metadata, body.idempotency_key, body.fingerprint, body.trace_id,
   body.source, body.created_by
 from {rows:body}
 where true
@@ -99,12 +100,18 @@ from {rows:wanted}
 join task_body body on body.workspace = :workspace
   and (body.task = wanted.task or body.idempotency_key = wanted.idempotency_key);
 
+-- fragment: fresh_lanes
+-- A claim over lanes that have changed since they were looked at takes nothing.
+(select w.lanes_version from workspace w where w.id = :workspace) = :lanes_version
+
 -- fragment: claimable only postgres
 -- The best tasks over the lanes, by rank, three times as many as wanted, then those of them that
 -- nobody else is taking. Ranks bound the reading: first a few per lane, then what the best of
 -- those leave possible.
 select t.id from task t
-where t.status = 'PENDING' and t.id = any (array(
+where t.status = 'PENDING'
+  and {fragment:fresh_lanes}
+  and t.id = any (array(
   select c.id
   from (
     select max(few.rank) as bound, count(*) as found from (
@@ -140,17 +147,18 @@ select c.value ->> 1 from (
     select rank, id from task
     where lane = lanes.value and status = 'PENDING' and (b.found < :n or rank <= b.bound)
     order by rank, id limit :n))) c
+where {fragment:fresh_lanes}
 order by c.value ->> 0, c.value ->> 1 limit :n
 
 -- fragment: claim_head only postgres
 select t.id from task t
-where t.lane = :lane and t.status = 'PENDING'
+where t.lane = :lane and t.status = 'PENDING' and {fragment:fresh_lanes}
 order by t.rank, t.id limit :n
 for update skip locked
 
 -- fragment: claim_head only sqlite
 select t.id from task t
-where t.lane = :lane and t.status = 'PENDING'
+where t.lane = :lane and t.status = 'PENDING' and {fragment:fresh_lanes}
 order by t.rank, t.id limit :n
 
 -- fragment: taken
@@ -164,7 +172,7 @@ set status = :status, version = version + 1, attempt = attempt + 1, tries = trie
 
 -- fragment: taken_columns
 task.id, task.workspace, task.version, task.attempt, task.tries, task.max_attempts,
-  task.lease_until, task.timeout_s, task.checkpoint_seq, task.status
+  task.lease_until, task.timeout_s, task.checkpoint_seq, task.status, task.rank, task.retry
 
 -- fragment: note_claimed
 insert into event (task, seq, workspace, kind, level, previous, new, attempt, agent, actor, at)
@@ -175,7 +183,8 @@ from {moved}
 -- fragment: claimed_work
 select moved.id as id, moved.workspace as workspace, moved.attempt as attempt,
   moved.tries as tries, moved.max_attempts as max_attempts, moved.lease_until as lease_until,
-  moved.timeout_s as timeout_s, moved.checkpoint_seq as checkpoint_seq, body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
+  moved.timeout_s as timeout_s, moved.checkpoint_seq as checkpoint_seq, moved.rank as rank,
+  moved.retry as retry, body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
   body.env, body.input, body.metadata, body.parent, body.trace_id,
   (select checkpoint.data from checkpoint where checkpoint.task = moved.id) as checkpoint
 from {moved}
@@ -183,7 +192,7 @@ join task_body body on body.workspace = moved.workspace and body.task = moved.id
 
 -- name: claim
 -- Take up to n PENDING tasks, best rank first over several lanes; answer them with their work.
--- params: lanes bigint[], n bigint, status text, agent uuid, worker text, token text, lease_s bigint, now timestamptz
+-- params: lanes bigint[], workspace uuid, lanes_version bigint, n bigint, status text, agent uuid, worker text, token text, lease_s bigint, now timestamptz
 -- as: picked(id)
 {fragment:claimable};
 -- as: moved
@@ -199,7 +208,7 @@ returning {fragment:taken_columns};
 
 -- name: claim_lane
 -- The same over one lane.
--- params: lane bigint, n bigint, status text, agent uuid, worker text, token text, lease_s bigint, now timestamptz
+-- params: lane bigint, workspace uuid, lanes_version bigint, n bigint, status text, agent uuid, worker text, token text, lease_s bigint, now timestamptz
 -- as: picked(id)
 {fragment:claim_head};
 -- as: moved
@@ -217,7 +226,7 @@ returning {fragment:taken_columns};
 -- What a claim took whose answer was lost.
 -- params: agent uuid, token text
 select task.id, task.workspace, task.attempt, task.tries, task.max_attempts,
-  task.lease_until, task.timeout_s, task.checkpoint_seq, body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
+  task.lease_until, task.timeout_s, task.checkpoint_seq, task.rank, task.retry, body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
   body.env, body.input, body.metadata, body.parent, body.trace_id,
   (select checkpoint.data from checkpoint where checkpoint.task = task.id) as checkpoint
 from task join task_body body on body.workspace = task.workspace and body.task = task.id
@@ -353,16 +362,30 @@ on conflict (task) do update set output = excluded.output, summary = excluded.su
 -- name: quarantine
 -- Take a row that cannot be read out of circulation, with its audit event.
 -- params: id uuid, message text, now timestamptz, actor text
+-- as: old(id, workspace, status, version, attempt, agent, worker, started_at)
+select task.id, task.workspace, task.status, task.version, task.attempt, task.agent, task.worker,
+  task.started_at
+from task
+where task.id = :id
+  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+{lock};
 -- as: moved
 update task set status = 'FAILED', error_class = 'corrupt', last_error = :message,
   finished_at = :now, updated_at = :now, due_at = null, lease_until = null,
-  version = version + 1
-where id = :id
-returning id, workspace, version, attempt;
-insert into event (task, seq, workspace, kind, level, message, new, attempt, actor, data, at)
-select moved.id, moved.version, moved.workspace, 'failed', 'CRITICAL', :message, 'FAILED',
-  moved.attempt, :actor, '{"error_class": "corrupt"}', :now
-from {moved};
+  version = old.version + 1
+from {old}
+where task.id = old.id
+returning task.id;
+insert into attempt (task, attempt, workspace, outcome, agent, worker, started_at, ended_at,
+  error_class, message)
+select old.id, old.attempt, old.workspace, 'FAILED', old.agent, old.worker, old.started_at, :now,
+  'corrupt', :message
+from {old} where old.status in ('ASSIGNED', 'RUNNING');
+insert into event (task, seq, workspace, kind, level, message, previous, new, attempt, actor,
+  data, at)
+select old.id, old.version + 1, old.workspace, 'failed', 'CRITICAL', :message, old.status,
+  'FAILED', old.attempt, :actor, '{"error_class": "corrupt"}', :now
+from {old};
 -- answer: moved(id)
 
 -- name: checkpoint_save
@@ -387,7 +410,14 @@ from checkpoint where checkpoint.task = :id;
 insert into task_step (task, workspace, key, attempt, value, child, at)
 select :id, :workspace, :key, :attempt, :value, :child, :now
 where true
-on conflict (task, key) do nothing;
+on conflict (task, key) do nothing
+returning key;
+
+-- name: step
+-- What is recorded for a task under a key.
+-- params: id uuid, key text
+select task_step.value, task_step.child from task_step
+where task_step.task = :id and task_step.key = :key;
 
 -- name: steps
 -- Everything recorded for a task by key.
@@ -454,7 +484,7 @@ delete from task_step where task in (select old.id from {old});
 delete from event where (task, seq) in (
   select event.task, event.seq from event
   join task on task.id = event.task
-  where event.at < :before and task.archived_at is not null
+  where event.at < :before and task.archived_at is not null and task.finished_at < :before
   limit :most)
 returning task as id;
 
@@ -515,7 +545,7 @@ from agent where agent.workspace = :workspace order by agent.name;
 -- params: workspace uuid, id uuid
 select {columns:task}, body.title, body.description, body.prompt, body.system_prompt, body.model,
   body.task_type, body.agent_type, body.target_agent, body.runtime, body.command, body.cwd,
-  body.env, body.container, body.parent, body.rerun_of, body.input, body.metadata,
+  body.env, body.container, body.region, body.parent, body.rerun_of, body.input, body.metadata,
   body.idempotency_key, body.trace_id, body.source, body.created_by, body.max_turns,
   body.conversation,
   (select agent.name from agent where agent.id = task.agent) as agent_name,
@@ -540,11 +570,14 @@ where task_capability.task in (select value from {each:ids})
 order by 3;
 
 -- fragment: filters
-[statuses: and task.status in ({literal:statuses})]
+[only_statuses: and task.status in ({literal:statuses})]
+[several: and (false]
+[statuses: or task.status in ({literal:statuses})]
+[outcomes: or task.last_outcome in ({literal:outcomes})]
+[archived: or task.archived_at is not null]
+[several: )]
 [attention: and task.status in
   ('WAITING', 'PAUSED', 'RETRY_WAIT', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')]
-[archived: and task.archived_at is not null]
-[outcome: and task.last_outcome = :outcome]
 [min_priority: and task.priority >= :min_priority]
 [task_type: and body.task_type = :task_type]
 [agent: and task.agent = :agent]
@@ -558,7 +591,7 @@ order by 3;
 
 -- name: list
 -- Tasks newest first, after a cursor.
--- params: workspace uuid, outcome text, min_priority bigint, task_type text, agent uuid, parent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
+-- params: workspace uuid, min_priority bigint, task_type text, agent uuid, parent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
 select {columns:task}, body.title, body.task_type,
   (select agent.name from agent where agent.id = task.agent) as agent_name
 from task_body body join task on task.id = body.task
@@ -568,7 +601,7 @@ order by body.task desc limit :most;
 
 -- name: list_ids
 -- The ids that a filter picks, newest first.
--- params: workspace uuid, outcome text, min_priority bigint, task_type text, agent uuid, parent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
+-- params: workspace uuid, min_priority bigint, task_type text, agent uuid, parent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
 select task.id
 from task_body body join task on task.id = body.task
 where body.workspace = :workspace
@@ -607,6 +640,21 @@ where transcript.task = :id
   and (transcript.attempt > :attempt
     or (transcript.attempt = :attempt and transcript.line_no > :after))
 order by transcript.attempt, transcript.line_no limit :most;
+
+-- name: transcript_tail
+-- The newest lines of a task's transcript, newest first.
+-- params: id uuid, most bigint
+select transcript.attempt, transcript.line_no, transcript.level, transcript.text, transcript.at
+from transcript where transcript.task = :id
+order by transcript.attempt desc, transcript.line_no desc limit :most;
+
+-- name: events_tail
+-- The newest audit rows of a task, newest first.
+-- params: id uuid, most bigint
+select event.seq, event.kind, event.level, event.message, event.previous, event.new,
+  event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
+  event.at
+from event where event.task = :id order by event.seq desc limit :most;
 
 -- name: counts
 -- How many tasks are in each status.
@@ -682,16 +730,17 @@ from event
 limit :most;
 
 -- name: audit_mismatches
--- Tasks whose row and audit trail disagree: the oracle of I13.
--- params: most bigint
+-- Tasks whose row and audit trail disagree: the oracle of I13. Pruned trails are left out.
+-- params: most bigint, before timestamptz
 select task.id, task.version, task.status, task.attempt from task
 left join (
   select event.task, count(*) as n, max(event.seq) as last,
     sum(case when event.kind = 'claimed' then 1 else 0 end) as claims
   from event group by event.task) told on told.task = task.id
 left join event final on final.task = task.id and final.seq = told.last
-where told.n is null or told.n <> task.version or told.last <> task.version
-  or final.new <> task.status or told.claims <> task.attempt
+where (task.archived_at is null or task.finished_at >= :before)
+  and (told.n is null or told.n <> task.version or told.last <> task.version
+    or final.new <> task.status or told.claims <> task.attempt)
 limit :most;
 
 -- name: chain_breaks

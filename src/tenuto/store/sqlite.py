@@ -6,11 +6,13 @@ SQLite's own busy handler would sleep.
 
 import asyncio
 import fcntl
+import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +21,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.clock import Clock, from_micros, to_micros
-from tenuto.model.errors import TenutoError, Unavailable
+from tenuto.model.errors import Conflict, TenutoError, Unavailable
 from tenuto.store import schema, sql
 from tenuto.store.protocol import Row, SchemaState, Script, Statement
 
@@ -41,6 +43,13 @@ _TIMES = frozenset({"at", "until", "lease_until", "wait_until", "closed_until"})
 _FLAGS = frozenset({"watched", "unconfirmed", "met"})
 
 
+def _time(value: Any) -> Any:
+    try:
+        return from_micros(value)
+    except (OverflowError, TypeError):
+        return value  # beyond the calendar: found out like a damaged id
+
+
 @lru_cache(maxsize=1024)
 def _uuid(value: Any) -> Any:
     try:
@@ -53,7 +62,7 @@ def _decoder(column: str) -> Callable[[Any], Any] | None:
     if column in _UUIDS:
         return _uuid
     if column in _TIMES or column.endswith("_at"):
-        return from_micros
+        return _time
     return bool if column in _FLAGS else None
 
 
@@ -112,7 +121,8 @@ class _Connection:
 
     def __init__(self, path: str) -> None:
         self.raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
-        self.raw.execute("pragma journal_mode = wal")
+        if self.raw.execute("pragma journal_mode").fetchone()[0] != "wal":
+            self.raw.execute("pragma journal_mode = wal")
         self.raw.execute("pragma synchronous = full")
         self.raw.execute("pragma wal_autocheckpoint = 4000")
         self.raw.execute("pragma cache_size = -16000")
@@ -131,6 +141,25 @@ class _Connection:
             prepared = _Prepared(sql.variant(query, given, literals, set(empty)))
             self._prepared[key] = prepared
         return prepared
+
+    @contextmanager
+    def lenient(self) -> Iterator[None]:
+        """Read text that is not UTF-8, for a row that somebody damaged."""
+        self.raw.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        try:
+            yield
+        finally:
+            self.raw.text_factory = str
+
+    def read(self, statement: Statement) -> list[Row]:
+        """Run a statement outside a transaction."""
+        try:
+            return self.run(statement)
+        except sqlite3.OperationalError as error:
+            if "UTF-8" not in str(error):
+                raise
+        with self.lenient():
+            return self.run(statement)
 
     def run(self, statement: Statement) -> list[Row]:
         """Run the statement's steps in order; answers the rows of its answer step."""
@@ -292,7 +321,7 @@ class SqliteStore:
             connection = self._guard(lambda: _Connection(self.path))
             self._local.connection = connection
             self._reader_connections.append(connection)
-        return self._guard(lambda: connection.run(statement))
+        return self._guard(lambda: connection.read(statement))
 
     def _writer_connection(self) -> _Connection:
         if self._connection is None:
@@ -300,12 +329,34 @@ class SqliteStore:
                 if Path(self.path).is_dir():
                     raise Unavailable(f"{self.path} is a directory, not a database file")
                 if self._lock_file is None:
+                    # Prompts and environments are nobody else's business.
+                    os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
                     self._lock_file = open(f"{self.path}-lock", "a")  # noqa: SIM115, PTH123
-            self._connection = _Connection(self.path)
+            self._connection = self._connect()
         return self._connection
 
+    def _connect(self) -> _Connection:
+        # Several processes that make a new file wait for each other here.
+        if self._lock_file is None:
+            return _Connection(self.path)
+        fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+        try:
+            return _Connection(self.path)
+        finally:
+            fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+
     def _transaction(self, body: Callable[[_Connection], T]) -> T:
+        """The body's result, committed. Text that is not UTF-8 is read with marks in its place."""
         connection = self._writer_connection()
+        try:
+            return self._commit(connection, body)
+        except sqlite3.OperationalError as error:
+            if "UTF-8" not in str(error):
+                raise
+        with connection.lenient():
+            return self._commit(connection, body)
+
+    def _commit(self, connection: _Connection, body: Callable[[_Connection], T]) -> T:
         if self._lock_file is not None:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX)
         try:
@@ -373,8 +424,12 @@ class SqliteStore:
             return job()
         except TenutoError:
             raise
-        except sqlite3.IntegrityError:
-            raise
+        except sqlite3.IntegrityError as error:
+            if "UNIQUE" not in str(error):
+                raise
+            raise Conflict(
+                "something with that id exists already", "idempotency_conflict"
+            ) from error
         except (sqlite3.DatabaseError, OSError) as error:
             full = "full" in str(error) or getattr(error, "errno", None) == 28
             if full:

@@ -41,7 +41,7 @@ class Attempt:
 
     def stop(self, reason: Reason) -> None:
         """End the session; the outcome follows from the reason."""
-        if self._held.reason is None or reason == "lost":
+        if self._held.reason is None or reason in ("lost", "cancel"):
             self._held.asked_at = self._engine.clock.elapsed()
             self._held.reason = reason
         if self._running is not None:

@@ -200,6 +200,7 @@ create table task_body (
   notify json,
   tool_call_id text,
   container text,
+  region text,
   tools json,
   complexity text,
   input json,

@@ -1,0 +1,456 @@
+"""Writes the parts of the documents that follow from the source.
+
+`python docs/generate.py` fills every block between `<!-- begin: NAME -->` and `<!-- end: NAME -->`
+in the documents; `--check` writes nothing and fails when a block is not what the source says.
+"""  # noqa: INP001  a program beside the pages, not a package
+
+import argparse
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import click
+import msgspec
+
+from tenuto.cli.base import Command, Group
+from tenuto.cli.root import cli
+from tenuto.crash import POINTS
+from tenuto.model import commands, errors
+from tenuto.model.commands import Fail, Failure, Fenced, Moment
+from tenuto.model.decide import decide, token_hash
+from tenuto.model.retry import ErrorClass
+from tenuto.model.task import TERMINAL, TRANSITIONS, Fence, Status, Task
+from tenuto.settings import Settings
+from tenuto.store import schema, sql
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "tenuto"
+BLOCK = re.compile(r"^<!-- begin: ([a-z-]+) -->\n(.*?)^<!-- end: \1 -->$", re.M | re.S)
+UNCOMMENTED = {
+    "workspace": "The tenants; this version has the one called `default`.",
+    "task_group": "Ordered sets of tasks and groups.",
+    "agent": "Who takes tasks, with the profile that matching reads.",
+    "worker": "Which processes host agents, and when each was last heard of.",
+    "task_output": "Results.",
+    "checkpoint": "The latest checkpoint of each task.",
+    "task_label": "Tags to filter by (`tags`).",
+    "task_tag": "Tags that an agent must have (`task_tags`).",
+    "task_capability": "Capabilities that an agent must have.",
+    "task_dependency": "Which task waits for which.",
+    "transcript": "What attempts printed and logged, line by line.",
+    "artifact": "Named files of a task.",
+    "event": "The audit trail, which is the outbox as well: one row for each version of a task.",
+    "idempotency": "Answers to requests that may be repeated.",
+}
+"""What tables hold that the migrations create without a comment."""
+EVERYWHERE = frozenset({"database", "data", "json"})
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A markdown table; a bar inside a cell is escaped."""
+    lines = [list(heads)]
+    lines.append(["---"] * len(lines[0]))
+    lines += [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def fenced(language: str, text: str) -> str:
+    return f"```{language}\n{text.rstrip()}\n```\n"
+
+
+def code(text: str) -> str:
+    return f"`{text}`"
+
+
+def sources(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
+    """The modules of some folders of the package, parsed; all of them when none is named."""
+    for folder in folders or ("",):
+        for path in sorted((SOURCE / folder).rglob("*.py")):
+            yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """Every call with the last part of its function's name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name):
+                yield node.func.id, node
+            elif isinstance(node.func, ast.Attribute):
+                yield node.func.attr, node
+
+
+# --- the state machine
+
+
+def command_classes() -> dict[str, list[type[commands.Command]]]:
+    """The model's commands by the row of `TRANSITIONS` that they use."""
+    found: dict[str, list[type[commands.Command]]] = defaultdict(list)
+    for kind in vars(commands).values():
+        if isinstance(kind, type) and issubclass(kind, commands.Command) and hasattr(kind, "name"):
+            found[kind.name].append(kind)
+    return found
+
+
+def in_use() -> set[str]:
+    """The rows of `TRANSITIONS` that something in the program can ask for."""
+    called = {name for _, tree in sources() for name, _ in calls(tree)}
+    made = {
+        name
+        for name, kinds in command_classes().items()
+        if any(kind.__name__ in called for kind in kinds)
+    }
+    return made | (set(TRANSITIONS) & set(sql.load(sql.SQLITE)))
+
+
+def state_diagram() -> str:
+    edges: dict[tuple[Status, Status], list[str]] = defaultdict(list)
+    for command in sorted(in_use() & set(TRANSITIONS)):
+        for edge in TRANSITIONS[command]:
+            edges[edge].append(command)
+    order = list(Status)
+    lines = ["stateDiagram-v2"]
+    lines += [f"  [*] --> {status} : submit" for status in (Status.PENDING, Status.WAITING)]
+    for (before, after), names in sorted(
+        edges.items(), key=lambda item: (order.index(item[0][0]), order.index(item[0][1]))
+    ):
+        lines.append(f"  {before} --> {after} : {', '.join(names)}")
+    lines += [f"  {status} --> [*]" for status in order if status in TERMINAL]
+    return fenced("mermaid", "\n".join(lines))
+
+
+def state_commands() -> str:
+    used, classes = in_use(), command_classes()
+    order = list(Status)
+
+    def told(statuses: Iterable[Status]) -> str:
+        return ", ".join(sorted(set(statuses), key=lambda each: order.index(Status(each))))
+
+    def fence(command: str) -> str:
+        kinds = {issubclass(kind, Fenced) for kind in classes.get(command, [])}
+        return {frozenset({True}): "yes", frozenset({True, False}): "both"}.get(
+            frozenset(kinds), "makes one" if command == "claim" else "no"
+        )
+
+    rows = [
+        (
+            code(command) + ("" if command in used else " (reserved)"),
+            told(before for before, _ in moves),
+            told(after for _, after in moves),
+            fence(command),
+        )
+        for command, moves in TRANSITIONS.items()
+    ]
+    return table(("command", "from", "to", "fence"), rows)
+
+
+def failures() -> str:
+    """What the model makes of a first failure of each class."""
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    fence = Fence(UUID(int=1), 1, "token")
+    task = Task(
+        id=fence.task,
+        workspace=UUID(int=2),
+        lane=1,
+        status=Status.RUNNING,
+        attempt=1,
+        tries=1,
+        timeout_s=60,
+        lease_token=token_hash(fence.token),
+        created_at=now,
+        updated_at=now,
+        started_at=now,
+    )
+    rows = []
+    for kind in ErrorClass:
+        failure = Failure(message="", error_class=kind)
+        change = decide(task, Fail(fence=fence, failure=failure), Moment(now))
+        assert change is not None
+        after = change.task
+        due = after.next_attempt_at
+        rows.append(
+            (
+                code(kind.value),
+                after.status.value,
+                f"{(due - now).total_seconds():g} s ± 20 %" if due else "",
+                "yes" if after.tries else "given back",
+                change.event.level,
+                f"timeout {task.timeout_s} s becomes {after.timeout_s} s"
+                if after.timeout_s != task.timeout_s
+                else "",
+            )
+        )
+    return table(("class", "status", "next attempt in", "costs a try", "event level", ""), rows)
+
+
+# --- errors, settings, crash points
+
+
+def text_of(node: ast.expr | None, known: dict[str, str]) -> str | None:
+    """The text that an expression stands for, if it is one or the name of one."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return known.get(node.id) if isinstance(node, ast.Name) else None
+
+
+def raised_as() -> dict[str, set[str]]:
+    """The error classes that each code is raised with, as the source spells it."""
+    classes = {kind.__name__: kind for kind in errors.HTTP_STATUS}
+    found: dict[str, set[str]] = defaultdict(set)
+    for _, tree in sources():
+        known: dict[str, str] = {}
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                known[node.targets[0].id] = text_of(node.value, {}) or ""
+        for name, call in calls(tree):
+            if name in classes:
+                given = call.args[1] if len(call.args) > 1 else None
+                told = text_of(given, known) if given else classes[name].default_code
+                found[told or "?"].add(name)
+    return found
+
+
+def error_codes() -> str:
+    raised = raised_as()
+    rows = [
+        (code(name), ", ".join(map(code, sorted(raised[name]))) or "(not raised yet)", meaning)
+        for name, meaning in sorted(errors.CODES.items())
+        if name != "internal"
+    ]
+    rows.append((code("internal"), "any other exception", errors.CODES["internal"]))
+    return table(("code", "raised as", "meaning"), rows)
+
+
+def error_classes() -> str:
+    rows = [
+        (
+            code(kind.__name__),
+            str(errors.HTTP_STATUS[kind]),
+            str(errors.EXIT_CODE[kind]),
+            (kind.__doc__ or "").strip(),
+        )
+        for kind in errors.HTTP_STATUS
+    ]
+    return table(("class", "HTTP status", "exit code", "means"), rows)
+
+
+def field_docs(path: Path, name: str) -> dict[str, str]:
+    """The text under each annotated field of a class."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name).body
+    docs = {}
+    for field, under in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            told = text_of(under.value, {}) if isinstance(under, ast.Expr) else None
+            assert told, f"{name}.{field.target.id} has no text under it"
+            docs[field.target.id] = told
+    return docs
+
+
+def settings() -> str:
+    docs = field_docs(SOURCE / "settings.py", "Settings")
+    rows = []
+    for field in msgspec.structs.fields(Settings):
+        default = "empty" if field.default == "" else str(field.default).lower()
+        name = f"TENUTO_{field.name.upper()}"
+        rows.append(
+            (code(field.name), code(name), field.type.__name__, code(default), docs[field.name])
+        )
+    return table(("setting", "environment", "type", "default", "meaning"), rows)
+
+
+def crash_points() -> str:
+    by_part: dict[str, list[str]] = defaultdict(list)
+    for point in sorted(POINTS):
+        by_part[point.partition(".")[0]].append(code(point))
+    return table(("part", "points"), ((part, ", ".join(p)) for part, p in by_part.items()))
+
+
+# --- the command line
+
+
+def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
+    """Every command with the words that lead to it, in the order of the help."""
+    yield " ".join(path), command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from walk(found, (*path, name))
+
+
+def option_row(option: click.Option) -> tuple[str, str]:
+    names = ", ".join(code(name) for name in (*option.opts, *option.secondary_opts))
+    metavar = option.metavar or option.type.name.upper()
+    shown = names if option.is_flag else f"{names} {code(metavar)}"
+    notes = [option.help or ""]
+    if option.required:
+        notes.append("Required.")
+    if option.show_default:
+        chosen = option.opts[0] if option.default else "".join(option.secondary_opts)
+        notes.append(f"Default: {code(chosen) if option.is_flag else option.default}.")
+    return shown, " ".join(notes)
+
+
+def command_section(path: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=path)
+    usage = " ".join([path, *command.collect_usage_pieces(context)])
+    text = re.sub(r"\n +", "\n", (command.help or "").strip())
+    parts = [f"## {path}\n", fenced("text", usage), f"{text}\n"]
+    if isinstance(command, click.Group):
+        names = [f"[`{name}`](#{path.replace(' ', '-')}-{name})" for name in subcommands(command)]
+        parts.append(f"Commands: {', '.join(names)}.\n")
+    options = [
+        option_row(param)
+        for param in command.params
+        if isinstance(param, click.Option) and param.name not in EVERYWHERE and not param.hidden
+    ]
+    if options:
+        parts.append(table(("option", ""), options))
+    if isinstance(command, Command | Group) and command.examples:
+        parts.append(fenced("sh", "\n".join(command.examples)))
+    return "\n".join(parts)
+
+
+def subcommands(group: click.Group) -> list[str]:
+    return group.list_commands(click.Context(group))
+
+
+def command_line() -> str:
+    shared = [
+        option_row(param)
+        for param in cli.params
+        if isinstance(param, click.Option) and param.name in EVERYWHERE
+    ]
+    head = "Every command takes:\n\n" + table(("option", ""), shared)
+    return "\n".join([head, *(command_section(*each) for each in walk(cli, ("orchestrate",)))])
+
+
+# --- the store
+
+
+def statements_used() -> dict[str, set[str]]:
+    """The modules that name each query in a statement."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path, tree in sources():
+        for name, call in calls(tree):
+            query = text_of(call.args[0], {}) if call.args else None
+            if name in ("Statement", "statement") and query is not None:
+                found[query].add(path.relative_to(SOURCE).as_posix())
+    return found
+
+
+def queries() -> str:
+    text = (SOURCE / "store" / "queries.sql").read_text(encoding="utf-8")
+    loaded, used = sql.load(sql.POSTGRES), statements_used()
+    rows = []
+    for chunk in re.split(r"^(?=-- (?:name|fragment): )", text, flags=re.M)[1:]:
+        if not chunk.startswith("-- name: "):
+            continue
+        lines = chunk.splitlines()
+        name = lines[0].removeprefix("-- name: ")
+        contract = []
+        for line in lines[1:]:
+            if not line.startswith("-- ") or re.match(r"-- (params|rows|as|answer): ", line):
+                break
+            contract.append(line.removeprefix("-- "))
+        places = [f"[{each}](../src/tenuto/{each})" for each in sorted(used[name])]
+        sets = ", ".join(code(each) for each in loaded[name].rows)
+        rows.append((code(name), " ".join(contract), sets, ", ".join(places)))
+    return table(("query", "contract", "sets it takes", "asked by"), rows)
+
+
+def created() -> Iterator[tuple[str, str]]:
+    """Each table of the migrations with the comment right above it."""
+    for migration in schema.migrations():
+        comment: list[str] = []
+        for line in migration.text.splitlines():
+            if match := re.match(r"create table (\w+)", line):
+                yield match[1], " ".join(comment)
+            is_comment = line.startswith("-- ") and not re.match(r"-- (only|end only)", line)
+            comment = [*comment, line.removeprefix("-- ")] if is_comment else []
+
+
+def tables() -> str:
+    asked = " ".join(step.text for query in sql.load(sql.POSTGRES).values() for step in query.steps)
+    rows = {
+        name: (
+            code(name),
+            comment or UNCOMMENTED[name],
+            "yes" if re.search(rf"\b(?:into|update|from|join) {name}\b", asked) else "not yet",
+        )
+        for name, comment in created()
+    }
+    return table(("table", "holds", "in use"), rows.values())
+
+
+def decisions() -> str:
+    rows = []
+    for path in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
+        number, _, title = path.read_text(encoding="utf-8").splitlines()[0][2:].partition(". ")
+        rows.append((number, f"[{title}](docs/decisions/{path.name})"))
+    return table(("no.", "decision"), rows)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "state-diagram": state_diagram,
+    "state-commands": state_commands,
+    "failures": failures,
+    "error-codes": error_codes,
+    "error-classes": error_classes,
+    "settings": settings,
+    "crash-points": crash_points,
+    "command-line": command_line,
+    "queries": queries,
+    "tables": tables,
+    "decisions": decisions,
+}
+
+
+def pages(root: Path) -> list[Path]:
+    return [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]
+
+
+def filled(text: str) -> str:
+    """The page's text with every block as the source has it now."""
+
+    def fill(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"<!-- begin: {name} -->\n{BLOCKS[name]()}<!-- end: {name} -->"
+
+    return BLOCK.sub(fill, text)
+
+
+def stale(root: Path = ROOT) -> Iterator[tuple[Path, str]]:
+    """The pages that lag behind the source, each with the text it should have."""
+    for page in pages(root):
+        text = page.read_text(encoding="utf-8")
+        if (wanted := filled(text)) != text:
+            yield page, wanted
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Fill the generated blocks of the documents.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when stale")
+    given: Any = parser.parse_args(arguments)
+    lagging = list(stale())
+    for page, wanted in lagging:
+        if given.check:
+            sys.stderr.write(f"{page.relative_to(ROOT)} lags behind the source\n")
+        else:
+            page.write_text(wanted, encoding="utf-8")
+            sys.stdout.write(f"wrote {page.relative_to(ROOT)}\n")
+    if lagging and given.check:
+        sys.stderr.write("run `python docs/generate.py`\n")
+    return 1 if lagging and given.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

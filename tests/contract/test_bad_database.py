@@ -1,0 +1,206 @@
+"""Bad databases: addresses, servers, files and disks that will not do, each with its own answer."""
+
+import os
+import pwd
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from tests.contract.conftest import ManualClock, Raw, new, opened, refusal, running
+from tests.services.postgres import PostgresServer
+
+from tenuto.app import connect
+from tenuto.engine.engine import Engine
+from tenuto.model.errors import TenutoError, Unavailable
+from tenuto.settings import Settings
+from tenuto.store.sqlite import SqliteStore
+
+
+async def told(url: str) -> tuple[str, str]:
+    """The code and the sentence with which an address is refused."""
+    with pytest.raises(TenutoError) as caught:
+        async with connect(Settings(database=url)) as engine:
+            await engine.submit(new())
+    assert len(caught.value.message.splitlines()) == 1
+    return caught.value.code, caught.value.message
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mysql://localhost/x",
+        "redis://localhost",
+        "tenuto.db",
+        "/tmp/tenuto.db",
+        "sqlite:",
+        "sqlite://",
+        "sqlite:///",
+        "sqlite:t.db",
+        "://",
+        "a\x00b",
+    ],
+)
+async def test_an_address_of_no_known_kind(url: str) -> None:
+    code, message = await told(url)
+    assert code == "database_invalid"
+    assert "sqlite:///path" in message
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://tenuto@127.0.0.1:1/tenuto",
+        "postgresql://tenuto@no-such-host.invalid/tenuto",
+        "postgresql://tenuto@/tenuto?host=/nowhere/at/all",
+    ],
+)
+async def test_a_postgres_that_is_not_there(url: str) -> None:
+    assert (await told(url))[0] == "database_unreachable"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://tenuto@127.0.0.1:port/tenuto",
+        "postgresql://tenuto@127.0.0.1:99999/tenuto",
+        "postgresql://tenuto@[half/tenuto",
+        "postgresql://tenuto@127.0.0.1:1/tenuto?sslmode=maybe",
+    ],
+)
+async def test_a_postgres_address_that_makes_no_sense(url: str) -> None:
+    assert (await told(url))[0] in ("database_invalid", "database_unreachable")
+
+
+async def test_a_wrong_password(postgres: PostgresServer, postgres_url: str) -> None:
+    right = urlsplit(postgres.tcp_url(urlsplit(postgres_url).path[1:]))
+    wrong = right._replace(netloc=right.netloc.replace(str(right.password), "hunter2hunter2"))
+    code, message = await told(wrong.geturl())
+    assert code == "database_unreachable"
+    assert "hunter2" not in message
+
+
+async def test_a_database_and_a_role_that_do_not_exist(postgres: PostgresServer) -> None:
+    url = postgres.url("postgres")
+    for wrong in (postgres.url("no_such_database"), url.replace("tenuto@", "nobody@")):
+        assert (await told(wrong))[0] == "database_unreachable"
+
+
+async def test_a_postgres_that_was_never_migrated(postgres_url: str) -> None:
+    code, message = await told(postgres_url)
+    assert code == "schema_older"
+    assert "orchestrate db migrate" in message
+
+
+async def test_a_postgres_that_only_reads(postgres_url: str) -> None:
+    async with opened(postgres_url, ManualClock()):
+        pass
+    raw = Raw(postgres_url)
+    name = urlsplit(postgres_url).path[1:]
+    await raw.execute(f"alter database {name} set default_transaction_read_only = on")
+    assert (await told(postgres_url))[0] == "database_unreachable"
+    async with connect(Settings(database=postgres_url)) as engine:
+        assert (await engine.list()).tasks == []
+
+
+async def test_a_path_that_is_a_directory(tmp_path: Path) -> None:
+    code, message = await told(f"sqlite:///{tmp_path}")
+    assert code == "database_unreachable"
+    assert "directory" in message
+
+
+async def test_a_path_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    assert (await told(f"sqlite:///{tmp_path}/file/t.db"))[0] == "database_unreachable"
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a database\n" * 100, b"SQLite format 3\x00" + b"\xff" * 5000]
+)
+async def test_a_file_that_is_no_database(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "t.db"
+    path.write_bytes(content)
+    assert (await told(f"sqlite:///{path}"))[0] == "database_unreachable"
+    assert path.read_bytes() == content
+
+
+@pytest.fixture
+def common_folder() -> Iterator[Path]:
+    """A folder that every account may walk into."""
+    with tempfile.TemporaryDirectory(prefix="tenuto-test-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """Root may read and write everything; as somebody else, file modes count."""
+    if os.geteuid() != 0:
+        yield
+        return
+    nobody = pwd.getpwnam("nobody").pw_uid
+    os.seteuid(nobody)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize(("mode", "folder_mode"), [(0o000, 0o755), (0o444, 0o755), (0o444, 0o777)])
+async def test_a_file_that_may_not_be_written(
+    common_folder: Path, mode: int, folder_mode: int
+) -> None:
+    path = common_folder / "t.db"
+    async with opened(f"sqlite:///{path}", ManualClock()):
+        pass
+    before = path.read_bytes()
+    path.chmod(mode)
+    common_folder.chmod(folder_mode)
+    with without_privileges():
+        code, _ = await told(f"sqlite:///{path}")
+    assert code == "database_unreachable"
+    assert path.read_bytes() == before
+
+
+async def test_a_folder_that_may_not_be_written(common_folder: Path) -> None:
+    with without_privileges():
+        code, _ = await told(f"sqlite:///{common_folder}/below/t.db")
+    assert code == "database_unreachable"
+    assert list(common_folder.iterdir()) == []
+
+
+async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(sqlite_url: str) -> None:
+    raw = Raw(sqlite_url)
+    async with opened(sqlite_url, ManualClock()) as store:
+        engine = Engine(store)
+        fence = await running(engine)
+        assert isinstance(store, SqliteStore)
+        assert store._connection is not None
+        room = store._connection.raw
+        used = room.execute("pragma page_count").fetchone()[0]
+        room.execute(f"pragma max_page_count = {used + 3}")
+        accepted = 1
+        with pytest.raises(Unavailable) as caught:
+            while (await engine.submit(new(input="x" * 2000))).created:
+                accepted += 1
+                assert accepted < 100
+        assert caught.value.code == "storage_full"
+        before = await raw.counts()
+        assert (before["task"], before["task_body"]) == (accepted, accepted)
+        big = "x" * 100_000
+        for call in (
+            engine.submit_many([new(input=big)] * 5),
+            engine.submit(new(input=big, idempotency_key="k")),
+            engine.checkpoint(fence, big),
+            engine.complete(fence, big),
+            engine.spawn(fence, "k", new(input=big)),
+        ):
+            assert await refusal(call) == "storage_full"
+        assert await raw.counts() == before
+        assert (await engine.show(fence.task)).status == "RUNNING"
+        room.execute("pragma max_page_count = 1073741823")
+        await engine.complete(fence, big)
+        assert (await engine.submit(new(input=big, idempotency_key="k"))).created
+        assert await engine.upkeep.audit() == []

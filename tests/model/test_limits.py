@@ -1,0 +1,253 @@
+"""Limits: what no database keeps is refused, and everything else comes back as it went in."""
+
+import decimal
+import json
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenuto.model import limits
+from tenuto.model.errors import Invalid
+from tenuto.model.retry import RetryPolicy
+from tenuto.model.submission import NewTask, check, fingerprint
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=9),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text("abcé", max_size=3), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=30)
+
+
+class Wrapped(float):
+    """As a number of another library is."""
+
+
+class Name(str):
+    __slots__ = ()
+
+
+class Count(int):
+    pass
+
+
+def code_of(call: Any, *arguments: Any) -> str:
+    with pytest.raises(Invalid) as caught:
+        call(*arguments)
+    return caught.value.code
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@given(JSON)
+def test_json_comes_back_as_it_went_in(value: Any) -> None:
+    text = limits.json_text("input", value)
+    if value is None:
+        assert text is None
+    else:
+        assert text is not None
+        assert msgspec.json.decode(text) == value
+        assert json.loads(text) == value
+
+
+@given(ANY_TEXT)
+def test_what_is_storable_is_utf8_without_nul(value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        fits = False
+    else:
+        fits = "\x00" not in value
+    assert limits.storable(value) == fits
+    cleaned = limits.clean(value, 10)
+    assert limits.storable(cleaned)
+    assert len(cleaned) <= 10
+    if fits and len(value) <= 10:
+        assert cleaned == value
+
+
+def test_text_has_bounds() -> None:
+    assert limits.text("f", "x" * 10, 10) == "x" * 10
+    assert code_of(limits.text, "f", "x" * 11, 10) == "too_large"
+    assert code_of(limits.text, "f", "a\x00b", 10) == "text_invalid"
+    assert code_of(limits.text, "f", "a\udc00b", 10) == "text_invalid"
+    for empty in ("", "  ", "\t\n", "\u2003"):
+        with pytest.raises(Invalid, match="empty") as caught:
+            limits.text("f", empty, 10, empty=False)
+        assert caught.value.details == {"field": "f"}
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [
+        (float("nan"), "invalid_json"),
+        (float("inf"), "invalid_json"),
+        (float("-inf"), "invalid_json"),
+        (2**64, "invalid_json"),
+        (-(2**63) - 1, "invalid_json"),
+        (10**400, "invalid_json"),
+        (object(), "invalid_json"),
+        (b"bytes", "invalid_json"),
+        ({1: 2}, "invalid_json"),
+        ({None: 2}, "invalid_json"),
+        ({"a": {1, 2}}, "invalid_json"),
+        (decimal.Decimal(1), "invalid_json"),
+        (datetime(2030, 1, 1, tzinfo=UTC), "invalid_json"),
+        (UUID(int=1), "invalid_json"),
+        (1j, "invalid_json"),
+        (range(3), "invalid_json"),
+        ("a\x00", "text_invalid"),
+        ({"a": [{"b": "\ud800"}]}, "text_invalid"),
+        ({"k\x00": 1}, "text_invalid"),
+        ({"\udfff": 1}, "text_invalid"),
+        (nested(65), "too_deep"),
+        (nested(100_000), "too_deep"),
+        ("x" * (1024 * 1024), "too_large"),
+        ([0] * (1024 * 1024), "too_large"),
+    ],
+    ids=lambda value: str(type(value).__name__) if not isinstance(value, str) else value[:12],
+)
+def test_what_is_not_plain_small_json_is_refused(value: Any, code: str) -> None:
+    assert code_of(limits.json_text, "input", value) == code
+    assert code_of(limits.json_text, "input", {"deep": [value]}) == code
+
+
+def test_what_contains_itself_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    assert code_of(limits.json_text, "input", loop) == "too_deep"
+
+
+@pytest.mark.parametrize("value", [Wrapped(1.5), Name("x"), Count(3), {"a": [Wrapped(2)]}])
+def test_a_number_of_another_library_is_a_number_or_refused(value: Any) -> None:
+    try:
+        text = limits.json_text("input", value)
+    except Invalid as error:
+        assert error.code == "invalid_json"  # noqa: PT017  either answer will do
+    else:
+        assert text is not None
+        assert json.loads(text) == value
+
+
+def test_the_limits_themselves_are_inside() -> None:
+    assert limits.json_text("input", nested(64)) is not None
+    assert limits.json_text("input", "x" * (limits.MAX_JSON - 2)) is not None
+    assert limits.json_text("input", [2**64 - 1, -(2**63)]) is not None
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "too_deep"),
+        ('{"a":' * 100_000 + "1" + "}" * 100_000, "too_deep"),
+        ("", "invalid_json"),
+        ("{", "invalid_json"),
+        ("nope", "invalid_json"),
+        ("NaN", "invalid_json"),
+        ("Infinity", "invalid_json"),
+        ("1e999", "invalid_json"),
+        ("[1,]", "invalid_json"),
+        ('"\\ud800"', "invalid_json"),
+        ("\ud800", "invalid_json"),
+        (b"\xff\xfe", "invalid_json"),
+        (b'"\xff"', "invalid_json"),
+    ],
+    ids=lambda value: repr(value)[:14],
+)
+def test_json_text_from_outside(source: str | bytes, code: str) -> None:
+    assert code_of(limits.parse_json, "body", source) == code
+
+
+def test_json_text_from_outside_is_read() -> None:
+    assert limits.parse_json("body", ' {"a": [1, 2.5, null, "\\u00e9"]} ') == {
+        "a": [1, 2.5, None, "é"]
+    }
+    assert code_of(limits.json_text, "body", limits.parse_json("body", '"\\u0000"')) == (
+        "text_invalid"
+    )
+    big = limits.parse_json("body", "1" + "0" * 40)
+    assert code_of(limits.json_text, "body", big) == "invalid_json"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 11, 10**100])
+def test_a_number_has_bounds(value: float) -> None:
+    assert code_of(limits.number, "f", value, 0, 10) == "invalid_value"
+
+
+FIELDS: dict[str, Any] = {
+    "title": "other",
+    "description": "d",
+    "prompt": "p",
+    "task_type": "t",
+    "priority": 6,
+    "tags": ["x"],
+    "task_tags": ["x"],
+    "capabilities": ["x"],
+    "command": ["x"],
+    "env": {"A": "1"},
+    "max_attempts": 4,
+    "retry": RetryPolicy(base_s=1),
+    "timeout_s": 1,
+    "run_at": datetime(2030, 1, 1, tzinfo=UTC),
+    "input": {"a": 1},
+    "metadata": {"a": 1},
+    "parent": UUID(int=1),
+    "idempotency_key": "k",
+}
+
+
+def test_a_fingerprint_tells_every_field_apart() -> None:
+    plain = NewTask(title="a task")
+    prints = {fingerprint(plain)}
+    for name, value in FIELDS.items():
+        prints.add(fingerprint(msgspec.structs.replace(plain, **{name: value})))
+    assert len(prints) == len(FIELDS) + 1
+    assert fingerprint(msgspec.structs.replace(plain, id=UUID(int=1))) == fingerprint(plain)
+
+
+def test_a_fingerprint_does_not_depend_on_the_order_of_keys() -> None:
+    one = NewTask(title="t", input={"a": 1, "b": {"c": 1, "d": 2}})
+    two = NewTask(title="t", input={"b": {"d": 2, "c": 1}, "a": 1})
+    assert fingerprint(one) == fingerprint(two)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"command": []}, "command must not be empty"),
+        ({"runtime": "command"}, "needs a command"),
+        ({"command": ["x"], "runtime": "preset"}, "cannot run in runtime"),
+        ({"command": ["x"], "env": {"A=B": "1"}}, "="),
+        ({"env": {"A=B": "1"}}, "="),
+        ({"env": {"": "1"}}, "empty"),
+        ({"run_at": datetime(2030, 1, 1)}, "time zone"),  # noqa: DTZ001  that is the point
+        ({"retry": RetryPolicy(jitter=1.5)}, "retry.jitter"),
+        ({"retry": RetryPolicy(multiplier=0.5)}, "retry.multiplier"),
+        ({"retry": RetryPolicy(base_s=-1)}, "retry.base_s"),
+        ({"retry": RetryPolicy(cap_s=float("nan"))}, "retry.cap_s"),
+        ({"lease_s": 0}, "lease_s"),
+        ({"queue_ttl_s": -5}, "queue_ttl_s"),
+        ({"estimate_minutes": 0}, "estimate_minutes"),
+        ({"max_turns": 0}, "max_turns"),
+    ],
+)
+def test_a_task_that_makes_no_sense(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        check(NewTask(title="t", **fields))

@@ -1,0 +1,82 @@
+"""Retry maths: backoff, jitter, caps, growing timeouts."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenuto.model import limits
+from tenuto.model.retry import (
+    ALERTING,
+    DEFAULT,
+    PERMANENT,
+    RATE_LIMIT,
+    TIMEOUT_CAP_S,
+    ErrorClass,
+    RetryPolicy,
+    backoff,
+    longer_timeout,
+)
+
+POLICIES = st.builds(
+    RetryPolicy,
+    base_s=st.floats(0, limits.MAX_SECONDS),
+    multiplier=st.floats(1, 100),
+    cap_s=st.floats(0, limits.MAX_SECONDS),
+    jitter=st.floats(0, 1),
+)
+ROLLS = st.floats(0, 1, exclude_max=True)
+
+
+@pytest.mark.parametrize(
+    ("tries", "seconds"),
+    [(0, 5), (1, 5), (2, 10), (3, 20), (8, 640), (9, 900), (1000, 900), (10**9, 900)],
+)
+def test_the_default_is_five_seconds_doubled_up_to_a_quarter_hour(
+    tries: int, seconds: float
+) -> None:
+    assert backoff(DEFAULT, tries, 0.5) == pytest.approx(seconds)
+
+
+def test_jitter_spreads_by_a_fifth() -> None:
+    assert backoff(DEFAULT, 1, 0.0) == pytest.approx(4)
+    assert backoff(DEFAULT, 1, 1 - 1e-12) == pytest.approx(6)
+    assert backoff(RetryPolicy(jitter=0), 1, 0.9) == 5
+
+
+def test_a_rate_limit_starts_at_half_a_minute() -> None:
+    found = [backoff(RATE_LIMIT, tries, 0.5) for tries in (1, 2, 3, 4, 5, 6, 7)]
+    assert found == pytest.approx([30, 60, 120, 240, 480, 900, 900])
+
+
+@given(policy=POLICIES, tries=st.integers(0, 10**12), roll=ROLLS)
+def test_backoff_is_finite_and_within_its_cap(policy: RetryPolicy, tries: int, roll: float) -> None:
+    seconds = backoff(policy, tries, roll)
+    assert math.isfinite(seconds)
+    assert 0 <= seconds <= policy.cap_s * (1 + policy.jitter) * (1 + 1e-9)
+
+
+@given(policy=POLICIES, tries=st.integers(1, 200), roll=ROLLS)
+def test_backoff_never_falls(policy: RetryPolicy, tries: int, roll: float) -> None:
+    assert backoff(policy, tries + 1, roll) >= backoff(policy, tries, roll)
+
+
+def test_classes_are_sorted_out() -> None:
+    assert {ErrorClass.OUT_OF_MEMORY, ErrorClass.SYNTAX, ErrorClass.INVALID_INPUT} == PERMANENT
+    assert ALERTING <= PERMANENT
+    assert {ErrorClass.RATE_LIMIT, ErrorClass.TIMEOUT}.isdisjoint(PERMANENT)
+
+
+def test_a_timeout_doubles_up_to_a_day() -> None:
+    assert longer_timeout(None) is None
+    assert longer_timeout(60) == 120
+    assert longer_timeout(TIMEOUT_CAP_S - 1) == TIMEOUT_CAP_S
+    assert longer_timeout(TIMEOUT_CAP_S) == TIMEOUT_CAP_S
+
+
+@given(timeout_s=st.integers(1, limits.MAX_SECONDS))
+def test_a_longer_timeout_is_never_shorter(timeout_s: int) -> None:
+    longer = longer_timeout(timeout_s)
+    assert longer is not None
+    assert longer >= timeout_s

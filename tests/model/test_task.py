@@ -1,0 +1,109 @@
+"""The task's own arithmetic: rank, readiness, timers, and the table of transitions."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenuto.model.task import (
+    AGING_MS,
+    DEFAULT_LEASE_S,
+    KILL_GRACE_S,
+    LEASED,
+    TERMINAL,
+    TRANSITIONS,
+    Status,
+    Task,
+    due_at,
+    is_ready,
+    rank,
+    watch_seconds,
+)
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+TIMES = st.datetimes(datetime(1990, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
+
+
+def task(status: Status, **fields: Any) -> Task:
+    made = {"created_at": NOW, "updated_at": NOW} | fields
+    return Task(id=UUID(int=1), workspace=UUID(int=2), lane=1, status=status, **made)
+
+
+def after(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+@given(base=TIMES, priority=st.integers(1, 9))
+def test_a_step_of_priority_is_worth_an_hour(base: datetime, priority: int) -> None:
+    assert rank(priority, base) - rank(priority + 1, base) == AGING_MS
+    assert rank(priority, base + timedelta(hours=1)) - rank(priority, base) == AGING_MS
+
+
+@given(one=TIMES, two=TIMES)
+def test_the_older_comes_first(one: datetime, two: datetime) -> None:
+    if one + timedelta(milliseconds=1) <= two:
+        assert rank(5, one) < rank(5, two)
+
+
+def test_ready_is_unheld_met_and_due() -> None:
+    assert is_ready(task(Status.WAITING), NOW)
+    assert is_ready(task(Status.WAITING, run_at=NOW), NOW)
+    assert not is_ready(task(Status.WAITING, run_at=after(1)), NOW)
+    assert not is_ready(task(Status.WAITING, hold="approval"), NOW)
+    assert not is_ready(task(Status.WAITING, unmet=1), NOW)
+
+
+def test_what_wants_watching() -> None:
+    assert watch_seconds(None, None) is None
+    assert watch_seconds(60, None) == 90
+    assert watch_seconds(None, 2) == 120 + 1800
+    assert watch_seconds(60, 2) == 90
+
+
+@given(timeout=st.none() | st.integers(1, 10**6), estimate=st.none() | st.integers(1, 10**4))
+def test_the_timer_of_a_claim_is_the_timer_of_the_row(
+    timeout: int | None, estimate: int | None
+) -> None:
+    running = task(Status.RUNNING, started_at=NOW, timeout_s=timeout, estimate_minutes=estimate)
+    watch = watch_seconds(timeout, estimate)
+    assert due_at(running) == (None if watch is None else after(watch))
+
+
+def test_the_earliest_timer_counts() -> None:
+    assert due_at(task(Status.PENDING)) is None
+    assert due_at(task(Status.PENDING, queue_ttl_s=9)) == after(9)
+    assert due_at(task(Status.PENDING, queue_ttl_s=9, attempt=1)) is None
+    assert due_at(task(Status.RETRY_WAIT, next_attempt_at=after(3))) == after(3)
+    assert due_at(task(Status.WAITING, run_at=after(5), queue_ttl_s=3)) == after(3)
+    assert due_at(task(Status.WAITING, run_at=after(5), hold="approval")) is None
+    assert due_at(task(Status.WAITING, run_at=after(5), unmet=1)) is None
+    assert due_at(task(Status.WAITING, hold="quota", resume_at=after(7))) == after(7)
+    asked = KILL_GRACE_S + DEFAULT_LEASE_S
+    assert due_at(task(Status.RUNNING, cancel_requested_at=NOW)) == after(asked)
+    assert due_at(task(Status.RUNNING, pause_requested_at=NOW, lease_s=90)) == after(100)
+    for status in TERMINAL | {Status.PAUSED}:
+        assert due_at(task(status, queue_ttl_s=1, timeout_s=1, next_attempt_at=NOW)) is None
+
+
+def test_what_ended_is_left_by_a_retry_only() -> None:
+    for command, moves in TRANSITIONS.items():
+        for source, target in moves:
+            assert source is not target
+            if source in TERMINAL:
+                assert command == "retry"
+                assert source not in (Status.COMPLETED, Status.SKIPPED)
+
+
+def test_a_lease_begins_with_a_claim_only() -> None:
+    for command, moves in TRANSITIONS.items():
+        for source, target in moves:
+            if target in LEASED and source not in LEASED:
+                assert (command, source) == ("claim", Status.PENDING)
+
+
+def test_every_status_is_reached_and_every_live_one_left() -> None:
+    pairs = {pair for moves in TRANSITIONS.values() for pair in moves}
+    assert {target for _, target in pairs} == set(Status)
+    assert {source for source, _ in pairs} == set(Status) - {Status.COMPLETED, Status.SKIPPED}

@@ -1,0 +1,26 @@
+"""A client that submits tasks and prints what was acknowledged, the second with a crash armed.
+
+    python -m tests.proof.crash.submitter TASK POINT
+
+TASK is a task as JSON; without a POINT nothing crashes.
+"""
+
+import sys
+
+import msgspec
+
+from tenuto import app, crash
+from tenuto.model.submission import NewTask
+from tenuto.settings import load
+
+
+async def main(task: str, point: str = "") -> None:
+    new = msgspec.json.decode(task, type=NewTask)
+    async with app.connect(load(), actor="submitter") as engine:
+        before = msgspec.structs.replace(new, idempotency_key=None)
+        print((await engine.submit(before)).id, flush=True)
+        crash._AT = point or None
+        print((await engine.submit(new)).id, flush=True)
+
+
+app.run(main(*sys.argv[1:]))

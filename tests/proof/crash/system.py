@@ -1,0 +1,283 @@
+"""Real processes of one system on one database: started, watched, stopped and killed by a test.
+
+Every process carries a mark in its environment, and so does every command of a task, so that
+whatever is left of them is found in /proc whoever its parent has become.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+from tests.waiting import eventually, eventually_sync
+
+from tenuto import app
+from tenuto.engine.engine import Engine
+from tenuto.engine.views import AttemptView
+from tenuto.model.retry import RetryPolicy
+from tenuto.model.submission import NewTask
+from tenuto.model.task import TRANSITIONS, Status
+from tenuto.settings import Settings
+from tenuto.store.protocol import Row, Script, Statement
+from tenuto.worker import supervisor
+
+PROGRAM = Path(sys.executable).with_name("orchestrate")
+PATIENCE = 60.0  # seconds for what takes one on an idle machine
+SHORT = {"heartbeat_s": 0.3, "lease_s": 1, "tick_s": 0.2, "poll_s": 0.2, "grace_s": 0.5, "drain_s": 1}
+LEGAL = frozenset().union(*TRANSITIONS.values())
+TERMINAL = frozenset("COMPLETED FAILED DEAD CANCELLED SKIPPED".split())
+
+_MARK = "TENUTO_PROOF_MARK"
+_LIBC = ctypes.CDLL(None)
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(1, signal.SIGKILL)
+
+
+def carrying(mark: str) -> list[int]:
+    """The processes whose environment holds the mark; the dead have none."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+class Process:
+    """One `orchestrate` process."""
+
+    def __init__(self, words: Sequence[str], env: dict[str, str], log: Path) -> None:
+        self.words = words
+        self.log = log
+        with log.open("ab") as file:
+            self._popen = subprocess.Popen(
+                words,
+                env=env,
+                cwd=log.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        self.pid = self._popen.pid
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, negative for a signal; nothing while it runs."""
+        return self._popen.poll()
+
+    def signal(self, number: int) -> None:
+        self._popen.send_signal(number)
+
+    async def ended(self, timeout: float = PATIENCE) -> int:
+        await eventually(lambda: self.code is not None, timeout)
+        assert self.code is not None
+        return self.code
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def stands_still(self) -> bool:
+        stats = [each.read_text() for each in Path(f"/proc/{self.pid}/task").glob("*/stat")]
+        return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+    def end(self) -> None:
+        """Kill it, if it still runs, and forget it."""
+        if self.code is None:
+            self.signal(signal.SIGKILL)
+            self.signal(signal.SIGCONT)
+        self._popen.wait()
+
+
+class System:
+    """Everything that runs on one database for one test."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.folder = folder
+        self.mark = uuid4().hex
+        self.processes: list[Process] = []
+        self.settings = Settings(database=url, **SHORT)
+        self.engine: Engine
+
+    def start(self, *words: str, **changes: Any) -> Process:
+        """`orchestrate WORDS` with short times; `changes` are settings or CRASH_AT."""
+        program = [str(PROGRAM)] if words[:1] != ("python",) else [sys.executable]
+        arguments = words if program == [str(PROGRAM)] else words[1:]
+        process = Process(
+            [*program, *arguments],
+            self.environment(**changes),
+            self.folder / f"{len(self.processes)}-{words[0]}.log",
+        )
+        self.processes.append(process)
+        return process
+
+    def environment(self, **changes: Any) -> dict[str, str]:
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("TENUTO_", "CRASH_"))}
+        env |= {f"TENUTO_{name.upper()}": str(value) for name, value in SHORT.items()}
+        env |= {"TENUTO_DATABASE": self.url, _MARK: f"{self.mark} process"}
+        for name, value in changes.items():
+            env[name if name.isupper() else f"TENUTO_{name.upper()}"] = str(value)
+        return env
+
+    def worker(self, *words: str, **changes: Any) -> Process:
+        return self.start("worker", *words, **changes)
+
+    def coordinator(self, **changes: Any) -> Process:
+        return self.start("coordinator", **changes)
+
+    def task(self, script: str, **options: Any) -> NewTask:
+        """A task that runs a shell script, tried often and soon."""
+        plain: dict[str, Any] = {
+            "title": "proof",
+            "command": ["sh", "-c", script],
+            "env": {_MARK: f"{self.mark} session", **options.pop("env", {})},
+            "max_attempts": 10,
+            "retry": RetryPolicy(base_s=0.05, cap_s=0.5),
+        }
+        return NewTask(**plain | options)
+
+    async def submit(self, *news: NewTask) -> list[UUID]:
+        return [each.id for each in await self.engine.submit_many(news)]
+
+    def sessions(self) -> list[int]:
+        """The processes of tasks' commands."""
+        return carrying(f"{self.mark} session")
+
+    def others(self) -> list[int]:
+        """The processes of the system that are still there, besides commands."""
+        return carrying(f"{self.mark} process")
+
+    def kill(self, pid: int) -> None:
+        assert pid in self.others(), "not a process of this test"
+        os.kill(pid, signal.SIGKILL)
+
+    async def in_status(self, ids: Iterable[UUID], *statuses: str, timeout: float = PATIENCE) -> None:
+        """Wait until each of the tasks is in one of the statuses."""
+
+        async def missing() -> dict[str, str]:
+            found = {task: (await self.engine.show(task)).status for task in ids}
+            return {str(task): status for task, status in found.items() if status not in statuses}
+
+        async def nothing_missing() -> bool:
+            return not await missing()
+
+        try:
+            await eventually(nothing_missing, timeout, 0.05)
+        except AssertionError as error:
+            raise AssertionError(f"not {statuses}: {await missing()}") from error
+
+    async def attempts(self, task: UUID) -> Sequence[AttemptView]:
+        return await self.engine.attempts(task)
+
+    async def outcomes(self, task: UUID) -> list[str | None]:
+        return [each.outcome for each in await self.engine.attempts(task)]
+
+    async def all_told(self, subscriber: str = "alerts") -> bool:
+        """Whether nothing is left that a coordinator's subscriber was not told."""
+
+        def script() -> Script[list[Row]]:
+            [place] = yield Statement("cursor_lock", {"name": subscriber})
+            rows: list[Row] = yield Statement("events_after", {**place, "most": 1})
+            return rows
+
+        return not await self.engine.core.store.transact(script)
+
+    async def check(self, acknowledged: Iterable[UUID], *, gone: bool = True) -> None:
+        """The demands on a system whose faults are over."""
+        await self.in_status(acknowledged, *TERMINAL)
+        if gone:
+            await eventually(lambda: not self.sessions(), 5.0)
+        for task in acknowledged:
+            outcomes = await self.outcomes(task)
+            assert outcomes.count("COMPLETED") == 1, (task, outcomes)
+            assert outcomes[-1] == "COMPLETED"
+            await self._check_legal(task)
+        assert await self.engine.upkeep.audit() == []
+
+    async def _check_legal(self, task: UUID) -> None:
+        for event in (await self.engine.events(task))[1:]:
+            assert event.previous_status is not None
+            assert event.new_status is not None
+            pair = (Status(event.previous_status), Status(event.new_status))
+            assert pair in LEGAL or pair[0] is pair[1], (task, event)
+
+    def kill_all(self) -> None:
+        """Leave nothing running."""
+        for process in self.processes:
+            process.end()
+        eventually_sync(self._killed, PATIENCE)
+
+    def _killed(self) -> bool:
+        left = carrying(self.mark)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
+
+
+@asynccontextmanager
+async def system(url: str, folder: Path) -> AsyncIterator[System]:
+    """A system on an empty database; nothing of it is left, and none of it ended in a fault."""
+    made = System(url, folder)
+    store = app.open_store(url)
+    await store.migrate()
+    await store.close()
+    try:
+        async with app.connect(made.settings, actor="test") as engine:
+            made.engine = engine
+            yield made
+    finally:
+        made.kill_all()
+    faults = {str(each.log): each.text() for each in made.processes if "Traceback" in each.text()}
+    assert not faults, "\n".join(faults.values())
+
+
+@contextmanager
+def stopped(*processes: Process, free: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Processes that stand still meanwhile, stopped at a moment when `free` holds.
+
+    One that stands still inside a write transaction of SQLite would hold up everybody.
+    """
+
+    def hold() -> bool:
+        for process in processes:
+            process.signal(signal.SIGSTOP)
+        eventually_sync(lambda: all(process.stands_still() for process in processes))
+        if free():
+            return True
+        for process in processes:
+            process.signal(signal.SIGCONT)
+        return False
+
+    eventually_sync(hold, PATIENCE)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.signal(signal.SIGCONT)
+
+
+@contextmanager
+def frozen(root: int) -> Iterator[None]:
+    """A process and its children that stand still meanwhile, such as a database server."""
+    os.kill(root, signal.SIGSTOP)
+    below = [each.pid for each in supervisor.processes() if each.parent == root]
+    for pid in below:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in (*below, root):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)

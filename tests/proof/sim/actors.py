@@ -1,0 +1,284 @@
+"""Those who act in a run: worker and coordinator processes, an operator, and the one who does harm."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+from uuid import UUID
+
+from tenuto.coordinator.coordinator import Coordinator
+from tenuto.model.errors import Conflict, NotFound, TenutoError, Unavailable
+from tenuto.model.submission import NewTask
+from tenuto.store.protocol import Row
+from tenuto.worker.worker import Worker
+
+from tests.proof.sim.clock import SimClock
+from tests.proof.sim.handlers import Handlers, make_task
+from tests.proof.sim.hints import Broker, SimWakeups
+from tests.proof.sim.loop import Process, VirtualLoop, later
+from tests.proof.sim.plan import Faults, Moment, Plan
+from tests.proof.sim.recorder import Control, Recorder, Submit, Watched
+from tests.proof.sim.store import Database, SimStore
+
+RELAYED = "observer"
+
+
+class Scene:
+    """What all actors share."""
+
+    def __init__(self, plan: Plan, loop: VirtualLoop, database: Database) -> None:
+        self.plan = plan
+        self.loop = loop
+        self.database = database
+        self.faults = Faults(plan)
+        self.recorder = Recorder(loop)
+        self.broker = Broker(self.faults)
+        self.processes: list[Process] = []
+        self.closing = False
+
+    def enter(self, name: str, kind: str) -> Process:
+        process = Process(name, kind)
+        self.processes.append(process)
+        self.recorder.note(name, "starts")
+        return process
+
+    def engine(self, process: Process) -> Watched:
+        """An engine of the process, over its own way to the database."""
+        clock = SimClock(self.loop, f"{self.plan.seed} {process.name}")
+        store = SimStore(self.database, process, clock, self.faults, self.recorder)
+        engine = Watched(store, SimWakeups(self.broker, process), actor=process.name)
+        engine.recorder = self.recorder
+        return engine
+
+    def alive(self, kind: str) -> list[Process]:
+        return [each for each in self.processes if each.kind == kind and each.state == "running"]
+
+
+async def until_heard(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    """Call again until the store answers."""
+    while True:
+        try:
+            await call()
+        except Unavailable:
+            await asyncio.sleep(0.5)
+        else:
+            return
+
+
+async def work(scene: Scene, process: Process, slot: int) -> None:
+    """The main coroutine of a worker process."""
+
+    def die() -> None:
+        scene.faults.happened["worker ended itself"] += 1
+        if not any(each.deaf and each.process is process for each in scene.recorder.handling):
+            scene.recorder.wrong("stuck", f"{process.name} ended itself though nothing was stuck")
+        process.kill()
+
+    plan = scene.plan
+    worker = Worker(scene.engine(process), plan.settings, name=process.name, die=die)
+    handlers = Handlers(process, scene.recorder, scene.faults)
+    await until_heard(
+        lambda: worker.host_functions(
+            "agent" if plan.shared_agent else f"agent {slot}",
+            {None: handlers.handle},
+            max_concurrent=plan.max_concurrent,
+        )
+    )
+    await worker.run(process.stop)
+
+
+async def coordinate(scene: Scene, process: Process) -> None:
+    """The main coroutine of a coordinator process."""
+
+    async def sink(events: Sequence[Row]) -> None:
+        await asyncio.sleep(scene.faults.rng.random() * scene.plan.latency)
+        if scene.faults.strikes(scene.plan.sink_fails, "sink failed"):
+            scene.recorder.deliver(events[: scene.faults.rng.randint(0, len(events))])
+            raise Unavailable("the subscriber does not answer")
+        scene.recorder.deliver(events)
+
+    engine = scene.engine(process)
+    await Coordinator(engine, scene.plan.settings, {RELAYED: sink}, process.name).run(process.stop)
+
+
+async def keep(scene: Scene, kind: str, slot: int) -> None:
+    """Start a process again whenever it ends, until the scene closes."""
+    rng = random.Random(f"keeper {scene.plan.seed} {kind} {slot}")
+    life = 0
+    while not scene.closing:
+        life += 1
+        process = scene.enter(f"{kind}{slot}.{life}", kind)
+        run = work(scene, process, slot) if kind == "worker" else coordinate(scene, process)
+        main = scene.loop.create_task(run, context=process.context)
+        main.add_done_callback(lambda _main, over=process: later(scene.loop, 0.01, over.end))
+        await process.gone.wait()
+        scene.recorder.note(process.name, process.state)
+        if process.state == "dead" and kind == "worker" and rng.random() < scene.plan.deaths_seen:
+            parent = next(each for each in scene.processes if each.kind == "operator")
+            scene.loop.create_task(see_death(scene, parent, process), context=parent.context)
+        if not scene.closing:
+            await asyncio.sleep(rng.uniform(0.1, 3))
+
+
+async def see_death(scene: Scene, parent: Process, dead: Process) -> None:
+    """As the parent of worker processes does."""
+    engine = scene.engine(parent)
+    try:
+        await engine.upkeep.expire_worker(dead.name, "parent")
+        await engine.upkeep.promote_once("parent")
+    except Unavailable:
+        return
+    scene.faults.happened["death seen"] += 1
+
+
+class Operator:
+    """Submits tasks and interferes with them, and does not always get an answer."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.process = scene.enter("operator", "operator")
+        self._scene = scene
+        self._engine = scene.engine(self.process)
+        self._rng = random.Random(f"operator {scene.plan.seed}")
+        self._known: list[UUID] = []
+        self._keyed: list[tuple[Submit, list[NewTask]]] = []
+        self._orders = 0
+
+    async def run(self) -> None:
+        """Everything that the plan has in store, spread over its duration."""
+        plan, rng = self._scene.plan, self._rng
+        acts = [(rng.uniform(0, plan.duration * 0.7), self._submit) for _ in range(plan.submits)]
+        acts += [(rng.uniform(1, plan.duration), self._control) for _ in range(plan.controls)]
+        acts += [(rng.uniform(1, plan.duration), self._submit_again) for _ in range(2)]
+        under_way = []
+        for at, act in sorted(acts, key=lambda each: each[0]):
+            await asyncio.sleep(max(0.0, at - self._scene.loop.time()))
+            under_way.append(self._scene.loop.create_task(act()))
+        await asyncio.gather(*under_way)
+
+    async def _submit(self) -> None:
+        rng, recorder = self._rng, self._scene.recorder
+        name = f"t{len(recorder.submits)}"
+        count = rng.choice([1, 1, 1, 1, 3])
+        keyed = rng.random() < 0.4
+        titles = [name] if count == 1 else [f"{name}.{number}" for number in range(count)]
+        news = [make_task(rng, title, self._scene.loop.time()) for title in titles]
+        submit = Submit(titles, name if keyed else None)
+        recorder.submits.append(submit)
+        if keyed:
+            for new in news:
+                new.idempotency_key = f"key {new.title}"
+            self._keyed.append((submit, news))
+        await self._send(submit, news, times=5 if keyed else 1)
+
+    async def _send(self, submit: Submit, news: list[NewTask], times: int) -> None:
+        for _ in range(times):
+            try:
+                done = await self._engine.submit_many(news)
+            except Unavailable:
+                await asyncio.sleep(0.1)
+                continue
+            submit.answers = [*submit.answers, [each.id for each in done]]
+            self._known += [each.id for each in done if each.id not in self._known]
+            return
+
+    async def _submit_again(self) -> None:
+        """The same once more, or another body under a key that is taken."""
+        if not self._keyed:
+            return
+        submit, news = self._rng.choice(self._keyed)
+        if self._rng.random() < 0.6:
+            await self._send(submit, news, times=5)
+            return
+        other = NewTask(title="an impostor", idempotency_key=news[0].idempotency_key)
+        try:
+            await self._engine.submit(other)
+        except (Conflict, Unavailable):
+            return
+        submit.keyed_conflict = bool(submit.answers)
+
+    async def _control(self) -> None:
+        if not self._known:
+            return
+        task = self._rng.choice(self._known)
+        action = self._rng.choice(["cancel", "cancel", "pause", "pause", "resume", "retry", "archive"])
+        await self._order(action, task)
+
+    async def _order(self, action: str, task: UUID) -> None:
+        self._orders += 1
+        reason = f"order {self._orders}"
+        try:
+            if action in ("cancel", "pause"):
+                await getattr(self._engine, action)(task, reason)
+            else:
+                await getattr(self._engine, action)(task)
+        except (Unavailable, Conflict):
+            return
+        except NotFound:
+            self._scene.recorder.wrong("I1", f"acknowledged task {task} is not found")
+            return
+        recorder = self._scene.recorder
+        recorder.note("operator", f"{action} {task} as {reason}")
+        recorder.controls.append(Control(action, task, reason, recorder.tick()))
+
+    async def resume_all(self, tasks: list[UUID]) -> None:
+        """Let everything that is held go on."""
+        for task in tasks:
+            try:
+                await self._engine.resume(task)
+            except TenutoError:
+                continue
+
+
+class Harm:
+    """Does to the processes what the plan says, and sees to it that it was done."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._rng = random.Random(f"harm {scene.plan.seed}")
+
+    async def run(self) -> None:
+        await asyncio.gather(*(self._at(moment) for moment in self._scene.plan.moments))
+
+    async def _at(self, moment: Moment) -> None:
+        await asyncio.sleep(moment.at)
+        verb, _, kind = moment.act.partition(" ")
+        if moment.act == "wipe hints":
+            self._scene.broker.wipe()
+        elif moment.act == "close lid":
+            await self._close_lid(moment.seconds)
+        elif moment.act == "cut off":
+            victim = await self._victim(self._rng.choice(["worker", "coordinator"]))
+            victim.unreachable_until = self._scene.loop.time() + moment.seconds
+        elif verb == "kill":
+            await self._kill(kind, moment.fuse)
+        elif verb == "stop":
+            await self._stop(await self._victim(kind), moment.seconds)
+        else:
+            (await self._victim(kind)).stop.set()
+        self._scene.faults.happened[moment.act] += 1
+
+    async def _victim(self, kind: str) -> Process:
+        while not (found := [each for each in self._scene.alive(kind) if each.fuse is None]):
+            await asyncio.sleep(0.3)
+        victim = self._rng.choice(found)
+        self._scene.recorder.note(victim.name, "harmed")
+        return victim
+
+    async def _kill(self, kind: str, fuse: int) -> None:
+        while True:
+            victim = await self._victim(kind)
+            victim.fuse = fuse
+            await victim.gone.wait()
+            if victim.fuse <= 0:
+                return
+
+    async def _stop(self, victim: Process, seconds: float) -> None:
+        victim.state = "stopped"
+        await asyncio.sleep(seconds)
+        self._scene.recorder.note(victim.name, "goes on")
+        self._scene.loop.resume(victim)
+
+    async def _close_lid(self, seconds: float) -> None:
+        """Everything stands still, but for time."""
+        victims = [each for each in self._scene.processes if each.state == "running"]
+        await asyncio.gather(*(self._stop(each, seconds) for each in victims))

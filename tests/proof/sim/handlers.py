@@ -1,0 +1,166 @@
+"""What the tasks of a run do: a list of small deeds in their input, made up from the seed."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from tenuto.model.commands import Failure
+from tenuto.model.errors import Unavailable
+from tenuto.model.retry import ErrorClass, RetryPolicy
+from tenuto.model.submission import NewTask
+from tenuto.worker.context import Context
+from tenuto.worker.runtime.protocol import AttemptFailed
+
+from tests.proof.sim.clock import START
+from tests.proof.sim.loop import Process
+from tests.proof.sim.plan import Faults
+from tests.proof.sim.recorder import Handling, Recorder
+
+T = TypeVar("T")
+
+FAILS: dict[str, Callable[[], Exception]] = {
+    "error": lambda: ValueError("broke"),
+    "connection": lambda: ConnectionError("reset"),
+    "syntax": lambda: SyntaxError("no such word"),
+    "memory": lambda: MemoryError("all gone"),
+    "timeout": lambda: TimeoutError("took too long"),
+}
+
+
+def make_deeds(rng: random.Random, *, child: bool = False) -> list[list[Any]]:
+    """A short list of what a handler is to do."""
+    deeds: list[list[Any]] = []
+    for number in range(rng.randint(0, 3)):
+        kind = rng.choice(["sleep", "sleep", "save", "save", "step", "log", "progress", "spawn"])
+        if kind == "sleep":
+            deeds.append([kind, round(rng.choice([0.1, 1.0, 4.0]) * rng.random(), 3)])
+        elif kind == "spawn" and not child:
+            deeds.append([kind, f"child {number}", make_deeds(rng, child=True)])
+        elif kind == "step":
+            deeds.append([kind, f"step {rng.randint(0, 1)}"])
+        elif kind != "spawn":
+            deeds.append([kind])
+    if rng.random() < 0.3:
+        how = rng.choice([*FAILS, "rate limit", "quota"])
+        deeds.append(["fail", how, rng.choice([1, 1, 2, 9])])
+    if rng.random() < 0.15:
+        deeds.append(["long", rng.uniform(5, 25)])
+    if rng.random() < 0.06:
+        deeds.append(["deaf", rng.uniform(3, 60)])
+    return deeds
+
+
+def make_task(rng: random.Random, title: str, now: float) -> NewTask:
+    """A task to submit."""
+    new = NewTask(
+        title=title,
+        task_type=rng.choice(["a", "b"]),
+        priority=rng.randint(1, 10),
+        input={"deeds": make_deeds(rng)},
+        max_attempts=rng.choice([1, 2, 3, 3, 5]),
+        retry=RetryPolicy(base_s=rng.choice([0.1, 1.0]), cap_s=3.0),
+    )
+    if rng.random() < 0.2:
+        new.run_at = START + timedelta(seconds=round(now + rng.uniform(0.1, 8), 3))
+    if rng.random() < 0.2:
+        new.timeout_s = rng.randint(1, 4)
+    if rng.random() < 0.3:
+        new.lease_s = rng.randint(1, 9)
+    if rng.random() < 0.1:
+        new.queue_ttl_s = rng.randint(2, 15)
+    return new
+
+
+class Handlers:
+    """The handler of one worker process."""
+
+    def __init__(self, process: Process, recorder: Recorder, faults: Faults) -> None:
+        self._process = process
+        self._recorder = recorder
+        self._faults = faults
+        self._made = 0
+
+    async def handle(self, context: Context) -> Any:
+        """Do the task's deeds; the output says which attempt made it."""
+        loop = asyncio.get_running_loop()
+        me = Handling(self._process, context.task_id, context.attempt, loop.time())
+        self._recorder.handling.append(me)
+        try:
+            for deed, *details in context.input["deeds"]:
+                self._recorder.note(self._process.name, f"{deed} {context.work.title}")
+                await getattr(self, f"_{deed}")(context, me, *details)
+            return {"attempt": context.attempt, "by": self._process.name}
+        finally:
+            self._recorder.handling.remove(me)
+
+    async def _insist(self, what: Callable[[], Awaitable[T]]) -> T | None:
+        """The answer, or nothing: a stubborn handler asks twice and then goes on without."""
+        if not self._faults.plan.stubborn:
+            return await what()
+        for _ in range(2):
+            try:
+                return await what()
+            except Unavailable:
+                continue
+        return None
+
+    def _nonce(self, context: Context) -> list[Any]:
+        self._made += 1
+        return [context.attempt, self._process.name, self._made]
+
+    async def _sleep(self, _context: Context, _me: Handling, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    _long = _sleep
+
+    async def _deaf(self, context: Context, me: Handling, seconds: float) -> None:
+        """Does not hear that it is to stop; once is enough for one task."""
+        if context.attempt > 1:
+            return
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        me.deaf = True
+        while (rest := until - loop.time()) > 0:
+            try:
+                await asyncio.sleep(rest)
+            except asyncio.CancelledError:
+                continue
+        me.deaf = False
+
+    async def _save(self, context: Context, _me: Handling) -> None:
+        await self._insist(lambda: context.save(self._nonce(context)))
+
+    async def _log(self, context: Context, _me: Handling) -> None:
+        context.log("said")
+
+    async def _progress(self, context: Context, _me: Handling) -> None:
+        await self._insist(lambda: context.progress(50, "half"))
+
+    async def _step(self, context: Context, _me: Handling, key: str) -> None:
+        value = await self._insist(lambda: context.step(key, lambda: self._nonce(context)))
+        if value is not None:
+            self._recorder.stepped(context.task_id, key, value)
+
+    async def _spawn(self, context: Context, _me: Handling, key: str, deeds: list[Any]) -> None:
+        new = NewTask(
+            title=f"{context.work.title} {key}",
+            task_type="a",
+            input={"deeds": deeds},
+            retry=RetryPolicy(base_s=0.5, cap_s=3.0),
+        )
+        await self._insist(lambda: context.spawn(key, new))
+
+    async def _fail(self, context: Context, _me: Handling, how: str, most: int) -> None:
+        """Fails in the first attempts, in the way it is told."""
+        if context.attempt > most:
+            return
+        self._faults.happened["handler failed"] += 1
+        if how in FAILS:
+            raise FAILS[how]()
+        if context.attempt > 2:
+            return  # such ends are free, so they are kept few
+        failure = Failure(message="slow down", error_class=ErrorClass.RATE_LIMIT)
+        now = START + timedelta(seconds=asyncio.get_running_loop().time())
+        raise AttemptFailed(failure, now + timedelta(seconds=2) if how == "quota" else None)

@@ -1,0 +1,157 @@
+"""What a seed stands for: the size of the world, and which faults it is in for."""
+
+import random
+from collections import Counter
+from typing import Literal
+
+import msgspec
+
+from tenuto.settings import Settings
+
+Act = Literal[
+    "kill worker",
+    "kill coordinator",
+    "stop worker",
+    "stop coordinator",
+    "drain worker",
+    "cut off",
+    "close lid",
+    "wipe hints",
+]
+"""What happens to processes: killed, stopped and continued, asked to end, cut off from the store,
+everything stopped at once, all hints under way lost."""
+
+HAPPENS: tuple[str, ...] = (
+    *("kill worker", "kill coordinator", "stop worker", "stop coordinator", "drain worker"),
+    *("cut off", "close lid", "wipe hints"),
+    *("call refused", "reply lost", "late commit", "slow reply", "unreachable"),
+    *("hint dropped", "hint doubled", "hint delayed", "hints off"),
+    *("worker ended itself", "handler failed", "sink failed", "death seen"),
+)
+"""Every kind of fault; over many seeds each must have happened."""
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """One fault of a process: when, what, how long it lasts, and after how many callbacks."""
+
+    at: float
+    act: Act
+    seconds: float
+    fuse: int
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is decided before a run begins."""
+
+    seed: int
+    workers: int
+    coordinators: int
+    settings: Settings
+    writers: int
+    mixes: bool
+    shared_agent: bool
+    max_concurrent: int | None
+    duration: float
+    submits: int
+    controls: int
+    latency: float
+    refused: float
+    lost: float
+    late: float
+    slow: float
+    hint_drop: float
+    hint_double: float
+    hints_off: bool
+    """Hints never work again, not even when everything else is healed."""
+    sink_fails: float
+    deaths_seen: float
+    stubborn: bool
+    """Handlers go on after the store did not answer them, instead of failing."""
+    moments: tuple[Moment, ...]
+
+
+def make_plan(seed: int) -> Plan:
+    """The plan of a seed. Each run has some kinds of faults only, so that each gets its stage."""
+    rng = random.Random(f"plan {seed}")
+
+    def maybe(chance: float, least: float, most: float) -> float:
+        return rng.uniform(least, most) if rng.random() < chance else 0.0
+
+    duration = rng.uniform(12, 30)
+    writers, mixes = (1, True) if rng.random() < 0.5 else (4, False)
+    settings = Settings(
+        heartbeat_s=2.0,
+        lease_s=6,
+        tick_s=1.5,
+        poll_s=rng.choice([1.0, 2.5]),
+        slots=rng.choice([2, 3, 5]),
+        grace_s=2.0,
+        drain_s=rng.choice([0.5, 3.0]),
+        leader=rng.random() < 0.5,
+    )
+    return Plan(
+        seed=seed,
+        workers=rng.choice([1, 2, 2, 3]),
+        coordinators=rng.choice([1, 2, 2]),
+        settings=settings,
+        writers=writers,
+        mixes=mixes,
+        shared_agent=rng.random() < 0.5,
+        max_concurrent=rng.choice([None, None, None, 2, 3]),
+        duration=duration,
+        submits=rng.randint(6, 10),
+        controls=rng.choice([0, 6, 12]),
+        latency=rng.choice([0.002, 0.01, 0.2]),
+        refused=maybe(0.6, 0.01, 0.08),
+        lost=maybe(0.6, 0.01, 0.12),
+        late=maybe(0.3, 0.01, 0.06),
+        slow=maybe(0.3, 0.002, 0.02),
+        hint_drop=maybe(0.5, 0.1, 1.0),
+        hint_double=maybe(0.5, 0.1, 0.5),
+        hints_off=rng.random() < 0.2,
+        sink_fails=maybe(0.4, 0.05, 0.3),
+        deaths_seen=rng.choice([0.0, 0.5, 1.0]),
+        stubborn=rng.random() < 0.5,
+        moments=_moments(rng, duration),
+    )
+
+
+def _moments(rng: random.Random, duration: float) -> tuple[Moment, ...]:
+    weights: dict[Act, int] = {
+        "kill worker": 6,
+        "kill coordinator": 2,
+        "stop worker": 4,
+        "stop coordinator": 2,
+        "drain worker": 2,
+        "cut off": 3,
+        "close lid": 1,
+        "wipe hints": 1,
+    }
+    acts = rng.choices(list(weights), list(weights.values()), k=rng.randint(0, 5))
+    longest = {"close lid": 60.0, "cut off": 15.0}
+    return tuple(
+        Moment(
+            at=rng.uniform(0.5, duration),
+            act=act,
+            seconds=rng.uniform(0.5, longest.get(act, 14.0)),
+            fuse=rng.randint(1, 60),
+        )
+        for act in acts
+    )
+
+
+class Faults:
+    """What the plan's chances come to, call by call, while there are faults at all."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.on = True
+        self.happened: Counter[str] = Counter()
+        self.rng = random.Random(f"faults {plan.seed}")
+
+    def strikes(self, chance: float, what: str) -> bool:
+        """Whether the fault happens now; counted if it does."""
+        if not self.on or chance == 0.0 or self.rng.random() >= chance:
+            return False
+        self.happened[what] += 1
+        return True

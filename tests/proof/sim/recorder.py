@@ -1,0 +1,171 @@
+"""What an observer outside the system writes down: what was asked, and what was acknowledged."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tenuto.engine.claim import Work
+from tenuto.engine.engine import Engine
+from tenuto.engine.report import Beat
+from tenuto.model.matching import AgentProfile
+from tenuto.model.submission import NewTask
+from tenuto.model.task import DEFAULT_LEASE_S, Fence
+from tenuto.store.protocol import Row
+
+from tests.proof.sim.loop import Process, VirtualLoop
+
+
+class Submit(msgspec.Struct, eq=False):
+    """One submit: its tasks' titles, its key, and every answer that came back."""
+
+    titles: list[str]
+    key: str | None
+    answers: list[list[UUID]] = []
+    keyed_conflict: bool = False
+
+
+class Save(msgspec.Struct, frozen=True):
+    """A checkpoint that was acknowledged."""
+
+    fence: Fence
+    seq: int
+    data: Any
+
+
+class Write(msgspec.Struct, frozen=True):
+    """A fenced write that was acknowledged, and when it was asked for."""
+
+    what: str
+    fence: Fence
+    began: int
+
+
+class Control(msgspec.Struct, frozen=True):
+    """An operator's order that was acknowledged, and when."""
+
+    action: str
+    task: UUID
+    reason: str
+    acked: int
+
+
+class Handling(msgspec.Struct, eq=False):
+    """A handler that is running."""
+
+    process: Process
+    task: UUID
+    attempt: int
+    since: float
+    deaf: bool = False
+
+
+class Recorder:
+    """Everything seen from outside. `broken` holds what was seen to be wrong on the spot."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+        self._count = 0
+        self.trace: list[tuple[float, str, str]] = []
+        self.broken: list[tuple[str, str]] = []
+        self.submits: list[Submit] = []
+        self.controls: list[Control] = []
+        self.works: dict[UUID, list[tuple[Work, int]]] = defaultdict(list)
+        self.outputs: dict[tuple[UUID, int], Any] = {}
+        self.accepted: list[Write] = []
+        self.asked_to_save: dict[UUID, list[Any]] = defaultdict(list)
+        self.saves: list[Save] = []
+        self.steps: dict[tuple[UUID, str], Any] = {}
+        self.children: dict[tuple[UUID, str], set[UUID]] = defaultdict(set)
+        self.delivered: list[tuple[UUID, int]] = []
+        self.handling: list[Handling] = []
+
+    def tick(self) -> int:
+        """A number for now, above all before."""
+        self._count += 1
+        return self._count
+
+    def note(self, who: str, what: str) -> None:
+        self.trace.append((self._loop.time(), who, what))
+
+    def wrong(self, invariant: str, what: str) -> None:
+        """An invariant is broken."""
+        self.note("WRONG", f"{invariant}: {what}")
+        self.broken.append((invariant, what))
+
+    def claimed(self, n: int, works: list[Work]) -> None:
+        if len(works) > n:
+            self.wrong("I8", f"a claim for {n} answered {len(works)}")
+        if len({work.fence.task for work in works}) < len(works):
+            self.wrong("I8", "a claim answered one task twice")
+        for work in works:
+            held = self.works[work.fence.task]
+            if any(other.fence.attempt == work.fence.attempt for other, _ in held):
+                self.wrong("I7", f"attempt {work.fence.attempt} of {work.title} was claimed twice")
+            held.append((work, self.tick()))
+
+    def wrote(self, what: str, fence: Fence, began: int) -> None:
+        """A fenced write was accepted: the attempt must not have been overtaken before it began."""
+        for work, at in self.works[fence.task]:
+            if work.fence.attempt > fence.attempt and at < began:
+                self.wrong("I5", f"{what} of attempt {fence.attempt} after {work.fence.attempt}")
+        if what != "heartbeat":
+            self.accepted.append(Write(what, fence, began))
+
+    def stepped(self, task: UUID, key: str, value: Any) -> None:
+        """A handler was told a step's value."""
+        first = self.steps.setdefault((task, key), value)
+        if first != value:
+            self.wrong("step", f"{task} {key} was {first}, then {value}")
+
+    def deliver(self, events: Sequence[Row]) -> None:
+        self.delivered += [(event["task"], event["seq"]) for event in events]
+
+
+class Watched(Engine):
+    """The engine of a process with an observer beside it."""
+
+    recorder: Recorder
+
+    async def claim(
+        self, agent: AgentProfile, worker: str, n: int = 1, lease_s: int = DEFAULT_LEASE_S
+    ) -> list[Work]:
+        works = await super().claim(agent, worker, n, lease_s)
+        self.recorder.claimed(n, works)
+        return works
+
+    async def heartbeat(self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S) -> Beat:
+        began = self.recorder.tick()
+        beat = await super().heartbeat(fences, lease_s)
+        for fence in fences:
+            if fence.task in beat.held:
+                self.recorder.wrote("heartbeat", fence, began)
+        return beat
+
+    async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:
+        began = self.recorder.tick()
+        self.recorder.asked_to_save[fence.task].append(data)
+        number = await super().checkpoint(fence, data, seq)
+        self.recorder.wrote("checkpoint", fence, began)
+        self.recorder.saves.append(Save(fence, number, data))
+        return number
+
+    async def record_step(self, fence: Fence, key: str, value: Any) -> None:
+        began = self.recorder.tick()
+        await super().record_step(fence, key, value)
+        self.recorder.wrote("step", fence, began)
+
+    async def spawn(self, fence: Fence, key: str, new: NewTask) -> UUID:
+        began = self.recorder.tick()
+        child = await super().spawn(fence, key, new)
+        self.recorder.wrote("spawn", fence, began)
+        self.recorder.children[fence.task, key].add(child)
+        return child
+
+    async def complete(self, fence: Fence, output: Any = None, summary: str | None = None) -> None:
+        began = self.recorder.tick()
+        self.recorder.outputs[fence.task, fence.attempt] = output
+        await super().complete(fence, output, summary)
+        self.recorder.wrote("complete", fence, began)

@@ -1,0 +1,173 @@
+"""One database for all processes, and the unreliable way to it that each of them has."""
+
+import asyncio
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+from tenuto.model.errors import TenutoError, Unavailable
+from tenuto.store.protocol import Row, SchemaState, Script, Statement
+from tenuto.store.sqlite import SqliteStore
+
+from tests.proof.sim.clock import SimClock
+from tests.proof.sim.loop import Process, later, run_now
+from tests.proof.sim.plan import Faults
+from tests.proof.sim.recorder import Recorder
+
+T = TypeVar("T")
+
+class Database:
+    """SQLite in memory. One connection serves all runs, so that its statements stay prepared."""
+
+    def __init__(self) -> None:
+        self.store = SqliteStore(":memory:")
+        run_now(self.store.migrate())
+        self.raw = self.store._writer_connection().raw
+        self._empty = self.raw.serialize()
+
+    def reset(self) -> None:
+        """As new."""
+        self.raw.deserialize(self._empty)
+
+    def rows(self, sql: str, *params: Any) -> list[tuple[Any, ...]]:
+        """What a query of a checker finds."""
+        return self.raw.execute(sql, params).fetchall()
+
+
+@cache
+def database() -> Database:
+    """The database of this Python process; clear the cache after planting a fault in the SQL."""
+    return Database()
+
+
+class SimStore:
+    """A process's connection to the database: slow, failing before or after the commit, or cut."""
+
+    def __init__(
+        self,
+        database: Database,
+        process: Process,
+        clock: SimClock,
+        faults: Faults,
+        recorder: Recorder,
+    ) -> None:
+        self.clock = clock
+        self.writers = faults.plan.writers
+        self.mixes = faults.plan.mixes
+        self._database = database.store
+        self._process = process
+        self._faults = faults
+        self._recorder = recorder
+
+    async def open(self) -> None:
+        await self._database.open()
+
+    async def close(self) -> None:
+        """The database outlives the process."""
+
+    async def migrate(self) -> list[int]:
+        return []
+
+    async def schema(self) -> SchemaState:
+        return await self._database.schema()
+
+    async def describe(self) -> dict[str, str]:
+        return {}
+
+    async def fetch(self, statement: Statement) -> list[Row]:
+        return await self._call(lambda: run_now(self._database.fetch(statement)), statement.query)
+
+    async def transact(self, script: Callable[[], Script[T]]) -> T:
+        names: list[str] = []
+
+        def named() -> Script[T]:
+            steps = script()
+            try:
+                statement = next(steps)
+                while True:
+                    names.append(statement.query)
+                    statement = steps.send((yield statement))
+            except StopIteration as done:
+                result: T = done.value
+                return result
+
+        return await self._call(lambda: run_now(self._database.transact(named)), names)
+
+    async def once(self, script: Callable[[], Script[T]]) -> T:
+        return await self.transact(script)
+
+    async def _call(self, run: Callable[[], T], names: str | list[str]) -> T:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        if self._process.state == "dead":
+            return await answer  # what is left of a process that is no more
+        call = _Call(loop, answer, run, names, self._process.name, self._recorder)
+        call.send(self._process, self._faults)
+        return await answer
+
+
+class _Call:
+    """One request on its way to the database, and its reply on the way back."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        answer: "asyncio.Future[Any]",
+        run: Callable[[], Any],
+        names: str | list[str],
+        who: str,
+        recorder: Recorder,
+    ) -> None:
+        self._loop = loop
+        self._answer = answer
+        self._run = run
+        self._names = names
+        self._who = who
+        self._recorder = recorder
+
+    def send(self, process: Process, faults: Faults) -> None:
+        """Decide what becomes of the request; none of it waits for the process."""
+        plan, rng = faults.plan, faults.rng
+        there, back = rng.random() * plan.latency, rng.random() * plan.latency
+        if faults.on and process.unreachable_until > self._loop.time():
+            faults.happened["unreachable"] += 1
+            later(self._loop, there + back, self._refuse, "unreachable")
+        elif faults.strikes(plan.refused, "call refused"):
+            later(self._loop, there + back, self._refuse, "refused")
+        elif faults.strikes(plan.lost, "reply lost"):
+            later(self._loop, there, self._execute, back, True)
+        elif faults.strikes(plan.late, "late commit"):
+            later(self._loop, there, self._refuse, "given up")
+            later(self._loop, there + rng.uniform(0.01, 3.0), self._execute, None, True)
+        elif faults.strikes(plan.slow, "slow reply"):
+            later(self._loop, there, self._execute, rng.uniform(1.0, 12.0), False)
+        else:
+            later(self._loop, there, self._execute, back, False)
+
+    def _execute(self, back: float | None, lost: bool) -> None:
+        try:
+            value, error = self._run(), None
+        except Exception as found:  # noqa: BLE001  the caller's
+            value, error = None, found
+        what = self._names if isinstance(self._names, str) else " ".join(self._names)
+        self._recorder.note(self._who, what if error is None else f"{what} {type(error).__name__}")
+        if error is not None and not isinstance(error, TenutoError):
+            self._recorder.wrong("store", repr(error))
+        if back is None:
+            return
+        if lost:
+            later(self._loop, back, self._refuse, "reply lost")
+        else:
+            later(self._loop, back, self._reply, value, error)
+
+    def _refuse(self, why: str) -> None:
+        self._recorder.note(self._who, why)
+        self._reply(None, Unavailable(why))
+
+    def _reply(self, value: Any, error: Exception | None) -> None:
+        if self._answer.done():
+            return
+        if error is not None:
+            self._answer.set_exception(error)
+        else:
+            self._answer.set_result(value)

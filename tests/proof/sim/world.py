@@ -1,0 +1,169 @@
+"""One run: faults first, then everything is healed and has to end; then the oracles look."""
+
+import asyncio
+import hashlib
+import logging
+from collections import Counter
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tenuto.model.task import TERMINAL
+
+from tests.proof.sim.actors import Harm, Operator, Scene, keep
+from tests.proof.sim.clock import SimClock
+from tests.proof.sim.checkers import Broken, check
+from tests.proof.sim.loop import Stalled, VirtualLoop, bury
+from tests.proof.sim.plan import make_plan
+from tests.proof.sim.probe import Probe
+from tests.proof.sim.recorder import Recorder
+from tests.proof.sim.store import database
+
+PATIENCE_S = 90.0
+"""Healed, something has to happen within: a lost answer to a cancel, a lease, a run, a backoff."""
+AT_MOST_S = 900.0
+QUIT_S = 60.0
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a run came to."""
+
+    seed: int
+    broken: list[Broken]
+    happened: Counter[str]
+    planned: Counter[str]
+    turns: int
+    seconds: float
+    tasks: int
+    trace: list[tuple[float, str, str]]
+
+    def digest(self) -> str:
+        """The same for the same run."""
+        text = "\n".join(f"{at:.6f} {who} {what}" for at, who, what in self.trace)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def kinds(self) -> set[str]:
+        """The invariants that were broken."""
+        return {invariant for invariant, _ in self.broken}
+
+
+def simulate(seed: int) -> Result:
+    """Play a seed to its end."""
+    base = database()
+    base.reset()
+    loop = VirtualLoop()
+    base.store.clock = SimClock(loop, "audit")
+    scene = Scene(make_plan(seed), loop, base)
+    loop.set_exception_handler(lambda _loop, context: _unhandled(scene.recorder, context))
+    listener = _Listener(scene.recorder)
+    log = logging.getLogger("tenuto")
+    before = (log.level, log.propagate)
+    log.addHandler(listener)
+    log.setLevel(logging.ERROR)
+    log.propagate = False
+    try:
+        loop.run_until_complete(_play(scene))
+    except Stalled as error:
+        scene.recorder.wrong("I24", str(error))
+    finally:
+        log.removeHandler(listener)
+        log.level, log.propagate = before
+        _clear(loop, scene.recorder)
+    broken = scene.recorder.broken + check(scene.recorder, base)
+    planned: Counter[str] = Counter(moment.act for moment in scene.plan.moments)
+    tasks = base.rows("select count(*) from task")[0][0]
+    return Result(
+        seed,
+        broken,
+        scene.faults.happened,
+        planned,
+        loop.turns,
+        loop.time(),
+        tasks,
+        scene.recorder.trace,
+    )
+
+
+async def _play(scene: Scene) -> None:
+    loop, plan = scene.loop, scene.plan
+    operator = Operator(scene)
+    keepers = [loop.create_task(keep(scene, "worker", slot)) for slot in range(plan.workers)]
+    keepers += [
+        loop.create_task(keep(scene, "coordinator", slot)) for slot in range(plan.coordinators)
+    ]
+    probe = Probe(scene)
+    watching = loop.create_task(probe.run())
+    people = loop.create_task(operator.run(), context=operator.process.context)
+    await asyncio.gather(people, Harm(scene).run())
+    scene.faults.on = False
+    probe.healed_at = loop.time()
+    scene.recorder.note("world", "healed")
+    await _ended(scene, operator)
+    scene.closing = True
+    for process in scene.alive("worker") + scene.alive("coordinator"):
+        process.healthy = True
+        process.stop.set()
+    await asyncio.wait(keepers, timeout=QUIT_S)
+    for process in scene.processes:
+        if process.state in ("running", "stopped") and process.kind != "operator":
+            scene.recorder.wrong("leak", f"{process.name} does not end")
+    for task, owner in loop.made:
+        if owner is not None and owner.state == "ended" and owner.healthy and not task.done():
+            scene.recorder.wrong("leak", f"{owner.name} left {task.get_coro()} behind")
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _ended(scene: Scene, operator: Operator) -> None:
+    """Wait until every task ended and every event was relayed, or nothing moves any more."""
+    began = moved = scene.loop.time()
+    last: Any = None
+    while True:
+        rows = scene.database.rows("select id, status, version from task")
+        open_ones = [row for row in rows if row[1] not in TERMINAL]
+        events = sum(row[2] for row in rows)
+        if not open_ones and len(set(scene.recorder.delivered)) >= events:
+            return
+        now = scene.loop.time()
+        if last != (events, len(scene.recorder.delivered)):
+            moved, last = now, (events, len(scene.recorder.delivered))
+        if now - moved > PATIENCE_S or now - began > AT_MOST_S:
+            stuck = [f"{task} {status}" for task, status, _ in open_ones]
+            scene.recorder.wrong("I24", f"nothing moves any more: {stuck}")
+            return
+        if held := [UUID(row[0]) for row in open_ones if row[1] == "PAUSED"]:
+            await scene.loop.create_task(
+                operator.resume_all(held), context=operator.process.context
+            )
+        await asyncio.sleep(1.0)
+
+
+def _unhandled(recorder: Recorder, context: dict[str, Any]) -> None:
+    recorder.wrong("task", f"{context.get('message')}: {context.get('exception')!r}")
+
+
+class _Listener(logging.Handler):
+    """Hears what the program calls an error, but for what handlers were made to do."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(logging.ERROR)
+        self._recorder = recorder
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "do not stop" not in record.getMessage():
+            self._recorder.wrong("log", f"{record.getMessage()} {record.exc_info}")
+
+
+def _clear(loop: VirtualLoop, recorder: Recorder) -> None:
+    """Look at how every task ended, then let go of those whose process was killed."""
+    loop.set_exception_handler(lambda _loop, _context: None)
+    for task, owner in loop.made:
+        if not task.done():
+            bury(task)
+        elif not task.cancelled() and (error := task.exception()) is not None:
+            expected = owner is not None and owner.state == "dead"
+            if not expected:
+                recorder.wrong("task", f"{owner and owner.name}: {error!r}")
+    loop.made.clear()
+    loop.close()

@@ -1,0 +1,160 @@
+"""The model check: production's rules hold in every small world, and each planted bug is caught."""
+
+import sys
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from tests.proof.checker import INVARIANTS, Row, Worker, World, explore
+from tests.proof.planted_model import LEASE, NOW, PLANTED, Rules
+
+from tenuto.model.retry import ATTEMPT_CAP, FREE_ENDS
+from tenuto.model.task import Status, Task, due_at
+
+TWO = (Worker(), Worker())
+
+
+def row(number: int = 1, **fields: Any) -> Row:
+    """A task that was just submitted, with some fields as if it had a longer past."""
+    given: dict[str, Any] = {"status": Status.PENDING, "max_attempts": 2} | fields
+    task = Task(
+        id=UUID(int=number),
+        workspace=UUID(int=9),
+        lane=1,
+        lease_s=int(LEASE.total_seconds()),
+        created_at=NOW,
+        updated_at=NOW,
+        **given,
+    )
+    task = msgspec.structs.replace(task, due_at=due_at(task))
+    return Row(task, (task.version, task.status), free=(task.free_ends, 0))
+
+
+class Case(msgspec.Struct, frozen=True):
+    """A world, how many states it has at least, and what must have happened in it."""
+
+    start: World
+    states: int
+    answers: str
+
+
+CASES: dict[str, Case] = {
+    "crashes": Case(
+        World(rows=(row(),), faults=2, messages=("complete", "fail")),
+        12_000,
+        "complete accepted, complete repeated, complete lease_lost, fail repeated",
+    ),
+    "checkpoints": Case(
+        World(
+            rows=(row(),),
+            faults=1,
+            orders=1,
+            operator=("cancel",),
+            checkpoints=1,
+            workers=TWO,
+        ),
+        1,
+        "complete cancel_requested, cancel repeated",
+    ),
+    "cancel": Case(
+        World(rows=(row(),), faults=1, orders=1, operator=("cancel",)),
+        20_000,
+        "complete cancel_requested, cancel accepted, cancel repeated, expire accepted",
+    ),
+    "operator": Case(
+        World(
+            rows=(row(),),
+            orders=3,
+            operator=("cancel", "pause", "resume", "retry"),
+            workers=TWO,
+        ),
+        1,
+        "pause accepted, pause repeated, pause cancel_requested, resume accepted, retry accepted",
+    ),
+    "retry": Case(
+        World(
+            rows=(row(max_attempts=1),),
+            faults=1,
+            orders=1,
+            operator=("retry",),
+            messages=("complete", "fail", "fail for good"),
+        ),
+        9_000,
+        "retry accepted, fail lease_lost",
+    ),
+    "push": Case(
+        World(
+            rows=(row(max_attempts=1, free_ends=FREE_ENDS - 1),),
+            faults=1,
+            push=True,
+            messages=("complete", "not started", "release"),
+        ),
+        8_000,
+        "begin accepted, begin repeated, not_started accepted, release repeated",
+    ),
+    "give back": Case(
+        World(
+            rows=(row(max_attempts=1, free_ends=FREE_ENDS - 1),),
+            faults=1,
+            messages=("complete", "release", "park"),
+        ),
+        1,
+        "park accepted, park repeated, release accepted, ready accepted",
+    ),
+    "last numbers": Case(
+        World(
+            rows=(row(max_attempts=3, attempt=ATTEMPT_CAP - 2),),
+            orders=2,
+            operator=("pause", "resume", "retry"),
+            workers=TWO,
+        ),
+        1,
+        "complete accepted, resume accepted, retry attempts_used_up",
+    ),
+    "timers": Case(
+        World(
+            rows=(
+                row(max_attempts=1, free_ends=FREE_ENDS - 1, timeout_s=10, watch_s=40),
+                row(2, queue_ttl_s=30),
+            ),
+            messages=("complete", "rate limit", "time out", "park with a limit"),
+            workers=TWO,
+        ),
+        1,
+        "time_out accepted, refuse accepted, fail accepted, park accepted",
+    ),
+    "two tasks": Case(World(rows=(row(), row(2))), 140_000, "complete lease_lost"),
+}
+
+
+def check(name: str, rules: Rules) -> None:
+    case = CASES[name]
+    report = explore(case.start, rules)
+    sys.stdout.write(f"{name}: {report.states} states, {report.steps} steps\n")
+    assert report.violation is None, "\n".join(report.trace)
+    assert report.states >= case.states
+    assert set(case.answers.split(", ")) <= report.answers
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_production_holds_in_every_state(name: str) -> None:
+    check(name, Rules())
+
+
+def test_coordinators_may_compare_instead_of_lock() -> None:
+    check("crashes", Rules(locked=False))
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_caught(name: str) -> None:
+    planted = PLANTED[name]
+    report = explore(CASES[planted.world].start, planted.rules)
+    sys.stdout.write(f"{name}, {len(report.trace)} steps: {'; '.join(report.trace)}\n")
+    assert report.violation is not None
+    assert report.violation.invariant == planted.breaks
+    assert len(report.trace) <= 12
+
+
+def test_every_invariant_has_a_planted_bug() -> None:
+    assert {planted.breaks for planted in PLANTED.values()} == set(INVARIANTS)

@@ -1,0 +1,318 @@
+"""Bad input: refused with a stable code and one sentence, and nothing is written."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.contract.conftest import (
+    WORKER,
+    ManualClock,
+    Raw,
+    claim_one,
+    failure,
+    new,
+    opened,
+    profile,
+    running,
+)
+
+from tenuto.engine.engine import Engine
+from tenuto.engine.query import Filter
+from tenuto.engine.report import Line
+from tenuto.model.errors import CODES, TenutoError
+from tenuto.model.retry import RetryPolicy
+from tenuto.model.task import Fence
+
+NUL, HALF = "a\x00b", "a\ud800b"
+MEGABYTE = "x" * (1024 * 1024 + 1)
+NAIVE = datetime(2030, 1, 1)  # noqa: DTZ001  that is the point
+Call = Callable[[Engine, Fence, Any], Awaitable[Any]]
+
+
+@pytest.fixture
+def raw(database_url: str) -> Raw:
+    return Raw(database_url)
+
+
+@pytest.fixture
+async def engine(database_url: str) -> AsyncIterator[Engine]:
+    async with opened(database_url, ManualClock()) as store:
+        yield Engine(store, actor="tester")
+
+
+@pytest.fixture
+async def fence(engine: Engine) -> Fence:
+    """A running attempt; its lane is there already."""
+    return await running(engine)
+
+
+async def answer(call: Awaitable[Any]) -> str:
+    """The code of a refusal in one sentence, `accepted`, or the name of a fault."""
+    try:
+        await call
+    except TenutoError as error:
+        assert error.code in CODES
+        lines, size = len(error.message.splitlines()), len(error.message)
+        return error.code if (lines, size < 400) == (1, True) else f"fault: {size} characters"
+    except Exception as error:  # noqa: BLE001  a fault is what these tests look for
+        return f"fault: {type(error).__name__}"
+    return "accepted"
+
+
+async def check(
+    engine: Engine, fence: Fence, raw: Raw, calls: dict[str, Call], bad: Any, wanted: set[str]
+) -> None:
+    """Every call with the bad value is refused as wanted, and no row is written."""
+    before = await raw.counts()
+    found = {name: await answer(call(engine, fence, bad)) for name, call in calls.items()}
+    assert {name: told for name, told in found.items() if told not in wanted} == {}
+    after = await raw.counts()
+    assert after == before | {"lane": after["lane"]}
+    assert (await engine.submit(new("work goes on"))).created
+
+
+def submitting(**fields: Any) -> Call:
+    """Submit with the bad value where a field's maker puts it."""
+
+    def call(engine: Engine, fence: Fence, bad: Any) -> Awaitable[Any]:
+        given = {name: make(bad) for name, make in fields.items()}
+        return engine.submit(new(**({"title": "t"} | given)))
+
+    return call
+
+
+def itself(bad: Any) -> Any:
+    return bad
+
+
+def constant(value: Any) -> Callable[[Any], Any]:
+    return lambda _: value
+
+
+TEXT_FIELDS = (
+    "title description prompt system_prompt model conversation task_type agent_type runtime cwd"
+    " container region idempotency_key trace_id source"
+).split()
+SUBMITTED_TEXT: dict[str, Call] = {
+    **{name: submitting(**{name: itself}) for name in TEXT_FIELDS},
+    **{
+        name: submitting(**{name: lambda bad: ["fine", bad]})
+        for name in ("tags", "task_tags", "capabilities", "command")
+    },
+    "env name": submitting(command=constant(["x"]), env=lambda bad: {bad: "1"}),
+    "env value": submitting(command=constant(["x"]), env=lambda bad: {"A": bad}),
+    "env without command": submitting(env=lambda bad: {"A": bad}),
+    "input": submitting(input=itself),
+    "deep input": submitting(input=lambda bad: {"a": [{"b": (1, bad)}]}),
+    "input key": submitting(input=lambda bad: [{bad: 1}]),
+    "metadata": submitting(metadata=lambda bad: {"a": bad}),
+    "input under a key": submitting(input=itself, idempotency_key=constant("k")),
+    "title under a key": submitting(title=itself, idempotency_key=constant("k")),
+    "input under an id": submitting(input=itself, id=constant(UUID(int=1))),
+}
+REPORTED_TEXT: dict[str, Call] = {
+    "cancel": lambda e, f, bad: e.cancel(f.task, bad),
+    "pause": lambda e, f, bad: e.pause(f.task, bad),
+    "output": lambda e, f, bad: e.complete(f, {"a": [bad]}),
+    "summary": lambda e, f, bad: e.complete(f, 1, bad),
+    "checkpoint": lambda e, f, bad: e.checkpoint(f, [bad]),
+    "progress": lambda e, f, bad: e.progress(f, 1, bad),
+    "step key": lambda e, f, bad: e.record_step(f, bad, 1),
+    "step value": lambda e, f, bad: e.record_step(f, "k", {"a": bad}),
+    "spawn key": lambda e, f, bad: e.spawn(f, bad, new()),
+    "spawn title": lambda e, f, bad: e.spawn(f, "k", new(bad)),
+    "spawn input": lambda e, f, bad: e.spawn(f, "k", new(input=bad)),
+    "filter text": lambda e, f, bad: e.list(Filter(text=bad)),
+    "filter tag": lambda e, f, bad: e.list(Filter(tags=(bad,))),
+    "filter type": lambda e, f, bad: e.list(Filter(task_type=bad)),
+}
+WORDS_OF_AN_ATTEMPT: dict[str, Call] = {
+    "fail": lambda e, f, bad: e.fail(f, failure(message=bad)),
+    "stack": lambda e, f, bad: e.fail(f, failure(stack=bad)),
+    "not_started": lambda e, f, bad: e.not_started(f, failure(message=bad)),
+    "park": lambda e, f, bad: e.park(f, bad),
+    "time_out": lambda e, f, bad: e.time_out(f, {"how": bad}),
+    "append": lambda e, f, bad: e.append(f, [Line(1, "INFO", bad)]),
+    "level": lambda e, f, bad: e.append(f, [Line(1, bad, "text")]),
+    "agent": lambda e, f, bad: e.register_agent(profile(name=bad)),
+    "worker": lambda e, f, bad: e.worker_beat(bad, "host", 1, ["a"], 1, "RUNNING"),
+    "worker of a claim": lambda e, f, bad: e.claim(profile(), bad, 1),
+    "find": lambda e, f, bad: e.find(bad),
+    "filter status": lambda e, f, bad: e.list(Filter(status=(bad,))),
+    "log level": lambda e, f, bad: e.logs(f.task, bad),
+}
+
+
+@pytest.mark.parametrize("bad", [NUL, HALF], ids=["nul", "surrogate"])
+async def test_text_no_database_can_keep(engine: Engine, fence: Fence, raw: Raw, bad: str) -> None:
+    calls = SUBMITTED_TEXT | REPORTED_TEXT
+    await check(engine, fence, raw, calls, bad, {"text_invalid"})
+
+
+@pytest.mark.parametrize("name", WORDS_OF_AN_ATTEMPT)
+async def test_words_of_an_attempt_are_no_fault(engine: Engine, raw: Raw, name: str) -> None:
+    found = []
+    for bad in (NUL, HALF, MEGABYTE):
+        fence = await running(engine)
+        found.append(await answer(WORDS_OF_AN_ATTEMPT[name](engine, fence, bad)))
+        with suppress(Exception):  # whatever it was, the next one starts anew
+            await engine.cancel(fence.task)
+            await engine.confirm_cancel(fence, {})
+        await engine.show(fence.task)
+        await engine.logs(fence.task)
+    assert [told for told in found if told.startswith("fault") or "unreachable" in told] == []
+
+
+async def test_text_that_is_too_long(engine: Engine, fence: Fence, raw: Raw) -> None:
+    calls = {n: c for n, c in (SUBMITTED_TEXT | REPORTED_TEXT).items() if n != "filter type"}
+    await check(engine, fence, raw, calls, MEGABYTE, {"too_large"})
+
+
+async def test_text_that_is_empty(engine: Engine, fence: Fence, raw: Raw) -> None:
+    fields = ("title", "task_type", "idempotency_key", "tags", "task_tags", "capabilities")
+    calls = {name: SUBMITTED_TEXT[name] for name in fields}
+    calls |= {name: REPORTED_TEXT[name] for name in ("step key", "spawn key")}
+    for empty in ("", "   "):
+        await check(engine, fence, raw, calls, empty, {"invalid_value"})
+
+
+NUMBERS: dict[str, tuple[Call, list[Any]]] = {
+    "priority": (submitting(priority=itself), [0, 11, -1, 2**70]),
+    "max_attempts": (submitting(max_attempts=itself), [0, 1_000_000, -1, 2**70]),
+    "timeout_s": (submitting(timeout_s=itself), [0, -1, 2**70]),
+    "queue_ttl_s": (submitting(queue_ttl_s=itself), [0, -1, 2**70]),
+    "lease_s": (submitting(lease_s=itself), [0, -1, 2**70]),
+    "estimate": (submitting(estimate_minutes=itself), [0, 2**70]),
+    "max_turns": (submitting(max_turns=itself), [0, 2**70]),
+    "base_s": (
+        submitting(retry=lambda bad: RetryPolicy(base_s=bad)),
+        [-1, float("nan"), float("inf"), 1e300],
+    ),
+    "jitter": (submitting(retry=lambda bad: RetryPolicy(jitter=bad)), [-0.1, 1.1, float("nan")]),
+    "reprioritise": (lambda e, f, bad: e.reprioritise(f.task, bad), [0, 11, 2**70]),
+    "percent": (lambda e, f, bad: e.progress(f, bad), [-1, 101, 2**70]),
+    "page": (lambda e, f, bad: e.list(limit=bad), [0, -1, 1001, 2**70]),
+    "action": (lambda e, f, bad: e.act("cancel", Filter(), limit=bad), [0, 10_001, 2**70]),
+    "checkpoint": (lambda e, f, bad: e.checkpoint(f, 1, bad), [-1, 2**63, 2**70]),
+    "min_priority": (lambda e, f, bad: e.list(Filter(min_priority=bad)), [2**63, 2**70]),
+    "line": (lambda e, f, bad: e.append(f, [Line(bad, "INFO", "x")]), [2**63, 2**70]),
+    "exit code": (lambda e, f, bad: e.fail(f, failure(exit_code=bad)), [2**63, 2**70]),
+    "heartbeat": (lambda e, f, bad: e.heartbeat([f], bad), [2**40, 2**63, 2**70]),
+    "claim": (lambda e, f, bad: e.claim(profile(), WORKER, 1, bad), [2**40, 2**63, 2**70]),
+    "claim n": (lambda e, f, bad: e.claim(profile(), WORKER, bad), [2**63, 2**70]),
+    "naive run_at": (submitting(run_at=itself), [NAIVE]),
+    "naive resume_at": (lambda e, f, bad: e.park(f, "quota", bad), [NAIVE]),
+    "naive wait_until": (lambda e, f, bad: e.park(f, "quota", None, bad), [NAIVE]),
+    "naive reset": (lambda e, f, bad: e.fail(f, failure("rate_limit"), bad), [NAIVE]),
+    "naive finish": (lambda e, f, bad: e.progress(f, 1, None, bad), [NAIVE]),
+    "naive since": (lambda e, f, bad: e.list(Filter(since=bad)), [NAIVE]),
+    "naive until": (lambda e, f, bad: e.list(Filter(until=bad)), [NAIVE]),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+async def test_numbers_and_times_out_of_range(
+    engine: Engine, fence: Fence, raw: Raw, name: str
+) -> None:
+    call, values = NUMBERS[name]
+    for bad in values:
+        wanted = {"invalid_value", "checkpoint_stale", "lease_lost"}
+        await check(engine, fence, raw, {f"{name} {bad}": call}, bad, wanted)
+
+
+async def test_a_fence_from_nowhere(engine: Engine, fence: Fence, raw: Raw) -> None:
+    calls: dict[str, Call] = {
+        "complete": lambda e, f, bad: e.complete(bad),
+        "release": lambda e, f, bad: e.release(bad),
+        "progress": lambda e, f, bad: e.progress(bad, 1),
+        "checkpoint": lambda e, f, bad: e.checkpoint(bad, 1),
+    }
+    for attempt, token in ((-1, ""), (2**63, "x"), (2**70, "x"), (1, MEGABYTE), (1, NUL)):
+        bad = Fence(fence.task, attempt, token)
+        await check(engine, fence, raw, calls, bad, {"lease_lost", "invalid_value"})
+    with suppress(TenutoError):
+        assert (await engine.heartbeat([Fence(fence.task, 2**70, "x")])).held == {}
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": [value]}
+    return value
+
+
+def not_json() -> Iterator[tuple[str, Any]]:
+    yield "invalid_json", float("nan")
+    yield "invalid_json", float("inf")
+    yield "invalid_json", 2**64
+    yield "invalid_json", -(2**63) - 1
+    yield "invalid_json", object()
+    yield "invalid_json", b"bytes"
+    yield "invalid_json", {1: "key"}
+    yield "invalid_json", {"a", "set"}
+    yield "invalid_json", UUID(int=1)
+    yield "too_deep", nested(100_000)
+    yield "too_large", [MEGABYTE]
+
+
+async def test_values_that_are_not_json(engine: Engine, fence: Fence, raw: Raw) -> None:
+    names = ("input", "deep input", "metadata", "input under a key", "input under an id")
+    calls = {name: SUBMITTED_TEXT[name] for name in names}
+    calls |= {n: REPORTED_TEXT[n] for n in ("output", "checkpoint", "step value", "spawn input")}
+    wrong: dict[str, str] = {}
+    before = await raw.counts()
+    for code, bad in not_json():
+        for name, call in calls.items():
+            told = await answer(call(engine, fence, bad))
+            if told != code:
+                wrong[f"{name} of {type(bad).__name__}"] = told
+    assert wrong == {}
+    assert await raw.counts() == before
+
+
+async def test_receipts_that_are_not_json(engine: Engine, fence: Fence) -> None:
+    found = []
+    for bad in ({"a": object()}, {"a": nested(5_000)}, {"a": float("nan")}):
+        found.append(await answer(engine.time_out(fence, bad)))
+    assert [told for told in found if told.startswith("fault")] == []
+
+
+async def test_lists_that_are_too_long(engine: Engine, fence: Fence, raw: Raw) -> None:
+    words = [f"w{n}" for n in range(51)]
+    calls = {name: submitting(**{name: itself}) for name in ("tags", "task_tags", "capabilities")}
+    await check(engine, fence, raw, calls, words, {"too_large"})
+    await check(
+        engine,
+        fence,
+        raw,
+        {"command": submitting(command=itself)},
+        ["x" * 9] * 200_000,
+        {"too_large"},
+    )
+    environment = {f"NAME_{n}": "x" * 100 for n in range(20_000)}
+    calls = {"env": submitting(command=constant(["x"]), env=itself)}
+    await check(engine, fence, raw, calls, environment, {"too_large"})
+
+
+async def test_too_many_at_once(engine: Engine, fence: Fence, raw: Raw) -> None:
+    calls: dict[str, Call] = {"bulk": lambda e, f, bad: e.submit_many(bad)}
+    await check(engine, fence, raw, calls, [new()] * 10_001, {"bulk_too_large"})
+
+
+async def test_the_ends_of_time(engine: Engine) -> None:
+    for at in (datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)):
+        told = await answer(engine.submit(new(run_at=at, queue_ttl_s=10)))
+        assert told in ("accepted", "invalid_value")
+    await engine.submit(new())
+    await engine.upkeep.promote_once("promoter")
+    await claim_one(engine)
+
+
+async def test_a_refused_task_makes_no_lane(engine: Engine, raw: Raw) -> None:
+    before = await raw.counts()
+    for index in range(5):
+        assert await answer(engine.submit(new(task_type=f"type{index}", input=object()))) != ""
+    assert await raw.counts() == before
