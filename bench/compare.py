@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import shutil
@@ -166,6 +167,7 @@ def _command(
     command += ["--tasks", str(arguments.tasks), "--submits", str(arguments.submits)]
     command += ["--probes", str(arguments.probes)]
     command += ["--recovery-limit", str(arguments.recovery_limit)]
+    command += ["--calm-us", str(arguments.calm_us)]
     for option in arguments.option:
         peer, _, pair = option.partition(".")
         if peer == entry.name:
@@ -224,6 +226,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--probes", type=int, default=200, help="submits to an idle worker")
     parser.add_argument(
         "--option", action="append", default=[], metavar="PEER.NAME=VALUE", help="try a setting"
+    )
+    parser.add_argument(
+        "--calm-us",
+        type=float,
+        default=math.inf,
+        metavar="US",
+        help="before each measure wait, up to a minute, for a disk that syncs in less",
     )
     parser.add_argument("--data", type=Path, help="where the temporary folder is made")
     parser.add_argument("--pg-bin", type=Path, help="folder with PostgreSQL's programs")

@@ -7,6 +7,7 @@ starts `python -m bench.peers.<module> work ...` for each worker it needs.
 import argparse
 import asyncio
 import json
+import math
 import signal
 import sys
 from collections.abc import Mapping
@@ -68,7 +69,7 @@ async def _measure(peer: Peer, arguments: argparse.Namespace) -> None:
     await peer.connect()
     for measure in arguments.measures.split(","):
         if measure in peer.measures:
-            _print({"peer": arguments.peer, **asdict(bench.disk_sync())})
+            _print({"peer": arguments.peer, **asdict(await bench.calm_disk())})
             await _report(bench, measure, arguments.peer)
     await peer.close()
 
@@ -95,6 +96,7 @@ def _plan(peer: Peer, arguments: argparse.Namespace) -> Plan:
         submits=arguments.submits,
         probes=arguments.probes,
         recovery_limit_s=arguments.recovery_limit,
+        calm_us=arguments.calm_us,
         scratch=arguments.scratch,
         worker_command=command,
     )
@@ -111,6 +113,7 @@ def _parser(peers: Mapping[str, type[Peer]]) -> argparse.ArgumentParser:
     parser.add_argument("--submits", type=int, default=2_000)
     parser.add_argument("--probes", type=int, default=200)
     parser.add_argument("--recovery-limit", type=float, default=120.0)
+    parser.add_argument("--calm-us", type=float, default=math.inf)
     parser.add_argument("--scratch", type=Path, default=Path())
     parser.add_argument("--mode", choices=[mode.value for mode in Mode])
     parser.add_argument("--journal", type=Path)

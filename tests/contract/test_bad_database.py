@@ -156,8 +156,8 @@ async def test_a_file_that_may_not_be_written(
     async with opened(f"sqlite:///{path}", ManualClock()):
         pass
     before = path.read_bytes()
-    path.chmod(mode)
-    common_folder.chmod(folder_mode)
+    os.chmod(path, mode)  # noqa: PTH101  as below, without a thread of its own
+    os.chmod(common_folder, folder_mode)  # noqa: PTH101
     with without_privileges():
         code, _ = await told(f"sqlite:///{path}")
     assert code == "database_unreachable"
@@ -168,7 +168,7 @@ async def test_a_folder_that_may_not_be_written(common_folder: Path) -> None:
     with without_privileges():
         code, _ = await told(f"sqlite:///{common_folder}/below/t.db")
     assert code == "database_unreachable"
-    assert list(common_folder.iterdir()) == []
+    assert os.listdir(common_folder) == []  # noqa: PTH208
 
 
 async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(sqlite_url: str) -> None:
@@ -182,11 +182,15 @@ async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(sqlite_url: st
         used = room.execute("pragma page_count").fetchone()[0]
         room.execute(f"pragma max_page_count = {used + 3}")
         accepted = 1
-        with pytest.raises(Unavailable) as caught:
-            while (await engine.submit(new(input="x" * 2000))).created:
+        full = ""
+        while not full:
+            try:
+                await engine.submit(new(input="x" * 2000))
+            except Unavailable as error:
+                full = error.code
+            else:
                 accepted += 1
-                assert accepted < 100
-        assert caught.value.code == "storage_full"
+        assert full == "storage_full"
         before = await raw.counts()
         assert (before["task"], before["task_body"]) == (accepted, accepted)
         big = "x" * 100_000

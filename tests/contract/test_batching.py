@@ -38,6 +38,7 @@ class Counting:
         self.clock = inner.clock
         self.transactions = 0
         self.running = 0
+        self.begun = asyncio.Event()
         self.most = 0
         self.lose: list[str] = []
 
@@ -68,6 +69,7 @@ class Counting:
     async def _counted(self, run: Any, script: Callable[[], Script[T]]) -> T:
         self.transactions += 1
         self.running += 1
+        self.begun.set()
         self.most = max(self.most, self.running)
         how = self.lose.pop(0) if self.lose else ""
         try:
@@ -133,9 +135,9 @@ async def test_64_completes_share_transactions(busy: Engine, counting: Counting)
 async def test_callers_that_arrive_meanwhile_share_the_next_one(
     busy: Engine, counting: Counting
 ) -> None:
+    counting.begun.clear()
     first = asyncio.ensure_future(busy.submit(new()))
-    while not counting.running:
-        await asyncio.sleep(0)
+    await counting.begun.wait()
     rest = [busy.submit(new()) for _ in range(50)]
     await asyncio.gather(first, *rest)
     assert counting.transactions <= 1 + counting.writers

@@ -1,6 +1,8 @@
 """Corrupt rows: taken out of the queue with an alarm, and everybody else goes on."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -180,7 +182,7 @@ async def test_any_other_call_on_a_corrupt_row_is_an_answer(
 ) -> None:
     fence = await running(engine)
     await damage(raw, fence.task, GARBAGE["retry of another shape"])
-    calls = {
+    calls: dict[str, Callable[[], Awaitable[Any]]] = {
         "checkpoint": lambda: engine.checkpoint(fence, 1),
         "record_step": lambda: engine.record_step(fence, "k", 1),
         "spawn": lambda: engine.spawn(fence, "k", new()),

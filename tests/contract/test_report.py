@@ -171,7 +171,8 @@ async def test_an_expired_lease_nobody_reaped_may_still_commit(
 
 
 async def test_the_result_is_kept(engine: Engine) -> None:
-    for output in (None, 0, "", [], {"a": None}, False, "x" * 1000):
+    outputs: list[Any] = [None, 0, "", [], {"a": None}, False, "x" * 1000]
+    for output in outputs:
         fence = await running(engine)
         await engine.complete(fence, output, "in short")
         view = await engine.show(fence.task)

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -284,11 +285,15 @@ class SameAnswers(RuleBasedStateMachine):
         try:
             for task in dict.fromkeys(self.known):
                 for read in ("show", "attempts", "steps", "explain", "logs"):
-                    self.both(lambda engine, read=read, task=task: getattr(engine, read)(task))
+                    self.both(partial(_read, read, task))
             self.both(lambda engine: engine.query.counts(engine.workspace))
             assert self.both(lambda engine: engine.upkeep.audit()) == []
         finally:
             self.ground.run(self.memory.close())
+
+
+async def _read(name: str, task: UUID, engine: Engine) -> Any:
+    return await getattr(engine, name)(task)
 
 
 async def _relayed(engine: Engine) -> list[Any]:
@@ -312,4 +317,8 @@ SETTINGS = settings(
 
 
 def test_both_databases_answer_alike(ground: Ground) -> None:
-    run_state_machine_as_test(lambda: SameAnswers(ground), settings=SETTINGS)
+    class Here(SameAnswers):
+        def __init__(self) -> None:
+            super().__init__(ground)
+
+    run_state_machine_as_test(Here, settings=SETTINGS)

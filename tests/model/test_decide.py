@@ -387,8 +387,9 @@ def test_no_loop_is_free_for_ever(start: Task, steps: Steps) -> None:
         made = walk.step(pick, gap)
         if walk.task.checkpoint_seq > seq:
             free = 0
-        if made is not None and made[2].end is not None:
+        end = None if made is None else made[2].end
+        if made is not None and end is not None:
             before, _, change = made
-            gave = change.task.tries < before.tries and change.end.outcome is not Outcome.PAUSED
+            gave = change.task.tries < before.tries and end.outcome is not Outcome.PAUSED
             free = free + 1 if gave else 0
             assert free <= 20

@@ -84,7 +84,8 @@ def test_every_kind_is_in_both_maps() -> None:
 
 
 def test_every_default_code_is_documented() -> None:
-    for kind in (TenutoError, *KINDS):
+    kinds: list[type[TenutoError]] = [TenutoError, *KINDS]
+    for kind in kinds:
         assert kind.default_code in CODES
         assert kind("m").code == kind.default_code
 

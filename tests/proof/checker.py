@@ -310,7 +310,7 @@ class Checker:
         losses = range(1 + (world.faults > 0))
         for row, status, lost in product(world.rows, statuses, losses):
             taken = self.claimed(row, index, process_of(index, worker), status)
-            if taken is row:
+            if taken == row:
                 continue
             label = f"w{index + 1} claims {name_of(taken.task)} {status}" + " unheard" * lost
             after = stored(world, taken, faults=world.faults - lost)
@@ -443,7 +443,7 @@ class Checker:
     def _promoted(self, row: Row) -> Row:
         command = self.rules.on_due(row.task, MOMENT)
         after = row if command is None else self.apply(row, command)[0]
-        if after is not row:
+        if after != row:
             return after
         return changed(row, task=altered(row.task, due_at=timer_of(row.task)))
 
@@ -462,7 +462,7 @@ class Checker:
             return self.apply(row, c.Resume())[0]
         if task.status is Status.PENDING:
             taken = self.claimed(row, 9, "healer", Status.RUNNING)
-            if taken.owner is None or taken is row:
+            if taken.owner is None or taken == row:
                 return row
             return self.apply(taken, ("complete", taken.owner))[0]
         if task.status in LEASED and task.lease_until is not None and task.lease_until < NOW:

@@ -177,12 +177,16 @@ def _work(row: Row, token: str) -> Work:
         system_prompt=get("system_prompt"),
         model=get("model"),
         task_type=get("task_type"),
-        command=decode(get("command")),
+        command=_typed(get("command"), list[str], None),
         cwd=get("cwd"),
-        env=decode(get("env")) or {},
+        env=_typed(get("env"), dict[str, str], {}),
         input=decode(get("input")),
-        metadata=decode(get("metadata")) or {},
+        metadata=_typed(get("metadata"), dict[str, Any], {}),
         parent=get("parent"),
         trace_id=get("trace_id"),
         checkpoint=decode(get("checkpoint")),
     )
+
+
+def _typed(text: str | None, kind: Any, absent: Any) -> Any:
+    return absent if text is None else msgspec.json.decode(text, type=kind)

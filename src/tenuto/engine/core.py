@@ -171,6 +171,7 @@ def write_changes(decided: Sequence[tuple[Change, Command]]) -> Statement:
                 task.id,
                 task.version,
                 task.workspace,
+                task.event_xid,
                 event.kind,
                 event.level,
                 event.message,

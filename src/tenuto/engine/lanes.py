@@ -1,5 +1,6 @@
 """Which lanes there are and which of them an agent may take from, remembered between claims."""
 
+import asyncio
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -34,13 +35,16 @@ class Lanes:
         self._touched: dict[int, datetime] = {}
         self._known: dict[UUID, _Known] = {}
         self._ids: dict[Requirements, int] = {}
+        self._making = asyncio.Lock()
 
     async def ensure(self, wanted: set[Requirements]) -> dict[Requirements, int]:
         """The numbers of the lanes for these requirements, which exist when this returns."""
         now = self._store.clock.now()
-        missing = [needs for needs in wanted if not self._fresh(needs, now)]
-        if missing:
-            await self._touch(missing, now)
+        if not all(self._fresh(needs, now) for needs in wanted):
+            async with self._making:  # callers that arrive together make a lane once
+                missing = [needs for needs in wanted if not self._fresh(needs, now)]
+                if missing:
+                    await self._touch(missing, now)
         return {needs: self._ids[needs] for needs in wanted}
 
     def _fresh(self, needs: Requirements, now: datetime) -> bool:

@@ -77,19 +77,23 @@ def statement(name: str, where: Filter, workspace: UUID, most: int, before: UUID
     if where.tags:
         params["labels"] = list(dict.fromkeys(where.tags))
         params["label_count"] = len(params["labels"])
+    _check_filter(where)
     if where.text is not None:
-        limits.text("text", where.text, limits.MAX_TITLE)
         escaped = where.text.translate(_ASCII_LOWER)
         for char in "!%_":
             escaped = escaped.replace(char, f"!{char}")
         params["contains"] = f"%{escaped}%"
+    return Statement(name, params, {}, literals)
+
+
+def _check_filter(where: Filter) -> None:
     for tag in where.tags:
         limits.text("tags", tag, limits.MAX_NAME)
-    if where.task_type is not None:
-        limits.text("task_type", where.task_type, limits.MAX_NAME)
+    for field in ("text", "task_type"):
+        if (value := getattr(where, field)) is not None:
+            limits.text(field, value, limits.MAX_TITLE)
     if where.min_priority is not None:
         limits.number("min_priority", where.min_priority, 1, 10)
-    return Statement(name, params, {}, literals)
 
 
 def _statuses(names: Sequence[str]) -> tuple[frozenset[str], frozenset[str], bool]:

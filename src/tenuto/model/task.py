@@ -124,6 +124,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     progress_at: datetime | None = None
     estimated_completion_at: datetime | None = None
     checkpoint_seq: int = 0
+    event_xid: int = 0
     run_at: datetime | None = None
     resume_at: datetime | None = None
     wait_until: datetime | None = None

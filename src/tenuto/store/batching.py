@@ -63,7 +63,7 @@ class Batcher:
 
     def _start(self) -> None:
         self._starting = False
-        if self._queue and len(self._running) < self._store.writers:
+        while self._queue and len(self._running) < self._store.writers:
             task = asyncio.get_running_loop().create_task(self._run(self._take()))
             self._running.add(task)
             task.add_done_callback(self._ended)

@@ -79,8 +79,8 @@ select hot.id, hot.workspace, hot.lane, hot.status, hot.rank, hot.priority, hot.
   hot.retry, hot.lease_s, hot.timeout_s, hot.watch_s, hot.queue_ttl_s, hot.estimate_minutes,
   hot.run_at, hot.due_at, :now, :now
 from {rows:hot of inserted};
-insert into event (task, seq, workspace, kind, level, new, attempt, actor, at)
-select hot.id, 1, hot.workspace, 'submitted', 'INFO', hot.status, 0, hot.actor, :now
+insert into event (task, seq, workspace, xid, kind, level, new, attempt, actor, at)
+select hot.id, 1, hot.workspace, {xid}, 'submitted', 'INFO', hot.status, 0, hot.actor, :now
 from {rows:hot of inserted};
 insert into task_label (task, workspace, label)
 select label.task, label.workspace, label.label from {rows:label of inserted};
@@ -161,22 +161,29 @@ select t.id from task t
 where t.lane = :lane and t.status = 'PENDING' and {fragment:fresh_lanes}
 order by t.rank, t.id limit :n
 
+-- fragment: event_xid
+-- Events are read in order of transaction numbers. A transaction may have got its number before it
+-- waited for a row that a later number then changed, so a task's events never go back in number.
+{greatest}(task.event_xid, {xid})
+
 -- fragment: taken
 -- What a claim makes of a PENDING row.
 set status = :status, version = version + 1, attempt = attempt + 1, tries = tries + 1,
   agent = :agent, worker = :worker, lease_token = :token, session_key = null,
   lease_until = :now + {seconds:{greatest}(coalesce(lease_s, 0), :lease_s)},
   assigned_at = :now, started_at = case when :status = 'RUNNING' then :now end,
-  due_at = :now + {seconds:watch_s}, progress_percent = null, current_step = null,
+  event_xid = {fragment:event_xid}, due_at = :now + {seconds:watch_s}, progress_percent = null, current_step = null,
   progress_at = null, updated_at = :now
 
 -- fragment: taken_columns
 task.id, task.workspace, task.version, task.attempt, task.tries, task.max_attempts,
-  task.lease_until, task.timeout_s, task.checkpoint_seq, task.status, task.rank, task.retry
+  task.lease_until, task.timeout_s, task.checkpoint_seq, task.status, task.rank, task.retry,
+  task.event_xid
 
 -- fragment: note_claimed
-insert into event (task, seq, workspace, kind, level, previous, new, attempt, agent, actor, at)
-select moved.id, moved.version, moved.workspace, 'claimed', 'INFO', 'PENDING', moved.status,
+insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, agent, actor,
+  at)
+select moved.id, moved.version, moved.workspace, moved.event_xid, 'claimed', 'INFO', 'PENDING', moved.status,
   moved.attempt, :agent, :worker, :now
 from {moved}
 
@@ -251,21 +258,22 @@ select (select count(*) from task
 -- rows: result(task uuid, workspace uuid, output json, summary text)
 -- as: moved
 update task set status = 'COMPLETED', version = version + 1, lease_until = null, due_at = null,
-  hung_warned_at = null, finished_at = :now, updated_at = :now, last_outcome = 'COMPLETED'
+  hung_warned_at = null, finished_at = :now, updated_at = :now, last_outcome = 'COMPLETED',
+  event_xid = {fragment:event_xid}
 from {rows:done}
 where task.id = done.id and task.attempt = done.attempt and task.lease_token = done.token
   and task.status = 'RUNNING' and task.cancel_requested_at is null
   and task.pause_requested_at is null and not task.watched
 returning task.id, task.workspace, task.version, task.attempt, task.agent, task.worker,
-  task.session_key, task.started_at;
+  task.session_key, task.started_at, task.event_xid;
 insert into attempt (task, attempt, workspace, outcome, agent, worker, session_key, started_at,
   ended_at)
 select moved.id, moved.attempt, moved.workspace, 'COMPLETED', moved.agent, moved.worker,
   moved.session_key, moved.started_at, :now
 from {moved};
-insert into event (task, seq, workspace, kind, level, previous, new, attempt, agent, actor,
+insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, agent, actor,
   session_key, at)
-select moved.id, moved.version, moved.workspace, 'completed', 'INFO', 'RUNNING', 'COMPLETED',
+select moved.id, moved.version, moved.workspace, moved.event_xid, 'completed', 'INFO', 'RUNNING', 'COMPLETED',
   moved.attempt, moved.agent, moved.worker, moved.session_key, :now
 from {moved};
 insert into task_output (task, workspace, output, summary)
@@ -321,7 +329,7 @@ where task.id in (select value from {each:ids}) order by task.id {lock};
 -- Write decided changes, each where the version is the one it was decided on.
 -- rows: changed(id uuid, version bigint, status text, hold text, unmet bigint, rank bigint, priority smallint, tries bigint, free_ends bigint, free_mark bigint, losses bigint, agent uuid, worker text, session_key text, lease_until timestamptz, timeout_s bigint, watch_s bigint, cancel_requested_at timestamptz, pause_requested_at timestamptz, hung_warned_at timestamptz, run_at timestamptz, resume_at timestamptz, wait_until timestamptz, next_attempt_at timestamptz, due_at timestamptz, last_error text, error_class text, last_outcome text, updated_at timestamptz, started_at timestamptz, finished_at timestamptz, archived_at timestamptz)
 -- rows: ended(task uuid, attempt bigint, workspace uuid, outcome text, agent uuid, worker text, session_key text, started_at timestamptz, ended_at timestamptz, error_class text, message text, stack text, exit_code bigint, receipt json, unconfirmed boolean)
--- rows: noted(task uuid, seq bigint, workspace uuid, kind text, level text, message text, previous text, new text, attempt bigint, agent uuid, actor text, session_key text, stack_trace text, data json, at timestamptz)
+-- rows: noted(task uuid, seq bigint, workspace uuid, event_xid bigint, kind text, level text, message text, previous text, new text, attempt bigint, agent uuid, actor text, session_key text, stack_trace text, data json, at timestamptz)
 -- rows: result(task uuid, workspace uuid, output json, summary text)
 -- as: moved
 update task set version = task.version + 1, status = changed.status, hold = changed.hold,
@@ -336,7 +344,7 @@ update task set version = task.version + 1, status = changed.status, hold = chan
   last_error = changed.last_error, error_class = changed.error_class,
   last_outcome = changed.last_outcome, updated_at = changed.updated_at,
   started_at = changed.started_at, finished_at = changed.finished_at,
-  archived_at = changed.archived_at
+  archived_at = changed.archived_at, event_xid = {fragment:event_xid}
 from {rows:changed}
 where task.id = changed.id and task.version = changed.version
 returning task.id;
@@ -346,9 +354,9 @@ select ended.task, ended.attempt, ended.workspace, ended.outcome, ended.agent, e
   ended.session_key, ended.started_at, ended.ended_at, ended.error_class, ended.message,
   ended.stack, ended.exit_code, ended.receipt, ended.unconfirmed
 from {rows:ended of moved};
-insert into event (task, seq, workspace, kind, level, message, previous, new, attempt, agent,
+insert into event (task, seq, workspace, xid, kind, level, message, previous, new, attempt, agent,
   actor, session_key, stack_trace, data, at)
-select noted.task, noted.seq, noted.workspace, noted.kind, noted.level, noted.message,
+select noted.task, noted.seq, noted.workspace, {greatest}(noted.event_xid, {xid}), noted.kind, noted.level, noted.message,
   noted.previous, noted.new, noted.attempt, noted.agent, noted.actor, noted.session_key,
   noted.stack_trace, noted.data, noted.at
 from {rows:noted of moved};
@@ -362,9 +370,9 @@ on conflict (task) do update set output = excluded.output, summary = excluded.su
 -- name: quarantine
 -- Take a row that cannot be read out of circulation, with its audit event.
 -- params: id uuid, message text, now timestamptz, actor text
--- as: old(id, workspace, status, version, attempt, agent, worker, started_at)
+-- as: old(id, workspace, status, version, attempt, agent, worker, started_at, event_xid)
 select task.id, task.workspace, task.status, task.version, task.attempt, task.agent, task.worker,
-  task.started_at
+  task.started_at, task.event_xid
 from task
 where task.id = :id
   and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
@@ -372,7 +380,7 @@ where task.id = :id
 -- as: moved
 update task set status = 'FAILED', error_class = 'corrupt', last_error = :message,
   finished_at = :now, updated_at = :now, due_at = null, lease_until = null,
-  version = old.version + 1
+  version = old.version + 1, event_xid = {fragment:event_xid}
 from {old}
 where task.id = old.id
 returning task.id;
@@ -381,9 +389,9 @@ insert into attempt (task, attempt, workspace, outcome, agent, worker, started_a
 select old.id, old.attempt, old.workspace, 'FAILED', old.agent, old.worker, old.started_at, :now,
   'corrupt', :message
 from {old} where old.status in ('ASSIGNED', 'RUNNING');
-insert into event (task, seq, workspace, kind, level, message, previous, new, attempt, actor,
+insert into event (task, seq, workspace, xid, kind, level, message, previous, new, attempt, actor,
   data, at)
-select old.id, old.version + 1, old.workspace, 'failed', 'CRITICAL', :message, old.status,
+select old.id, old.version + 1, old.workspace, {greatest}(old.event_xid, {xid}), 'failed', 'CRITICAL', :message, old.status,
   'FAILED', old.attempt, :actor, '{"error_class": "corrupt"}', :now
 from {old};
 -- answer: moved(id)
@@ -721,7 +729,7 @@ order by event.position
 -- name: events_after
 -- Events past a subscriber's place whose transactions are all known to be over, in order.
 -- params: xid bigint, position bigint, most bigint
-select event.task, event.seq, event.workspace, event.position, {xid} as xid, event.kind,
+select event.task, event.seq, event.workspace, event.position, event.xid, event.kind,
   event.level, event.message, event.previous, event.new, event.attempt, event.agent, event.actor,
   event.data, event.at,
   (select task.lane from task where task.id = event.task) as lane

@@ -18,7 +18,7 @@ and its text may say
     {moved}                 the rows that the step `moved` returned, as a table
     {columns:task}          the columns of Task, in order
     {fragment:name}         text under `-- fragment: name`, which may exist once per database
-    {seconds:expr} {greatest} {lock} {skip_locked} {each:lanes}   spelled by the dialect
+    {seconds:expr} {greatest} {lock} {skip_locked} {xid} {each:lanes}   spelled by the dialect
     [name: text]            text only where the parameter or literal `name` is given
     {literal:name}          words of our own (never a caller's), where an index needs to see them
 
@@ -75,6 +75,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     skip_locked: str
     each: str
     xid: str
+    """The number of the transaction, where transactions overlap."""
 
 
 POSTGRES = Dialect(
@@ -84,7 +85,7 @@ POSTGRES = Dialect(
     lock="for update",
     skip_locked="for update skip locked",
     each="unnest(:{0}) as {0}(value)",
-    xid="event.xid",
+    xid="pg_current_xact_id()::text::bigint",
 )
 SQLITE = Dialect(
     name="sqlite",

@@ -186,7 +186,7 @@ class Operator:
         if not self._keyed:
             return
         submit, news = self._rng.choice(self._keyed)
-        if self._rng.random() < 0.6:
+        if self._rng.random() < 0.6 or not submit.answers:
             await self._send(submit, news, times=5)
             return
         other = NewTask(title="an impostor", idempotency_key=news[0].idempotency_key)
@@ -194,7 +194,7 @@ class Operator:
             await self._engine.submit(other)
         except (Conflict, Unavailable):
             return
-        submit.keyed_conflict = bool(submit.answers)
+        submit.keyed_conflict = True
 
     async def _control(self) -> None:
         if not self._known:

@@ -140,7 +140,7 @@ class Watched(Engine):
         began = self.recorder.tick()
         beat = await super().heartbeat(fences, lease_s)
         for fence in fences:
-            if fence.task in beat.held:
+            if fence not in beat.lost:
                 self.recorder.wrote("heartbeat", fence, began)
         return beat
 

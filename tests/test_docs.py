@@ -1,0 +1,249 @@
+"""The documents say what the source does: generated parts are current and examples run."""
+
+import os
+import re
+import shlex
+import sqlite3
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import pytest
+from docs import generate
+from tests.cli.orchestrate import PATIENCE, Orchestrate
+from tests.waiting import eventually_sync
+
+from tenuto.cli.root import cli as root
+from tenuto.model.task import Outcome, Status
+from tenuto.settings import load
+from tenuto.store.schema import migrations, statements
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = generate.pages(ROOT)
+FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NAMED_TEST = re.compile(r"\[`(test_\w+)`\]\(([^)#]+)\)")
+FILE_NAME = re.compile(r"# (\w+\.py)\n")
+SECTIONS = ["Context", "Decision", "Consequences", "Cost", "Alternatives"]
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    page: str
+    language: str
+    mark: str
+    text: str
+
+
+def blocks(language: str) -> Iterator[Block]:
+    for page in PAGES:
+        for found, mark, text in FENCE.findall(page.read_text(encoding="utf-8")):
+            if found == language:
+                yield Block(page.relative_to(ROOT).as_posix(), found, mark.strip(), text)
+
+
+def name_of(block: Block) -> str:
+    return block.page
+
+
+def command_lines() -> Iterator[tuple[str, list[str]]]:
+    """Every call of `orchestrate` in a shell block, without what a shell would do around it."""
+    for block in blocks("sh"):
+        for line in block.text.splitlines():
+            if found := re.search(r"(?:^|\$\()(orchestrate [^#]*)", line):
+                words = shlex.split(found[1].strip().removesuffix(")"), comments=True)
+                yield f"{block.page}: {line}", words[1:]
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Orchestrate:
+    return Orchestrate(tmp_path)
+
+
+def test_generated_parts_are_current(capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate.main(["--check"]) == 0, capsys.readouterr().err
+
+
+def test_a_page_that_lags_is_found(tmp_path: Path) -> None:
+    for page in PAGES:
+        copy = tmp_path / page.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(page.read_text(encoding="utf-8").replace("TENUTO_SLOTS", "TENUTO_SLOT"))
+    assert [page for page, _ in generate.stale(tmp_path)] == [tmp_path / "docs" / "settings.md"]
+
+
+def test_every_generated_part_is_on_a_page() -> None:
+    found = [name for page in PAGES for name, _ in generate.BLOCK.findall(page.read_text())]
+    assert sorted(found) == sorted(generate.BLOCKS)
+
+
+def test_the_statuses_and_outcomes_are_described() -> None:
+    page = (ROOT / "docs" / "state-machine.md").read_text()
+    assert re.findall(r"^\| ([A-Z_]+) \|", page, re.MULTILINE) == list(Status)
+    assert {outcome for outcome in Outcome if outcome not in page} == set()
+
+
+def test_what_a_command_gets_is_described() -> None:
+    source = (ROOT / "src/tenuto/worker/runtime/command.py").read_text()
+    page = (ROOT / "docs" / "commands-for-tasks.md").read_text()
+    assert {name for name in re.findall(r"TENUTO_\w+", source) if name not in page} == set()
+
+
+def test_the_tests_that_hold_a_promise_exist() -> None:
+    named = [
+        (page, test, place)
+        for page in PAGES
+        for test, place in NAMED_TEST.findall(page.read_text())
+    ]
+    assert named
+    for page, test, place in named:
+        assert f"def {test}(" in (page.parent / place).read_text(), f"{page.name}: {test}"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs/decisions").glob("*.md")), ids=lambda p: p.stem
+)
+def test_a_decision_is_one_screen_in_five_parts(path: Path) -> None:
+    text = path.read_text()
+    assert re.match(rf"# {path.name[:4]}\. \S", text)
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == SECTIONS
+    assert len(text.splitlines()) <= 60
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    numbers = [int(path.name[:4]) for path in sorted((ROOT / "docs/decisions").glob("*.md"))]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_the_targets_of_make_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    shell = [line for block in blocks("sh") for line in block.text.splitlines()]
+    prose = [text for page in PAGES for text in re.findall(r"`([^`\n]+)`", page.read_text())]
+    named = {line.split()[1] for line in shell + prose if re.match(r"make [a-z]", line)}
+    assert {"demo", "test", "check"} <= named
+    assert named <= targets
+
+
+@pytest.mark.parametrize(("where", "words"), command_lines())
+def test_a_command_line_is_understood(where: str, words: list[str], tmp_path: Path) -> None:
+    command: click.Command = root
+    path = ["orchestrate"]
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        found = command.get_command(click.Context(command), words[0])
+        assert found is not None, where
+        command = found
+        path.append(words.pop(0))
+    with command.make_context(" ".join(path), words):
+        pass
+
+
+@pytest.mark.parametrize("block", [b for b in blocks("sh") if b.mark == "run"], ids=name_of)
+def test_a_shell_example_runs(block: Block, cli: Orchestrate) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-eu", "-c", block.text],
+        cwd=cli.home,
+        env=cli.environment | {"PATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Nightly report" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in blocks("python") if not FILE_NAME.match(b.text)], ids=name_of
+)
+def test_a_python_example_runs(block: Block, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", block.text],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    if block.page == "README.md":
+        [shown] = [each.text for each in blocks("text") if each.page == "README.md"]
+        assert done.stdout == shown
+
+
+@pytest.fixture
+def files(cli: Orchestrate) -> None:
+    """The examples that have a file name, in the folder where commands run."""
+    for block in blocks("python"):
+        if name := FILE_NAME.match(block.text):
+            (cli.home / name[1]).write_text(block.text)
+
+
+@pytest.fixture
+def worker(cli: Orchestrate, files: None, request: pytest.FixtureRequest) -> Iterator[None]:
+    """A worker started with the words that the test asks for."""
+    log = cli.home / "worker.log"
+    with log.open("wb") as out:
+        process = cli.start("worker", *request.param, stdout=out, stderr=out)
+    yield
+    process.terminate()
+    assert process.wait(PATIENCE) == 0, log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+def ended(cli: Orchestrate, task: str) -> dict[str, object]:
+    def check() -> dict[str, object] | None:
+        view: dict[str, object] = cli.json("task", "show", task)
+        return view if view["finishedAt"] else None
+
+    return eventually_sync(check, timeout=PATIENCE, every=0.2)
+
+
+@pytest.mark.parametrize("worker", [["--app", "agents:handlers"]], indirect=True, ids=["handlers"])
+def test_the_example_handlers_run(cli: Orchestrate, worker: None) -> None:
+    [line] = [words for where, words in command_lines() if "--type research" in where]
+    view = ended(cli, cli.ok(*line))
+    assert view["status"] == "COMPLETED", view
+    assert (view["checkpointData"], view["progressPercent"]) == (2, 100)
+    assert isinstance(view["outputResult"], dict)
+    child = ended(cli, view["outputResult"]["review"])
+    assert (child["outputResult"], child["parentId"]) == ("approved", view["id"])
+
+
+@pytest.mark.parametrize("worker", [[]], indirect=True, ids=["commands"])
+def test_the_example_command_reports(cli: Orchestrate, worker: None) -> None:
+    [line] = [words for where, words in command_lines() if "crawl.py" in where]
+    answer = cli(*line)
+    assert answer.code == 0, answer.err
+    assert answer.out.splitlines() == ["page 1", "page 2", "page 3"]
+    [task] = cli.json("task", "list")["tasks"]
+    view = cli.json("task", "show", task["id"])
+    assert (view["outputResult"], view["checkpointData"]) == ({"pages": 3}, 3)
+
+
+def test_the_example_queries_run() -> None:
+    database = sqlite3.connect(":memory:")
+    for migration in migrations():
+        for statement in statements(migration, "sqlite"):
+            database.execute(statement)
+    for block in blocks("sql"):
+        for query in block.text.split(";"):
+            database.execute(query)
+    database.close()
+
+
+def test_the_example_settings_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("TENUTO_")]:
+        monkeypatch.delenv(name)
+    [block] = blocks("toml")
+    file = tmp_path / "tenuto.toml"
+    file.write_text(block.text)
+    chosen = load(file=file)
+    assert {name: getattr(chosen, name) for name in tomllib.loads(block.text)} == tomllib.loads(
+        block.text
+    )

@@ -1,0 +1,378 @@
+"""Commands as attempts: what they see, what they may tell, how they are ended."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.proof.crash.inside import Inside, working
+from tests.waiting import eventually
+
+from tenuto.worker.supervisor import processes
+
+# Ignores SIGTERM, and has a child in a session of its own that does too, with a child.
+NASTY = (
+    "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 100 & echo child $! $$; wait' & "
+    "echo up $$; wait"
+)
+
+
+def alive(pids: list[int]) -> list[int]:
+    living = {process.pid for process in processes() if not process.dead}
+    return [pid for pid in pids if pid in living]
+
+
+async def nasty_pids(inside: Inside, task: Any) -> list[int]:
+    """The processes of a nasty command, once they are all there."""
+    await inside.said(task, "up")
+    await inside.said(task, "child")
+    words = " ".join(await inside.transcript(task)).split()
+    pids = [int(word) for word in words if word.isdigit()]
+    assert len(alive(pids)) == 3
+    return pids
+
+
+def report(**said: Any) -> str:
+    """The shell command that says this over the report pipe."""
+    return f"echo '{json.dumps(said)}' >&3; "
+
+
+async def test_the_output_of_a_command_is_its_result(database_url: str) -> None:
+    async with working(database_url) as inside:
+        task = await inside.shell(report(output={"answer": 42}))
+        assert (await inside.ended(task)).output == {"answer": 42}
+        task = await inside.shell("true")
+        assert (await inside.ended(task)).output == {"exitCode": 0}
+
+
+async def test_a_command_sees_its_task_and_nothing_of_the_worker(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKER_SECRET", "canary-7f3a")
+    monkeypatch.setenv("TENUTO_DATABASE", "postgresql://user:canary-7f3a@host/db")
+    async with working(database_url) as inside:
+        task = await inside.submit(
+            command=["env"], input={"a": 1}, env={"MINE": "yes", "TENUTO_ATTEMPT": "99"}
+        )
+        assert (await inside.ended(task)).status == "COMPLETED"
+        seen = dict(line.split("=", 1) for line in await inside.transcript(task) if "=" in line)
+    assert "canary-7f3a" not in str(seen)
+    assert (seen["MINE"], seen["TENUTO_ATTEMPT"]) == ("yes", "1")
+    assert json.loads(seen["TENUTO_INPUT"]) == {"a": 1}
+    assert seen["TENUTO_TASK_ID"] == seen["TENUTO_IDEMPOTENCY_KEY"] == str(task)
+    assert {"WORKER_SECRET", "TENUTO_DATABASE", "VIRTUAL_ENV"}.isdisjoint(seen)
+
+
+async def test_the_prompt_or_else_the_input_is_standard_input(database_url: str) -> None:
+    async with working(database_url) as inside:
+        prompt = await inside.shell("cat", prompt="do\nthis", input={"a": 1})
+        value = await inside.shell("cat", input={"a": 1})
+        nothing = await inside.shell("cat")
+        for task in (prompt, value, nothing):
+            await inside.ended(task)
+        assert await inside.transcript(prompt) == ["do", "this"]
+        assert json.loads("".join(await inside.transcript(value))) == {"a": 1}
+        assert await inside.transcript(nothing) == []
+
+
+async def test_levels_say_where_a_line_came_from(database_url: str) -> None:
+    async with working(database_url) as inside:
+        task = await inside.shell("echo out; echo err >&2; " + report(log="said"))
+        await inside.ended(task)
+        lines = await inside.engine.query.transcript(task, inside.engine.workspace)
+        found = {line.text: line.level for line in lines}
+        assert found == {"out": "INFO", "err": "WARN", "said": "INFO"}
+
+
+async def test_a_transcript_is_capped(database_url: str) -> None:
+    async with working(database_url, transcript_kb=1) as inside:
+        task = await inside.shell("i=0; while [ $i -lt 200 ]; do echo line $i; i=$((i+1)); done")
+        assert (await inside.ended(task)).status == "COMPLETED"
+        *kept, last = await inside.transcript(task)
+        assert last == "(transcript full: the rest is not kept)"
+        assert sum(len(line) + 1 for line in kept) <= 1024
+        assert kept == [f"line {number}" for number in range(len(kept))]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "head -c 10000000 /dev/zero | tr '\\0' x",
+        "head -c 10000000 /dev/zero | tr '\\0' '\\n'",
+        "head -c 10000000 /dev/urandom",
+        "head -c 10000000 /dev/urandom >&2",
+    ],
+    ids=["one line", "empty lines", "binary", "binary errors"],
+)
+async def test_ten_megabytes_of_output_do_no_harm(database_url: str, script: str) -> None:
+    async with working(database_url) as inside:
+        task = await inside.shell(script)
+        assert (await inside.ended(task)).status == "COMPLETED"
+        lines = await inside.transcript(task)
+        assert sum(len(line) for line in lines) <= 1024 * 1024 + 100
+        assert lines[-1] == "(transcript full: the rest is not kept)"
+        assert await inside.outcomes(task) == ["COMPLETED"]
+
+
+async def test_binary_output_is_kept_as_text(database_url: str) -> None:
+    async with working(database_url) as inside:
+        task = await inside.shell(r"printf 'a\000b\377c\r\n\033[31mred'")
+        assert (await inside.ended(task)).status == "COMPLETED"
+        assert await inside.transcript(task) == ["a\ufffdb\ufffdc", "\033[31mred"]
+
+
+async def test_progress_is_told_while_the_command_runs(database_url: str) -> None:
+    async with working(database_url) as inside:
+        task = await inside.shell(report(progress=40, step="compiling") + "sleep 100")
+
+        async def there() -> bool:
+            view = await inside.engine.show(task)
+            return (view.progress_percent, view.current_step) == (40, "compiling")
+
+        await eventually(there)
+        await inside.engine.cancel(task)
+        await inside.until(task, "CANCELLED")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "error_class"),
+    [
+        ({"message": "bad", "class": "syntax"}, "FAILED", "syntax"),
+        ({"message": "bad", "class": "connection"}, "DEAD", "connection"),
+        ({"message": "bad", "retryable": False}, "FAILED", "error"),
+        ({"message": "bad", "class": "no such class"}, "DEAD", "error"),
+        ({"message": "bad", "class": ["syntax"]}, "DEAD", "error"),
+        ({"message": {"not": "text"}}, "DEAD", "error"),
+        ({"message": "bad", "retryable": "no"}, "DEAD", "error"),
+        ("bad", "DEAD", "error"),
+        (["bad"], "DEAD", "error"),
+        (True, "DEAD", "error"),
+    ],
+)
+async def test_an_error_told_by_the_command_decides(
+    database_url: str, error: Any, status: str, error_class: str
+) -> None:
+    async with working(database_url) as inside:
+        task = await inside.shell(report(error=error), max_attempts=2)
+        view = await inside.ended(task)
+        assert (view.status, view.error_class) == (status, error_class)
+        assert len(await inside.outcomes(task)) == (1 if status == "FAILED" else 2)
+        last = await inside.last(task)
+        assert last.exit_code == 0
+        if isinstance(error, str) or error.__class__ is dict and isinstance(error["message"], str):
+            assert last.message == "bad"
+
+
+async def test_a_failure_tells_the_exit_code_and_the_last_words(database_url: str) -> None:
+    async with working(database_url) as inside:
+        task = await inside.shell("echo first; echo 'disk on fire' >&2; exit 3", max_attempts=1)
+        view = await inside.ended(task)
+        assert (view.status, view.last_error) == ("DEAD", "exit code 3: disk on fire")
+        assert (await inside.last(task)).exit_code == 3
+        task = await inside.shell("kill -9 $$", max_attempts=1)
+        assert (await inside.ended(task)).last_error == "killed by signal 9"
+
+
+# What is no report must not end the attempt, nor keep the next report from being heard.
+NONSENSE: list[Any] = [
+    "not json",
+    "[1, 2]",
+    "{",
+    "null",
+    '"text"',
+    '{"progress": "forty"}',
+    '{"progress": 1.5}',
+    '{"progress": true}',
+    '{"progress": -1}',
+    '{"progress": 1000000000000000000000}',
+    '{"progress": [1]}',
+    '{"step": 5}',
+    '{"step": ["x"]}',
+    '{"step": {"a": 1}}',
+    '{"step": "\\u0000"}',
+    '{"log": {"a": 1}}',
+    '{"log": "\\u0000"}',
+    '{"checkpoint": "\\u0000"}',
+    '{"checkpoint": "\\ud800"}',
+    "[" * 200_000,
+    '{"checkpoint": ' + "[" * 100 + "]" * 100 + "}",
+    "\udcff\udcfe",
+]
+
+
+@pytest.mark.parametrize("line", NONSENSE, ids=lambda line: line[:24].encode("ascii", "replace"))
+async def test_nonsense_on_the_report_pipe_is_only_logged(
+    database_url: str, tmp_path: Path, line: str
+) -> None:
+    told = tmp_path / "told"
+    told.write_bytes(line.encode("utf-8", "surrogateescape") + b"\n")
+    async with working(database_url) as inside:
+        task = await inside.shell(f"cat '{told}' >&3; " + report(output="heard"))
+        view = await inside.ended(task)
+        assert (view.status, view.output) == ("COMPLETED", "heard")
+        assert await inside.outcomes(task) == ["COMPLETED"]
+
+
+async def test_a_report_without_end_does_not_fill_the_memory(sqlite_url: str) -> None:
+    async with working(sqlite_url) as inside:
+        before = resident()
+        task = await inside.shell("head -c 200000000 /dev/zero >&3; " + report(output="heard"))
+        peak = before
+        while (await inside.engine.show(task)).status not in ("COMPLETED", "DEAD", "FAILED"):
+            peak = max(peak, resident())
+            await asyncio.sleep(0)
+        assert (await inside.engine.show(task)).status == "COMPLETED"
+        assert peak - before < 100_000_000
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("command", "cwd"),
+    [
+        (["no-such-program-7f3a"], None),
+        (["/etc/passwd"], None),
+        (["/etc"], None),
+        (["true"], "/no/such/folder"),
+    ],
+    ids=["not found", "not executable", "folder", "no cwd"],
+)
+async def test_a_command_that_cannot_start_fails_at_once(
+    database_url: str, command: list[str], cwd: str | None
+) -> None:
+    async with working(database_url) as inside:
+        task = await inside.submit(command=command, cwd=cwd)
+        view = await inside.ended(task)
+        assert (view.status, view.error_class) == ("FAILED", "invalid_input")
+        assert command[0] in (view.last_error or "")
+        assert await inside.outcomes(task) == ["NOT_STARTED"]
+
+
+async def test_cancel_kills_what_ignores_sigterm_and_keeps_the_receipt(database_url: str) -> None:
+    async with working(database_url) as inside:
+        task = await inside.shell(NASTY)
+        pids = await nasty_pids(inside, task)
+        await inside.engine.cancel(task, "enough")
+        await inside.until(task, "CANCELLED")
+        assert alive(pids) == []
+        attempt = await inside.last(task)
+        [event] = [e for e in await inside.engine.events(task) if e.event == "cancelled"]
+    receipt = attempt.receipt
+    assert receipt is not None
+    assert (attempt.outcome, attempt.unconfirmed) == ("CANCELLED", False)
+    assert (receipt["state"], receipt["how"], receipt["remaining"]) == ("killed", "SIGKILL", 0)
+    assert {each["pid"] for each in receipt["killed"]} >= set(pids)
+    assert event.data["receipt"] == receipt
+
+
+@pytest.mark.parametrize("second", ["drain", "pause", "cancel"])
+async def test_a_second_request_leaves_the_kill_its_time(database_url: str, second: str) -> None:
+    """The outcome is told when the tree is gone, whatever else is asked for meanwhile."""
+    async with working(database_url, grace_s=2, drain_s=0) as inside:
+        task = await inside.shell(NASTY)
+        pids = await nasty_pids(inside, task)
+        await (inside.engine.pause if second == "cancel" else inside.engine.cancel)(task)
+        held = inside.worker._leases.get(task)
+        assert held is not None
+        await eventually(lambda: held.reason is not None)
+        if second == "drain":
+            held.stop("drain")
+        elif second == "cancel":
+            await inside.engine.cancel(task)
+        else:
+            held.stop("timeout")
+        view = await inside.until(task, "CANCELLED", "PAUSED", "PENDING", "RETRY_WAIT")
+        assert alive(pids) == []
+        assert view.status == "CANCELLED"
+        receipt = (await inside.last(task)).receipt
+        assert receipt is not None
+        assert receipt["how"] == "SIGKILL"
+
+
+async def test_a_cancel_that_finds_the_command_at_its_end_is_confirmed(database_url: str) -> None:
+    async with working(database_url, heartbeat_s=60) as inside:
+        task = await inside.shell("echo up; read line < fifo || sleep 1", cwd=None)
+        await inside.said(task, "up")
+        held = inside.worker._leases.get(task)
+        assert held is not None
+        held.reason = "cancel"  # as the heart notes it, just before the attempt hears of it
+        await inside.engine.core.store.transact  # noqa: B018
+        await inside.engine.cancel(task)
+        view = await inside.ended(task, 10)
+        assert view.status == "CANCELLED"
+        assert not (await inside.last(task)).unconfirmed
+
+
+async def test_pause_ends_the_session_and_resume_goes_on_from_the_checkpoint(
+    database_url: str,
+) -> None:
+    script = (
+        'if [ -n "$TENUTO_CHECKPOINT" ]; then echo "went on from $TENUTO_CHECKPOINT"; exit 0; fi; '
+        + "trap 'echo \"{\\\"checkpoint\\\": {\\\"at\\\": 7}}\" >&3; exit 1' TERM; "
+        + "echo up; while true; do sleep 0.05; done"
+    )
+    async with working(database_url, grace_s=5) as inside:
+        task = await inside.shell(script)
+        await inside.said(task, "up")
+        await inside.engine.pause(task)
+        view = await inside.until(task, "PAUSED")
+        assert (view.tries, view.checkpoint) == (0, {"at": 7})
+        receipt = (await inside.last(task)).receipt
+        assert receipt is not None
+        assert receipt["state"] == "killed"
+        await inside.engine.resume(task)
+        view = await inside.ended(task)
+        assert (view.status, view.tries) == ("COMPLETED", 1)
+        assert 'went on from {"at":7}' in await inside.transcript(task)
+        assert await inside.outcomes(task) == ["PAUSED", "COMPLETED"]
+
+
+async def test_a_checkpoint_is_handed_to_the_next_attempt(database_url: str) -> None:
+    script = (
+        'if [ -n "$TENUTO_CHECKPOINT" ]; then echo "$TENUTO_CHECKPOINT"; exit 0; fi; '
+        + report(checkpoint={"page": 1})
+        + report(checkpoint={"page": 2})
+        + "echo up; sleep 0.3; kill -9 $$"
+    )
+    async with working(database_url) as inside:
+        task = await inside.shell(script)
+        view = await inside.ended(task)
+        assert (view.status, view.checkpoint_seq) == ("COMPLETED", 2)
+        assert await inside.outcomes(task) == ["FAILED", "COMPLETED"]
+        assert (await inside.transcript(task))[-1] == '{"page":2}'
+
+
+async def test_a_run_that_takes_too_long_is_ended_and_gets_twice_the_time(database_url: str) -> None:
+    async with working(database_url) as inside:
+        task = await inside.shell(NASTY, timeout_s=1, max_attempts=2)
+        pids = await nasty_pids(inside, task)
+        view = await inside.until(task, "RETRY_WAIT", "PENDING", "RUNNING", limit=10)
+        await eventually(lambda: not alive(pids))
+
+        async def first() -> list[str | None]:
+            return (await inside.outcomes(task))[:1] == ["TIMED_OUT"]  # type: ignore[return-value]
+
+        await eventually(first)
+        view = await inside.engine.show(task)
+        assert view.timeout_s == 2
+        view = await inside.ended(task)
+        assert (view.status, view.error_class, view.timeout_s) == ("DEAD", "timeout", 4)
+        attempts = await inside.engine.attempts(task)
+        assert [each.outcome for each in attempts] == ["TIMED_OUT", "TIMED_OUT"]
+        assert attempts[0].receipt is not None
+        assert attempts[0].receipt["how"] == "SIGKILL"
+        assert "timeout of 1 s" in (attempts[0].message or "")
+
+
+async def test_the_agents_own_program_may_be_python(database_url: str) -> None:
+    async with working(database_url) as inside:
+        code = "import os, json; os.write(3, json.dumps({'output': [1, None, 'é']}).encode())"
+        task = await inside.submit(command=[sys.executable, "-c", code])
+        assert (await inside.ended(task)).output == [1, None, "é"]
