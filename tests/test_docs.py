@@ -128,17 +128,27 @@ def test_the_targets_of_make_exist() -> None:
     assert named <= targets
 
 
-@pytest.mark.parametrize(("where", "words"), command_lines())
-def test_a_command_line_is_understood(where: str, words: list[str], tmp_path: Path) -> None:
+def misunderstood(words: list[str]) -> str | None:
+    """Why the command line would be refused as wrong usage."""
     command: click.Command = root
     path = ["orchestrate"]
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         found = command.get_command(click.Context(command), words[0])
-        assert found is not None, where
+        if found is None:
+            return f"no command {words[0]}"
         command = found
         path.append(words.pop(0))
-    with command.make_context(" ".join(path), words):
-        pass
+    try:
+        command.make_context(" ".join(path), words)
+    except click.UsageError as error:
+        return error.format_message()
+    return None
+
+
+def test_command_lines_are_understood() -> None:
+    told = {where: misunderstood(words) for where, words in command_lines()}
+    assert len(told) > 50
+    assert {where: why for where, why in told.items() if why is not None} == {}
 
 
 @pytest.mark.parametrize("block", [b for b in blocks("sh") if b.mark == "run"], ids=name_of)

@@ -1,32 +1,21 @@
-"""Tenuto itself, on both of its stores.
+"""Tenuto itself, on both of its stores: audit trail, fences and lanes on."""
 
-To be filled in when the engine exists. Each class needs, as every adapter (see bench/peer.py):
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any, ClassVar
 
-- `connect`: migrate the empty database at `self.target`, open the producer (group commit on, as
-  shipped). `target` is a PostgreSQL URL with the socket's folder as `host`, or an SQLite file.
-- `submit`: one task of type "noop" whose input holds the 200 characters of `payload`; returns when
-  it is committed. `submit_many`: up to `bulk_size` of them through the bulk submit.
-- `completed`: `select count(*)` of the tasks with status COMPLETED, asked of the store.
-- `clear`: empties all that grows with tasks (tasks, payloads, attempts, events). PostgreSQL:
-  `clear_sql` and `completed_sql` are enough.
-- `work(mode, journal)`: one worker process, with the coordinator's duties as shipped, until it is
-  killed. The function runtime's handler is
-
-      async def noop(ctx):
-          if delay := journal.started(ctx.input["payload"]):
-              await asyncio.sleep(delay)
-
-  DRAIN: the slots and batch size that drain fastest. LATENCY and DEFAULT: what ships; DEFAULT with
-  20 slots. Audit trail, fences and lanes stay on in all of them.
-- `help_command = ("orchestrate", "--help")`.
-"""
-
-from collections.abc import Mapping
-from typing import ClassVar
-
-from bench.harness import main
-from bench.peer import Mode, NotMeasurableError, Peer
+from bench.harness import main, run_async
+from bench.peer import Mode, Peer
 from bench.workload import Journal
+
+from tenuto import app
+from tenuto.coordinator.coordinator import Coordinator
+from tenuto.model.submission import NewTask
+from tenuto.settings import Settings
+from tenuto.worker.worker import Worker
+
+TABLES = ("task", "task_body", "task_output", "attempt", "event", "cursor")
 
 
 class _Tenuto(Peer):
@@ -34,38 +23,85 @@ class _Tenuto(Peer):
 
     bulk_size = 1000
     help_command = ("orchestrate", "--help")
-    notes = "audit trail, fences and lanes on"
-    defaults: ClassVar = {"slots": 200}
+    notes = "audit trail, fences and lanes on; coordinator in the worker's process"
+    defaults: ClassVar = {"slots": 300}
 
-    def __init__(self, target: str, options: Mapping[str, str]) -> None:
-        super().__init__(target, options)
-        raise NotMeasurableError("the adapter is not written yet")
+    def url(self) -> str:
+        return self.target
 
     async def connect(self) -> None:
-        raise NotImplementedError
+        store = app.open_store(self.url())
+        await store.migrate()
+        await store.close()
+        self._stack = AsyncExitStack()
+        self._engine = await self._stack.enter_async_context(
+            app.connect(Settings(database=self.url()))
+        )
 
     async def close(self) -> None:
-        raise NotImplementedError
+        await self._stack.aclose()
 
     async def submit(self, payload: str) -> None:
-        raise NotImplementedError
+        await self._engine.submit(NewTask(title="noop", task_type="noop", input=payload))
 
-    async def clear(self) -> None:
-        raise NotImplementedError
+    async def submit_many(self, payloads: Sequence[str]) -> None:
+        await self._engine.submit_many(
+            [NewTask(title="noop", task_type="noop", input=payload) for payload in payloads]
+        )
 
     async def completed(self) -> int:
-        raise NotImplementedError
+        return (await self._engine.query.counts(self._engine.workspace))["COMPLETED"]
 
     def work(self, mode: Mode, journal: Journal) -> None:
-        raise NotImplementedError
+        slots = self.options["slots"] if mode is Mode.DRAIN else 20
+        run_async(self._work(Settings(database=self.url(), slots=slots), journal))
+
+    async def _work(self, settings: Settings, journal: Journal) -> None:
+        async def noop(ctx: Any) -> None:
+            if delay := journal.started(ctx.input):
+                await asyncio.sleep(delay)
+
+        forever = asyncio.Event()
+        async with app.connect(settings, listen=True) as engine:
+            worker = Worker(engine, settings, connect=lambda: app.connect(settings))
+            await worker.host_functions("bench", {"noop": noop})
+            coordinator = Coordinator(engine, settings, name=worker.id)
+            await asyncio.gather(worker.run(forever), coordinator.run(forever))
 
 
 class TenutoPostgres(_Tenuto):
     """PostgreSQL, with its default durable settings."""
 
+    async def _run(self, sql: str) -> None:
+        import asyncpg
+
+        connection = await asyncpg.connect(self.target)
+        try:
+            await connection.execute(sql)
+        finally:
+            await connection.close()
+
+    async def clear(self) -> None:
+        await self._run(f"truncate {', '.join(TABLES)}")
+
+    async def settle(self) -> None:
+        await self._run("vacuum analyze")
+
 
 class TenutoSqlite(_Tenuto):
     """SQLite, WAL with synchronous=FULL."""
+
+    def url(self) -> str:
+        return f"sqlite:///{self.target}"
+
+    async def clear(self) -> None:
+        import sqlite3
+
+        connection = sqlite3.connect(self.target, timeout=30, isolation_level=None)
+        for table in TABLES:
+            connection.execute(f"delete from {table}")
+        connection.execute("pragma wal_checkpoint(truncate)")
+        connection.close()
 
 
 if __name__ == "__main__":

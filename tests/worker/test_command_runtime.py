@@ -296,14 +296,16 @@ async def test_a_second_request_leaves_the_kill_its_time(database_url: str, seco
         assert receipt["how"] == "SIGKILL"
 
 
-async def test_a_cancel_that_finds_the_command_at_its_end_is_confirmed(database_url: str) -> None:
+async def test_a_cancel_that_finds_the_command_at_its_end_is_confirmed(
+    database_url: str, tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
     async with working(database_url, heartbeat_s=60) as inside:
-        task = await inside.shell("echo up; read line < fifo || sleep 1", cwd=None)
+        task = await inside.shell(f"echo up; until [ -e '{done}' ]; do sleep 0.05; done")
         await inside.said(task, "up")
         held = inside.worker._leases.get(task)
         assert held is not None
-        held.reason = "cancel"  # as the heart notes it, just before the attempt hears of it
-        await inside.engine.core.store.transact  # noqa: B018
+        held.stop = lambda _reason: done.touch()  # the attempt hears of it after its session ended
         await inside.engine.cancel(task)
         view = await inside.ended(task, 10)
         assert view.status == "CANCELLED"

@@ -35,7 +35,11 @@ def up(given: Globals, workers: int, demo: bool) -> int:
     from tenuto import app
 
     chosen = settings(given)
-    return app.demo(chosen) if demo else app.serve_up(chosen, workers)
+    if demo:
+        from tenuto.cli import demo as performance
+
+        return performance.demo()
+    return app.serve_up(chosen, workers)
 
 
 @group(

@@ -21,6 +21,9 @@ from tests.proof.sim.recorder import Control, Recorder, Submit, Watched
 from tests.proof.sim.store import Database, SimStore
 
 RELAYED = "observer"
+ACTIONS = ("cancel", "cancel", "pause", "pause", "pause", "resume", "retry", "archive")
+SETTLED_S = 4.0
+"""So long after the last fault nothing of it is under way any more."""
 
 
 class Scene:
@@ -70,6 +73,7 @@ async def work(scene: Scene, process: Process, slot: int) -> None:
 
     def die() -> None:
         scene.faults.happened["worker ended itself"] += 1
+        scene.recorder.suicides += not scene.faults.on
         if not any(each.deaf and each.process is process for each in scene.recorder.handling):
             scene.recorder.wrong("stuck", f"{process.name} ended itself though nothing was stuck")
         process.kill()
@@ -196,12 +200,26 @@ class Operator:
             return
         submit.keyed_conflict = True
 
+    async def carry_on(self) -> None:
+        """Some more of the same when everything is healthy again."""
+        await asyncio.sleep(SETTLED_S)
+        under_way = [self._scene.loop.create_task(self._submit()) for _ in range(2)]
+        for _ in range(self._scene.plan.controls // 4):
+            await asyncio.sleep(self._rng.uniform(0, 2))
+            under_way.append(self._scene.loop.create_task(self._control()))
+        await asyncio.gather(*under_way)
+
     async def _control(self) -> None:
-        if not self._known:
+        """Something is asked of a task, of a running one by preference; sometimes two things."""
+        leased = "select id from task where status in ('ASSIGNED', 'RUNNING') order by id"
+        running = [UUID(row[0]) for row in self._scene.database.rows(leased)]
+        if not (candidates := running if self._rng.random() < 0.7 and running else self._known):
             return
-        task = self._rng.choice(self._known)
-        action = self._rng.choice(["cancel", "cancel", "pause", "pause", "resume", "retry", "archive"])
-        await self._order(action, task)
+        task = self._rng.choice(candidates)
+        await self._order(self._rng.choice(ACTIONS), task)
+        if self._rng.random() < 0.3:
+            await asyncio.sleep(self._rng.random())
+            await self._order(self._rng.choice(ACTIONS), task)
 
     async def _order(self, action: str, task: UUID) -> None:
         self._orders += 1

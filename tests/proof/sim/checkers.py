@@ -7,10 +7,13 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto.clock import to_micros
 from tenuto.engine.engine import Engine
 from tenuto.model.retry import FREE_ENDS
 from tenuto.model.task import LEASED, TERMINAL, TRANSITIONS
 
+from tests.proof.sim.actors import SETTLED_S
+from tests.proof.sim.clock import START
 from tests.proof.sim.loop import run_now
 from tests.proof.sim.recorder import Recorder
 from tests.proof.sim.store import Database
@@ -52,6 +55,7 @@ class Event(msgspec.Struct, frozen=True):
     new: str
     attempt: int
     message: str | None
+    at: int
     data: Any
 
 
@@ -80,7 +84,7 @@ class Outcome:
         self.database = database
         trails: dict[str, list[Event]] = defaultdict(list)
         for task, *cells, data in database.rows(
-            "select task, seq, kind, previous, new, attempt, message, data from event"
+            "select task, seq, kind, previous, new, attempt, message, at, data from event"
             " order by task, seq"
         ):
             trails[task].append(Event(*cells, msgspec.json.decode(data) if data else None))
@@ -97,7 +101,7 @@ def check(recorder: Recorder, database: Database) -> list[Broken]:
     """Every way in which the run broke an invariant."""
     outcome = Outcome(database)
     found: list[Broken] = []
-    for oracle in (submits, ends, results, checkpoints, children, trails, orders, relayed):
+    for oracle in (submits, ends, results, checkpoints, children, trails, orders, relayed, healthy):
         found += oracle(recorder, outcome)
     mismatches = run_now(Engine(database.store).upkeep.audit())
     return found + [("I13", text) for text in mismatches]
@@ -287,3 +291,21 @@ def relayed(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
         seqs = [event.seq for event in task.trail]
         if first[task.id] != seqs:
             yield "I19", f"{task.title}: relayed {first[task.id]} of {seqs}"
+
+
+def healthy(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
+    """What began when nothing was wrong any more neither loses its lease nor ends unconfirmed."""
+    if recorder.suicides:
+        return  # a handler that would not stop took its worker with it
+    from_then = to_micros(START) + (recorder.healed_at + SETTLED_S) * 1_000_000
+    badly = {
+        (UUID(task), attempt): how
+        for task, attempt, how in outcome.database.rows(
+            "select task, attempt, outcome from attempt where outcome = 'STALLED' or unconfirmed"
+        )
+    }
+    for task in outcome.tasks.values():
+        for event in task.trail:
+            if event.kind == "claimed" and event.at >= from_then:
+                if how := badly.get((task.id, event.attempt)):
+                    yield "healthy", f"{task.title}: attempt {event.attempt} {how} for no reason"

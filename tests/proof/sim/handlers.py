@@ -46,7 +46,7 @@ def make_deeds(rng: random.Random, *, child: bool = False) -> list[list[Any]]:
         how = rng.choice([*FAILS, "rate limit", "quota"])
         deeds.append(["fail", how, rng.choice([1, 1, 2, 9])])
     if rng.random() < 0.15:
-        deeds.append(["long", rng.uniform(5, 25)])
+        deeds.append(["long", rng.choice([1, 1, 4]) * rng.uniform(5, 20)])
     if rng.random() < 0.06:
         deeds.append(["deaf", rng.uniform(3, 60)])
     return deeds

@@ -97,7 +97,7 @@ def make_plan(seed: int) -> Plan:
         writers=writers,
         mixes=mixes,
         shared_agent=rng.random() < 0.5,
-        max_concurrent=rng.choice([None, None, None, 2, 3]),
+        max_concurrent=rng.choice([None, None, None, 1, 2, 3]),
         duration=duration,
         submits=rng.randint(6, 10),
         controls=rng.choice([0, 6, 12]),

@@ -81,6 +81,8 @@ class Recorder:
         self.children: dict[tuple[UUID, str], set[UUID]] = defaultdict(set)
         self.delivered: list[tuple[UUID, int]] = []
         self.handling: list[Handling] = []
+        self.healed_at = 0.0
+        self.suicides = 0
 
     def tick(self) -> int:
         """A number for now, above all before."""

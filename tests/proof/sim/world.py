@@ -97,8 +97,9 @@ async def _play(scene: Scene) -> None:
     people = loop.create_task(operator.run(), context=operator.process.context)
     await asyncio.gather(people, Harm(scene).run())
     scene.faults.on = False
-    probe.healed_at = loop.time()
+    probe.healed_at = scene.recorder.healed_at = loop.time()
     scene.recorder.note("world", "healed")
+    await loop.create_task(operator.carry_on(), context=operator.process.context)
     await _ended(scene, operator)
     scene.closing = True
     for process in scene.alive("worker") + scene.alive("coordinator"):
