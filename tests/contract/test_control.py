@@ -129,7 +129,7 @@ async def test_what_is_being_cancelled_is_not_paused(engine: Engine) -> None:
     fence = await running(engine)
     await engine.cancel(fence.task)
     assert await refusal(engine.pause(fence.task)) == "cancel_requested"
-    assert await refusal(engine.confirm_pause(fence, KILLED)) == "out_of_turn"
+    assert await refusal(engine.confirm_pause(fence, KILLED)) == "cancel_requested"
 
 
 async def test_cancel_and_complete_race_and_one_wins(engine: Engine, another: Another) -> None:

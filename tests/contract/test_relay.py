@@ -148,8 +148,9 @@ async def connected(url: str) -> AsyncIterator[Any]:
 
 async def insert_event(connection: Any, engine: Engine, task: UUID) -> None:
     await connection.execute(
-        "insert into event (task, seq, workspace, kind, level, new, attempt, at)"
-        " values ($1, 1, $2, 'submitted', 'INFO', 'PENDING', 0, $3)",
+        "insert into event (task, seq, workspace, xid, kind, level, new, attempt, at)"
+        " values ($1, 1, $2, pg_current_xact_id()::text::bigint, 'submitted', 'INFO', 'PENDING',"
+        " 0, $3)",
         task,
         engine.workspace,
         engine.clock.now(),

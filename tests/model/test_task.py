@@ -76,7 +76,9 @@ def test_the_earliest_timer_counts() -> None:
     assert due_at(task(Status.PENDING, queue_ttl_s=9)) == after(9)
     assert due_at(task(Status.PENDING, queue_ttl_s=9, attempt=1)) is None
     assert due_at(task(Status.RETRY_WAIT, next_attempt_at=after(3))) == after(3)
-    assert due_at(task(Status.WAITING, run_at=after(5), queue_ttl_s=3)) == after(3)
+    assert due_at(task(Status.WAITING, run_at=after(5), queue_ttl_s=3)) == after(5)
+    assert due_at(task(Status.PENDING, run_at=after(5), queue_ttl_s=3)) == after(8)
+    assert due_at(task(Status.WAITING, hold="approval", queue_ttl_s=3)) == after(3)
     assert due_at(task(Status.WAITING, run_at=after(5), hold="approval")) is None
     assert due_at(task(Status.WAITING, run_at=after(5), unmet=1)) is None
     assert due_at(task(Status.WAITING, hold="quota", resume_at=after(7))) == after(7)

@@ -64,12 +64,13 @@ CASES: dict[str, Case] = {
     ),
     "operator": Case(
         World(
-            rows=(row(),),
-            orders=3,
+            rows=(row(max_attempts=1),),
+            faults=1,
+            orders=2,
             operator=("cancel", "pause", "resume", "retry"),
             workers=TWO,
         ),
-        1,
+        27_000,
         "pause accepted, pause repeated, pause cancel_requested, resume accepted, retry accepted",
     ),
     "retry": Case(
@@ -115,16 +116,22 @@ CASES: dict[str, Case] = {
     "timers": Case(
         World(
             rows=(
-                row(max_attempts=1, free_ends=FREE_ENDS - 1, timeout_s=10, watch_s=40),
-                row(2, queue_ttl_s=30),
+                row(
+                    max_attempts=1,
+                    free_ends=FREE_ENDS - 1,
+                    timeout_s=10,
+                    watch_s=40,
+                    queue_ttl_s=30,
+                ),
             ),
+            faults=1,
             messages=("complete", "rate limit", "time out", "park with a limit"),
             workers=TWO,
         ),
         1,
         "time_out accepted, refuse accepted, fail accepted, park accepted",
     ),
-    "two tasks": Case(World(rows=(row(), row(2))), 140_000, "complete lease_lost"),
+    "two tasks": Case(World(rows=(row(), row(2, max_attempts=1))), 140_000, "complete lease_lost"),
 }
 
 

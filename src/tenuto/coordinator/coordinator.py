@@ -48,7 +48,7 @@ class Coordinator:
         self.settings = settings or Settings()
         self.name = name
         self.cycles = 0
-        self._subscribers = {"alerts": _alert} if subscribers is None else subscribers
+        self._subscribers = subscribers or {}
         self._last_good: float | None = None
         self._reap_from = 0.0
 
@@ -115,6 +115,7 @@ class Coordinator:
         crash_point("coordinator.promoted")
 
     async def _relay(self, counts: Counts) -> None:
+        counts.relayed += await self.engine.upkeep.relay_once("alerts", _alert, errors=True)
         for name, sink in self._subscribers.items():
             for _ in range(ROUNDS):
                 done = await self.engine.upkeep.relay_once(name, sink)

@@ -144,8 +144,13 @@ class Upkeep:
 
         return await self._core.store.transact(script)
 
-    async def relay_once(self, subscriber: str, sink: Sink, limit: int = BATCH) -> int:
-        """Hand the next events to a subscriber, then move its cursor. At least once, in order."""
+    async def relay_once(
+        self, subscriber: str, sink: Sink, limit: int = BATCH, *, errors: bool = False
+    ) -> int:
+        """Hand the next events to a subscriber, then move its cursor. At least once, in order.
+
+        With `errors`, a subscriber gets only events of level ERROR and above, by their own index.
+        """
         params: dict[str, Any] = {"name": subscriber, "now": self._core.now()}
 
         def place() -> Script[Row]:
@@ -159,7 +164,12 @@ class Upkeep:
         events = await self._core.store.fetch(
             Statement(
                 "events_after",
-                {"xid": here["xid"], "position": here["position"], "most": limit},
+                {
+                    "xid": here["xid"],
+                    "position": here["position"],
+                    "most": limit,
+                    "errors": errors or None,
+                },
             )
         )
         if not events:

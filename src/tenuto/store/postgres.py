@@ -258,6 +258,25 @@ class PostgresStore:
         return pool
 
 
+async def make_scratch(url: str, name: str) -> str:
+    """A schema of that name in the database, empty and apart from everything else; its address."""
+    connection = await asyncpg.connect(url, timeout=5)
+    try:
+        await connection.execute(f'create schema "{name}"')
+    finally:
+        await connection.close()
+    return f"{url}{'&' if '?' in url else '?'}search_path={name}"
+
+
+async def drop_scratch(url: str, name: str) -> None:
+    """Remove such a schema with all it holds."""
+    connection = await asyncpg.connect(url, timeout=5)
+    try:
+        await connection.execute(f'drop schema if exists "{name}" cascade')
+    finally:
+        await connection.close()
+
+
 def _first_line(error: BaseException) -> str:
     text = str(error) or type(error).__name__
     return text.splitlines()[0]

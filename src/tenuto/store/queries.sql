@@ -719,11 +719,13 @@ update cursor set xid = :xid, position = :position, updated_at = :now where name
 -- A position is handed out before its transaction commits, so a reader that trusted positions would
 -- pass over rows still to appear. Only rows older than every running transaction are shown.
 where (event.xid, event.position) > (:xid, :position)
+  [errors: and event.level in ('ERROR', 'CRITICAL')]
   and event.xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
 order by event.xid, event.position
 
 -- fragment: from_there_on only sqlite
 where event.position > :position and :xid >= 0
+  [errors: and event.level in ('ERROR', 'CRITICAL')]
 order by event.position
 
 -- name: events_after

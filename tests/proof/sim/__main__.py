@@ -31,7 +31,8 @@ def main() -> int:
             sys.stdout.write(f"seed {seed}: {invariant}: {what}\n")
         failed += bool(result.broken)
     spent = time.perf_counter() - began
-    sys.stdout.write(f"{len(seeds)} seeds, {failed} failed, {spent / len(seeds) * 1000:.1f} ms each\n")
+    each = spent / len(seeds) * 1000
+    sys.stdout.write(f"{len(seeds)} seeds, {failed} failed, {each:.1f} ms each\n")
     for what in HAPPENS:
         sys.stdout.write(f"  {happened[what]:>7}  {what}\n")
     return 1 if failed else 0

@@ -6,12 +6,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 from uuid import UUID
 
-from tenuto.coordinator.coordinator import Coordinator
-from tenuto.model.errors import Conflict, NotFound, TenutoError, Unavailable
-from tenuto.model.submission import NewTask
-from tenuto.store.protocol import Row
-from tenuto.worker.worker import Worker
-
 from tests.proof.sim.clock import SimClock
 from tests.proof.sim.handlers import Handlers, make_task
 from tests.proof.sim.hints import Broker, SimWakeups
@@ -19,6 +13,12 @@ from tests.proof.sim.loop import Process, VirtualLoop, later
 from tests.proof.sim.plan import Faults, Moment, Plan
 from tests.proof.sim.recorder import Control, Recorder, Submit, Watched
 from tests.proof.sim.store import Database, SimStore
+
+from tenuto.coordinator.coordinator import Coordinator
+from tenuto.model.errors import Conflict, NotFound, TenutoError, Unavailable
+from tenuto.model.submission import NewTask
+from tenuto.store.protocol import Row
+from tenuto.worker.worker import Worker
 
 RELAYED = "observer"
 ACTIONS = ("cancel", "cancel", "pause", "pause", "pause", "resume", "retry", "archive")

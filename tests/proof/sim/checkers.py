@@ -6,17 +6,16 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-
-from tenuto.clock import to_micros
-from tenuto.engine.engine import Engine
-from tenuto.model.retry import FREE_ENDS
-from tenuto.model.task import LEASED, TERMINAL, TRANSITIONS
-
 from tests.proof.sim.actors import SETTLED_S
 from tests.proof.sim.clock import START
 from tests.proof.sim.loop import run_now
 from tests.proof.sim.recorder import Recorder
 from tests.proof.sim.store import Database
+
+from tenuto.clock import to_micros
+from tenuto.engine.engine import Engine
+from tenuto.model.retry import FREE_ENDS
+from tenuto.model.task import LEASED, TERMINAL, TRANSITIONS
 
 Broken = tuple[str, str]
 
@@ -178,7 +177,9 @@ def checkpoints(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
         by_number = sorted(made, key=lambda save: save.seq)
         if any(a.seq == b.seq for a, b in zip(by_number, by_number[1:], strict=False)):
             yield "I3", f"{title}: one number for two checkpoints"
-        if [save.fence.attempt for save in by_number] != sorted(save.fence.attempt for save in made):
+        if [save.fence.attempt for save in by_number] != sorted(
+            save.fence.attempt for save in made
+        ):
             yield "I3", f"{title}: an older attempt saved over a newer one"
         asked = recorder.asked_to_save[task]
         if asked.index(kept[task][1]) < asked.index(by_number[-1].data):
@@ -191,9 +192,12 @@ def checkpoints(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
 
 def children(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     """A child once per key; recorded steps are what handlers were told."""
-    known = {(UUID(task), key): (value, child) for task, key, value, child in outcome.database.rows(
-        "select task, key, value, child from task_step"
-    )}
+    known = {
+        (UUID(task), key): (value, child)
+        for task, key, value, child in outcome.database.rows(
+            "select task, key, value, child from task_step"
+        )
+    }
     for (parent, key), ids in recorder.children.items():
         if len(ids) > 1 or not all(child in outcome.tasks for child in ids):
             yield "spawn", f"{key} of {parent} is {ids}"

@@ -6,17 +6,17 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from tests.proof.sim.clock import START
+from tests.proof.sim.loop import Process
+from tests.proof.sim.plan import Faults
+from tests.proof.sim.recorder import Handling, Recorder
+
 from tenuto.model.commands import Failure
 from tenuto.model.errors import Unavailable
 from tenuto.model.retry import ErrorClass, RetryPolicy
 from tenuto.model.submission import NewTask
 from tenuto.worker.context import Context
 from tenuto.worker.runtime.protocol import AttemptFailed
-
-from tests.proof.sim.clock import START
-from tests.proof.sim.loop import Process
-from tests.proof.sim.plan import Faults
-from tests.proof.sim.recorder import Handling, Recorder
 
 T = TypeVar("T")
 

@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Callable, Iterable
 
-from tenuto.broker.protocol import Listener
-
 from tests.proof.sim.loop import Process
 from tests.proof.sim.plan import Faults
+
+from tenuto.broker.protocol import Listener
 
 
 class Broker:

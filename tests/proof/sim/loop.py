@@ -77,7 +77,11 @@ class VirtualLoop(base_events.BaseEventLoop):
         return self._at
 
     def create_task(  # type: ignore[override]  # names are of no use here
-        self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None
+        self,
+        coro: Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
     ) -> asyncio.Task[T]:
         task = super().create_task(coro, context=context)  # type: ignore[call-arg]
         self.made.append((task, OWNER.get() if context is None else context.get(OWNER)))

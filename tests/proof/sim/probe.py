@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
-from tenuto.model.task import LEASED
-
 from tests.proof.sim.actors import Scene
 from tests.proof.sim.recorder import Handling
+
+from tenuto.model.task import LEASED
 
 EVERY_S = 1.7
 

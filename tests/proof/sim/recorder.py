@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+from tests.proof.sim.loop import Process, VirtualLoop
 
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
@@ -14,8 +15,6 @@ from tenuto.model.matching import AgentProfile
 from tenuto.model.submission import NewTask
 from tenuto.model.task import DEFAULT_LEASE_S, Fence
 from tenuto.store.protocol import Row
-
-from tests.proof.sim.loop import Process, VirtualLoop
 
 
 class Submit(msgspec.Struct, eq=False):

@@ -5,16 +5,17 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
-from tenuto.model.errors import TenutoError, Unavailable
-from tenuto.store.protocol import Row, SchemaState, Script, Statement
-from tenuto.store.sqlite import SqliteStore
-
 from tests.proof.sim.clock import SimClock
 from tests.proof.sim.loop import Process, later, run_now
 from tests.proof.sim.plan import Faults
 from tests.proof.sim.recorder import Recorder
 
+from tenuto.model.errors import TenutoError, Unavailable
+from tenuto.store.protocol import Row, SchemaState, Script, Statement
+from tenuto.store.sqlite import SqliteStore
+
 T = TypeVar("T")
+
 
 class Database:
     """SQLite in memory. One connection serves all runs, so that its statements stay prepared."""

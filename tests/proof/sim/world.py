@@ -8,17 +8,16 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-
-from tenuto.model.task import TERMINAL
-
 from tests.proof.sim.actors import Harm, Operator, Scene, keep
-from tests.proof.sim.clock import SimClock
 from tests.proof.sim.checkers import Broken, check
+from tests.proof.sim.clock import SimClock
 from tests.proof.sim.loop import Stalled, VirtualLoop, bury
 from tests.proof.sim.plan import make_plan
 from tests.proof.sim.probe import Probe
 from tests.proof.sim.recorder import Recorder
 from tests.proof.sim.store import database
+
+from tenuto.model.task import TERMINAL
 
 PATIENCE_S = 90.0
 """Healed, something has to happen within: a lost answer to a cancel, a lease, a run, a backoff."""

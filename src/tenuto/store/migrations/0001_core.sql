@@ -340,6 +340,7 @@ create table event (
 create index event_order on event (xid, position);
 create index event_at on event using brin (at);
 create index event_error on event (workspace, at) where level in ('ERROR', 'CRITICAL');
+create index event_alert on event (xid, position) where level in ('ERROR', 'CRITICAL');
 alter table task set (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02,
   autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.05);
 -- end only
@@ -367,6 +368,7 @@ create table event (
 );
 create unique index event_task_seq on event (task, seq);
 create index event_error on event (workspace, at) where level in ('ERROR', 'CRITICAL');
+create index event_alert on event (position) where level in ('ERROR', 'CRITICAL');
 -- end only
 
 -- Who saves work by being the only one to do a duty. Correctness never depends on it.
