@@ -260,13 +260,13 @@ async def all_rows(engine: Engine, raw: Raw) -> list[Row]:
 
 
 async def row_of(engine: Engine, task: UUID) -> Task:
-    """The hot row of a task, as the model sees it."""
+    """The hot row of a task, as the model sees it, but for what only the store writes."""
 
     def script() -> Script[Task]:
         rows = yield Statement("tasks_locked", {"ids": [task]})
         return task_of(rows[0])
 
-    return await engine.core.store.transact(script)
+    return msgspec.structs.replace(await engine.core.store.transact(script), event_xid=0)
 
 
 def profile(**changes: Any) -> AgentProfile:

@@ -19,13 +19,6 @@ from tenuto.cli.base import Globals, command
 @click.pass_obj
 def bench(given: Globals, /, **options: Any) -> int:
     """Measure throughput and latency on this machine, in a database of its own."""
-    from importlib import import_module
+    from tenuto.bench import run
 
-    from tenuto.model.errors import NotFound
-
-    try:
-        module = import_module("tenuto.bench")
-    except ModuleNotFoundError as error:
-        raise NotFound("this installation holds no benchmark") from error
-    code: int = module.run(database=given.database, **options)
-    return code
+    return run(database=given.database, **options)

@@ -21,7 +21,7 @@ from tenuto.worker.runtime.command import CommandRuntime
 from tenuto.worker.session import Supervisor
 from tenuto.worker.worker import Worker
 
-PATIENCE = 30.0
+PATIENCE = 20.0
 SHORT: dict[str, Any] = {
     "heartbeat_s": 0.2,
     "lease_s": 5,
@@ -146,7 +146,7 @@ async def working(
                 yield Inside(engine, worker)
             finally:
                 stop.set()
-                async with asyncio.timeout(PATIENCE + 30):
+                async with asyncio.timeout(PATIENCE + 40):
                     await asyncio.gather(*running)
                 await supervisor.close()
         assert await engine.upkeep.audit() == []

@@ -1,8 +1,9 @@
-"""Those who act in a run: worker and coordinator processes, an operator, and the one who does harm."""
+"""Who acts in a run: worker and coordinator processes, an operator, and one who does harm."""
 
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -114,7 +115,7 @@ async def keep(scene: Scene, kind: str, slot: int) -> None:
         process = scene.enter(f"{kind}{slot}.{life}", kind)
         run = work(scene, process, slot) if kind == "worker" else coordinate(scene, process)
         main = scene.loop.create_task(run, context=process.context)
-        main.add_done_callback(lambda _main, over=process: later(scene.loop, 0.01, over.end))
+        main.add_done_callback(partial(_soon_over, scene.loop, process))
         await process.gone.wait()
         scene.recorder.note(process.name, process.state)
         if process.state == "dead" and kind == "worker" and rng.random() < scene.plan.deaths_seen:
@@ -122,6 +123,11 @@ async def keep(scene: Scene, kind: str, slot: int) -> None:
             scene.loop.create_task(see_death(scene, parent, process), context=parent.context)
         if not scene.closing:
             await asyncio.sleep(rng.uniform(0.1, 3))
+
+
+def _soon_over(loop: VirtualLoop, process: Process, _main: "asyncio.Task[None]") -> None:
+    """What was cancelled last gets a moment to end."""
+    later(loop, 0.01, process.end)
 
 
 async def see_death(scene: Scene, parent: Process, dead: Process) -> None:
@@ -276,7 +282,10 @@ class Harm:
         self._scene.faults.happened[moment.act] += 1
 
     async def _victim(self, kind: str) -> Process:
-        while not (found := [each for each in self._scene.alive(kind) if each.fuse is None]):
+        while True:
+            found = [each for each in self._scene.alive(kind) if each.fuse is None]
+            if found:
+                break
             await asyncio.sleep(0.3)
         victim = self._rng.choice(found)
         self._scene.recorder.note(victim.name, "harmed")

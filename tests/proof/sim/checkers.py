@@ -2,7 +2,8 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -17,6 +18,7 @@ from tenuto.engine.engine import Engine
 from tenuto.model.retry import FREE_ENDS
 from tenuto.model.task import LEASED, TERMINAL, TRANSITIONS
 
+S = TypeVar("S", bound=msgspec.Struct)
 Broken = tuple[str, str]
 
 BY_KIND: dict[str, str] = {
@@ -76,6 +78,10 @@ class Final(msgspec.Struct, frozen=True):
     trail: list[Event]
 
 
+def _made(kind: type[S], cells: list[Any]) -> S:
+    return kind(**dict(zip(kind.__struct_fields__, cells, strict=True)))
+
+
 class Outcome:
     """The final database, read once."""
 
@@ -86,14 +92,15 @@ class Outcome:
             "select task, seq, kind, previous, new, attempt, message, at, data from event"
             " order by task, seq"
         ):
-            trails[task].append(Event(*cells, msgspec.json.decode(data) if data else None))
+            told = msgspec.json.decode(data) if data else None
+            trails[task].append(_made(Event, [*cells, told]))
         self.tasks: dict[UUID, Final] = {}
         for task, *cells in database.rows(
             "select id, title, idempotency_key, parent, status, version, attempt, tries,"
             " max_attempts, checkpoint_seq, lease_until, due_at"
             " from task join task_body on task_body.task = task.id"
         ):
-            self.tasks[UUID(task)] = Final(UUID(task), *cells, trails[task])
+            self.tasks[UUID(task)] = _made(Final, [UUID(task), *cells, trails[task]])
 
 
 def check(recorder: Recorder, database: Database) -> list[Broken]:
@@ -175,7 +182,7 @@ def checkpoints(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     for task, made in saves.items():
         title = outcome.tasks[task].title
         by_number = sorted(made, key=lambda save: save.seq)
-        if any(a.seq == b.seq for a, b in zip(by_number, by_number[1:], strict=False)):
+        if any(a.seq == b.seq for a, b in pairwise(by_number)):
             yield "I3", f"{title}: one number for two checkpoints"
         if [save.fence.attempt for save in by_number] != sorted(
             save.fence.attempt for save in made
@@ -288,9 +295,9 @@ def orders(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
 def relayed(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
     """Every event reached the subscriber, those of one task first in their order."""
     first: dict[UUID, list[int]] = defaultdict(list)
-    for task, seq in recorder.delivered:
-        if seq not in first[task]:
-            first[task].append(seq)
+    for known, seq in recorder.delivered:
+        if seq not in first[known]:
+            first[known].append(seq)
     for task in outcome.tasks.values():
         seqs = [event.seq for event in task.trail]
         if first[task.id] != seqs:
@@ -303,13 +310,13 @@ def healthy(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
         return  # a handler that would not stop took its worker with it
     from_then = to_micros(START) + (recorder.healed_at + SETTLED_S) * 1_000_000
     badly = {
-        (UUID(task), attempt): how
-        for task, attempt, how in outcome.database.rows(
+        (UUID(row[0]), row[1]): row[2]
+        for row in outcome.database.rows(
             "select task, attempt, outcome from attempt where outcome = 'STALLED' or unconfirmed"
         )
     }
     for task in outcome.tasks.values():
         for event in task.trail:
-            if event.kind == "claimed" and event.at >= from_then:
-                if how := badly.get((task.id, event.attempt)):
-                    yield "healthy", f"{task.title}: attempt {event.attempt} {how} for no reason"
+            how = badly.get((task.id, event.attempt))
+            if event.kind == "claimed" and event.at >= from_then and how is not None:
+                yield "healthy", f"{task.title}: attempt {event.attempt} {how} for no reason"

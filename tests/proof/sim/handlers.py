@@ -20,12 +20,12 @@ from tenuto.worker.runtime.protocol import AttemptFailed
 
 T = TypeVar("T")
 
-FAILS: dict[str, Callable[[], Exception]] = {
-    "error": lambda: ValueError("broke"),
-    "connection": lambda: ConnectionError("reset"),
-    "syntax": lambda: SyntaxError("no such word"),
-    "memory": lambda: MemoryError("all gone"),
-    "timeout": lambda: TimeoutError("took too long"),
+FAILS: dict[str, type[Exception]] = {
+    "error": ValueError,
+    "connection": ConnectionError,
+    "syntax": SyntaxError,
+    "memory": MemoryError,
+    "timeout": TimeoutError,
 }
 
 
@@ -158,7 +158,7 @@ class Handlers:
             return
         self._faults.happened["handler failed"] += 1
         if how in FAILS:
-            raise FAILS[how]()
+            raise FAILS[how]
         if context.attempt > 2:
             return  # such ends are free, so they are kept few
         failure = Failure(message="slow down", error_class=ErrorClass.RATE_LIMIT)

@@ -83,7 +83,7 @@ class VirtualLoop(base_events.BaseEventLoop):
         name: str | None = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        task = super().create_task(coro, context=context)  # type: ignore[call-arg]
+        task = super().create_task(coro, context=context)
         self.made.append((task, OWNER.get() if context is None else context.get(OWNER)))
         return task
 
@@ -152,7 +152,7 @@ def bury(task: "asyncio.Task[Any]") -> None:
     coroutine = task.get_coro()
     for _ in range(100):
         try:
-            coroutine.close()  # type: ignore[union-attr]
+            coroutine.close()
         except RuntimeError:
             continue  # a `finally` waits for something: break that off as well
         return

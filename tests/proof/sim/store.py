@@ -10,6 +10,7 @@ from tests.proof.sim.loop import Process, later, run_now
 from tests.proof.sim.plan import Faults
 from tests.proof.sim.recorder import Recorder
 
+from tenuto.clock import Clock
 from tenuto.model.errors import TenutoError, Unavailable
 from tenuto.store.protocol import Row, SchemaState, Script, Statement
 from tenuto.store.sqlite import SqliteStore
@@ -58,7 +59,7 @@ class SimStore:
         faults: Faults,
         recorder: Recorder,
     ) -> None:
-        self.clock = clock
+        self.clock: Clock = clock
         self.writers = faults.plan.writers
         self.mixes = faults.plan.mixes
         self._database = database.store

@@ -1,0 +1,280 @@
+"""What is measured and how, the same on every store."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tenuto import app
+from tenuto.coordinator.coordinator import Coordinator
+from tenuto.engine.engine import Engine
+from tenuto.loop import wait_any
+from tenuto.model.matching import AgentProfile
+from tenuto.model.submission import NewTask
+from tenuto.settings import Settings
+
+Figures = dict[str, float]
+
+PAYLOAD = {"payload": "x" * 186}
+"""200 bytes of JSON."""
+BULK = 1000
+CALLERS = 64
+SLOTS = 300
+
+
+def new(task_type: str = "noop", **options: Any) -> NewTask:
+    return NewTask(title="bench", task_type=task_type, input=PAYLOAD, **options)
+
+
+class Bench:
+    """One empty database, an engine on it, and worker processes."""
+
+    def __init__(self, engine: Engine, url: str, tasks: int) -> None:
+        self.engine = engine
+        self.url = url
+        self.tasks = tasks
+        self._workers: list[asyncio.subprocess.Process] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def on(cls, url: str, tasks: int) -> AsyncIterator["Bench"]:
+        store = app.open_store(url)
+        await store.migrate()
+        await store.close()
+        async with app.connect(Settings(database=url), actor="bench") as engine:
+            bench = cls(engine, url, tasks)
+            try:
+                yield bench
+            finally:
+                await bench.kill_workers()
+
+    def elapsed(self) -> float:
+        return self.engine.clock.elapsed()
+
+    async def pause(self, seconds: float) -> None:
+        await wait_any([], seconds, self.engine.clock)
+
+    async def fill(self, n: int, task_type: str = "noop") -> None:
+        for start in range(0, n, BULK):
+            await self.engine.submit_many([new(task_type) for _ in range(min(BULK, n - start))])
+
+    async def start_worker(self, slots: int = SLOTS, *extra: str) -> asyncio.subprocess.Process:
+        env = os.environ | {"TENUTO_DATABASE": self.url, app.PARENT_PIPE: "1"}
+        options = extra or ("--app", "tenuto.bench.noop:handlers")
+        worker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tenuto.cli.main", "worker", "--agent", "bench"),
+            *("--slots", str(slots), *options),
+            stdin=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=env,
+            start_new_session=True,
+        )
+        self._workers.append(worker)
+        return worker
+
+    async def kill_workers(self) -> None:
+        for worker in self._workers:
+            if worker.returncode is None:
+                worker.kill()
+            await worker.wait()
+        self._workers.clear()
+
+    async def completed(self) -> int:
+        return (await self.engine.query.counts(self.engine.workspace))["COMPLETED"]
+
+    async def agent(self, *types: str) -> AgentProfile:
+        profile = AgentProfile(
+            id=self.engine.clock.new_id(),
+            workspace=self.engine.workspace,
+            name="prober",
+            task_types=types,
+            runtimes=("function",),
+        )
+        return await self.engine.register_agent(profile)
+
+
+async def submit_one(bench: Bench) -> Figures:
+    await bench.engine.submit(new())
+    n = max(bench.tasks // 10, 100)
+    start = bench.elapsed()
+    for _ in range(n):
+        await bench.engine.submit(new())
+    return {"submit one by one /s": n / (bench.elapsed() - start)}
+
+
+async def submit_64(bench: Bench) -> Figures:
+    await bench.engine.submit(new())
+    each = max(bench.tasks // CALLERS, 10)
+
+    async def caller() -> None:
+        for _ in range(each):
+            await bench.engine.submit(new())
+
+    start = bench.elapsed()
+    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    return {"submit, 64 callers /s": CALLERS * each / (bench.elapsed() - start)}
+
+
+async def submit_bulk(bench: Bench) -> Figures:
+    await bench.engine.submit(new())
+    start = bench.elapsed()
+    await bench.fill(bench.tasks)
+    return {"submit in bulk /s": bench.tasks / (bench.elapsed() - start)}
+
+
+async def _drain(bench: Bench, workers: int) -> float:
+    """Tasks a second from the first completion seen to the last."""
+    await bench.fill(bench.tasks)
+    for _ in range(workers):
+        await bench.start_worker()
+    while (first := await bench.completed()) == 0:
+        await bench.pause(0.01)
+    start = bench.elapsed()
+    while (now := await bench.completed()) < bench.tasks:
+        await bench.pause(0.02)
+    return (now - first) / (bench.elapsed() - start)
+
+
+async def drain_1(bench: Bench) -> Figures:
+    return {"drain, 1 worker /s": await _drain(bench, 1)}
+
+
+async def drain_2(bench: Bench) -> Figures:
+    return {"drain, 2 workers /s": await _drain(bench, 2)}
+
+
+async def idle(bench: Bench) -> Figures:
+    """From submit to start, one at a time, to an idle worker in another process; its memory too."""
+    worker = await bench.start_worker(10)
+    waits = []
+    for number in range(105):
+        start = bench.elapsed()
+        task = (await bench.engine.submit(new("when"))).id
+        while (view := await bench.engine.show(task)).output is None:
+            await bench.pause(0.002)
+        if number >= 5:
+            waits.append(1000 * (view.output - start))
+    waits.sort()
+    figures = {"idle latency p50 ms": waits[50], "idle latency p99 ms": waits[98]}
+    return figures | _memory(worker.pid)
+
+
+def _memory(pid: int) -> Figures:
+    """The process's resident memory, where the system tells."""
+    status = Path(f"/proc/{pid}/status")
+    if not status.exists():
+        return {}
+    line = next(each for each in status.read_text().splitlines() if each.startswith("VmRSS"))
+    return {"idle worker MB": int(line.split()[1]) / 1024}
+
+
+async def recovery(bench: Bench) -> Figures:
+    """SIGKILL of a worker with 20 in flight, default lease: seconds until all 20 are done."""
+    command = ["sleep", "1"]
+    for _ in range(20):
+        await bench.engine.submit(NewTask(title="bench", command=command))
+    first = await bench.start_worker(20, "--accept-commands")
+    while (await bench.engine.query.counts(bench.engine.workspace))["RUNNING"] < 20:
+        await bench.pause(0.05)
+    first.send_signal(signal.SIGKILL)
+    start = bench.elapsed()
+    await bench.start_worker(20, "--accept-commands")
+    stop = asyncio.Event()
+    coordinator = Coordinator(bench.engine, Settings(), name="bench")
+    running = asyncio.get_running_loop().create_task(coordinator.run(stop))
+    while await bench.completed() < 20:
+        await bench.pause(0.1)
+    took = bench.elapsed() - start
+    stop.set()
+    await running
+    return {"recovery of 20 after kill -9, s": took}
+
+
+async def _claim_ms(bench: Bench, agent: AgentProfile) -> float:
+    """Milliseconds of a claim of one, median of 200."""
+    times = []
+    for _ in range(200):
+        start = bench.elapsed()
+        works = await bench.engine.claim(agent, "prober", 1)
+        times.append(1000 * (bench.elapsed() - start))
+        for work in works:
+            await bench.engine.complete(work.fence)
+    return sorted(times)[len(times) // 2]
+
+
+async def _claims(bench: Bench, n: int) -> Figures:
+    agent = await bench.agent("mine")
+    await bench.fill(1000, "mine")
+    figures = {"claim, empty table, ms": await _claim_ms(bench, agent)}
+    await bench.fill(n, "foreign")
+    await bench.fill(1000, "mine")
+    figures[f"claim, {n:,} foreign pending, ms"] = await _claim_ms(bench, agent)
+    await bench.fill(n, "mine")
+    figures[f"claim, {n:,} own pending, ms"] = await _claim_ms(bench, agent)
+    return figures
+
+
+async def claim(bench: Bench) -> Figures:
+    return await _claims(bench, 10_000)
+
+
+async def claim_large(bench: Bench) -> Figures:
+    return await _claims(bench, 1_000_000)
+
+
+async def lanes(bench: Bench) -> Figures:
+    """Claim and complete in hundreds over more and more lanes."""
+    figures = {}
+    for n in (1, 16, 64, 256):
+        types = [f"lane-{n}-{number}" for number in range(n)]
+        for start in range(0, 5120, 1024):
+            news = [new(types[(start + number) % n]) for number in range(1024)]
+            await bench.engine.submit_many(news)
+        agent = await bench.agent(*types)
+        begin, done = bench.elapsed(), 0
+        while works := await bench.engine.claim(agent, "prober", 100):
+            await asyncio.gather(*(bench.engine.complete(work.fence) for work in works))
+            done += len(works)
+        figures[f"claim + complete over {n} lanes /s"] = done / (bench.elapsed() - begin)
+    return figures
+
+
+async def help_time(bench: Bench) -> Figures:
+    times = []
+    for _ in range(5):
+        start = bench.elapsed()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tenuto.cli.main", "--help"),
+            stdout=asyncio.subprocess.DEVNULL,
+        )
+        await process.wait()
+        times.append(1000 * (bench.elapsed() - start))
+    return {"orchestrate --help, ms": sorted(times)[2]}
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """One measurement; the unusual ones take minutes and are asked for by name."""
+
+    take: Callable[[Bench], Awaitable[Figures]]
+    usual: bool = True
+
+
+MEASURES = {
+    "submit": Measure(submit_one),
+    "callers": Measure(submit_64),
+    "bulk": Measure(submit_bulk),
+    "drain-1": Measure(drain_1),
+    "drain-2": Measure(drain_2),
+    "idle": Measure(idle),
+    "claim": Measure(claim),
+    "claim-large": Measure(claim_large, usual=False),
+    "lanes": Measure(lanes),
+    "recovery": Measure(recovery, usual=False),
+    "help": Measure(help_time),
+}
