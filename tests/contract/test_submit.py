@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from tests.contract.conftest import (
     START,
@@ -168,6 +169,14 @@ async def test_a_bulk_may_repeat_what_is_there(engine: Engine) -> None:
     )
     assert [each.created for each in both] == [False, True, True]
     assert both[0].id == first.id
+
+
+async def test_a_default_that_was_said_is_the_default(engine: Engine, raw: Raw) -> None:
+    said = b'{"title": "a task", "task_type": "default", "idempotency_key": "k"}'
+    first = await engine.submit(msgspec.json.decode(said, type=NewTask))
+    again = await engine.submit(new(idempotency_key="k"))
+    assert (again.id, again.created) == (first.id, False)
+    assert await raw.count("lane") == 1
 
 
 async def test_one_key_twice_in_a_bulk(engine: Engine, raw: Raw) -> None:

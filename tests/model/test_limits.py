@@ -222,6 +222,18 @@ def test_a_fingerprint_tells_every_field_apart() -> None:
     assert fingerprint(msgspec.structs.replace(plain, id=UUID(int=1))) == fingerprint(plain)
 
 
+def test_a_fingerprint_does_not_tell_a_default_from_one_that_was_said() -> None:
+    """What is read from a request is equal to the default, never the same object."""
+    said = (
+        b'{"title": "t", "task_type": "default", "priority": 5, "max_attempts": 3, "tags": [],'
+        b' "description": null}'
+    )
+    assert fingerprint(msgspec.json.decode(said, type=NewTask)) == fingerprint(NewTask(title="t"))
+    policy = b'{"title": "t", "retry": {"base_s": 5.0, "cap_s": 900.0}}'
+    same = NewTask(title="t", retry=RetryPolicy())
+    assert fingerprint(msgspec.json.decode(policy, type=NewTask)) == fingerprint(same)
+
+
 def test_a_fingerprint_does_not_depend_on_the_order_of_keys() -> None:
     one = NewTask(title="t", input={"a": 1, "b": {"c": 1, "d": 2}})
     two = NewTask(title="t", input={"b": {"d": 2, "c": 1}, "a": 1})

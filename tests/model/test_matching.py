@@ -43,6 +43,12 @@ def test_other_needs_are_another_lane(one: list[str], two: list[str]) -> None:
     assert lane(task_tags=("a",)).key() != lane(capabilities=("a",)).key()
 
 
+def test_a_default_that_was_said_is_the_default() -> None:
+    """A word read from a request or a row is equal to the default, never the same object."""
+    said = msgspec.json.decode(b'{"task_type": "default", "needs_subagents": false}')
+    assert lane(**said).key() == lane().key()
+
+
 def test_every_need_is_part_of_the_key() -> None:
     needs: dict[str, Any] = {
         "task_type": "t",

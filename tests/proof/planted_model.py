@@ -109,7 +109,9 @@ def blind(commands: Commands, *when: Status, **seen: Any) -> Rules:
         if made is None:
             return None
         left = [name for name, value in seen.items() if getattr(made.task, name) == value]
-        return _with(made, **{name: getattr(task, name) for name in left})
+        end = made.end and msgspec.structs.replace(made.end, attempt=task.attempt)
+        made = _with(made, **{name: getattr(task, name) for name in left})
+        return msgspec.structs.replace(made, end=end)
 
     return Rules(decide=decide)
 
@@ -130,7 +132,9 @@ def writing(commands: Commands, **fields: Any) -> Rules:
 
 
 def _with(made: Change, **fields: Any) -> Change:
-    return msgspec.structs.replace(made, task=altered(made.task, **fields))
+    task = altered(made.task, **fields)
+    event = msgspec.structs.replace(made.event, new=task.status)
+    return msgspec.structs.replace(made, task=task, event=event)
 
 
 def _same_agent(task: Task, fence: Fence) -> bool:
@@ -197,17 +201,19 @@ class Planted(msgspec.Struct, frozen=True):
 
 ENDED = (Status.FAILED, Status.DEAD, Status.CANCELLED)
 PLANTED: dict[str, Planted] = {
-    "guard by agent": Planted("crashes", "I5", unfenced(_same_agent)),
-    "guard by worker": Planted("crashes", "I5", unfenced(_same_worker)),
-    "guard by RUNNING": Planted("crashes", "I5", unfenced(lambda t, _: t.status in LEASED)),
-    "guard by id": Planted("crashes", "I5", unfenced(lambda _t, _f: True, status=Status.RUNNING)),
+    "guard by agent": Planted("zombies", "I5", unfenced(_same_agent)),
+    "guard by worker": Planted("zombies", "I5", unfenced(_same_worker)),
+    "guard by RUNNING": Planted("zombies", "I5", unfenced(lambda t, _: t.status in LEASED)),
+    "guard by id": Planted("zombies", "I5", unfenced(lambda _t, _f: True, status=Status.RUNNING)),
     "token not compared": Planted("crashes", "I5", unfenced(_same_attempt)),
     "attempt not compared": Planted("crashes", "I5", unfenced(_same_token)),
-    "heartbeat by agent": Planted("crashes", "I5", _renewed(_same_agent)),
+    "heartbeat by RUNNING": Planted("zombies", "I5", _renewed(lambda t, _: t.status in LEASED)),
     "heartbeat revives a reaped lease": Planted(
-        "crashes", "I5", _renewed(lambda task, fence: task.attempt == fence.attempt)
+        "zombies", "I5", _renewed(lambda task, fence: task.attempt == fence.attempt)
     ),
-    "checkpoint by worker": Planted("checkpoints", "I5", _saved(_same_worker)),
+    "checkpoint by id": Planted(
+        "checkpoints", "I5", _saved(lambda task, _: task.cancel_requested_at is None)
+    ),
     "checkpoint after the cancel request": Planted("checkpoints", "I16", _saved(owns)),
     "repeated complete is a new result": Planted(
         "crashes", "I5", blind(c.Complete, Status.COMPLETED, status=Status.RUNNING)

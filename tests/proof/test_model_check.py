@@ -40,6 +40,11 @@ class Case(msgspec.Struct, frozen=True):
 
 
 CASES: dict[str, Case] = {
+    "zombies": Case(
+        World(rows=(row(),), messages=("complete", "fail")),
+        1_000,
+        "complete accepted, complete lease_lost, fail accepted, fail lease_lost, due accepted",
+    ),
     "crashes": Case(
         World(rows=(row(),), faults=2, messages=("complete", "fail")),
         12_000,
@@ -131,7 +136,9 @@ CASES: dict[str, Case] = {
         1,
         "time_out accepted, refuse accepted, fail accepted, park accepted",
     ),
-    "two tasks": Case(World(rows=(row(), row(2, max_attempts=1))), 140_000, "complete lease_lost"),
+    "two tasks": Case(
+        World(rows=(row(), row(2, max_attempts=1)), faults=1), 100_000, "complete lease_lost"
+    ),
 }
 
 

@@ -30,7 +30,14 @@ from tenuto.worker import supervisor
 
 PROGRAM = Path(sys.executable).with_name("orchestrate")
 PATIENCE = 60.0  # seconds for what takes one on an idle machine
-SHORT = {"heartbeat_s": 0.3, "lease_s": 1, "tick_s": 0.2, "poll_s": 0.2, "grace_s": 0.5, "drain_s": 1}
+SHORT = {
+    "heartbeat_s": 0.3,
+    "lease_s": 1,
+    "tick_s": 0.2,
+    "poll_s": 0.2,
+    "grace_s": 0.5,
+    "drain_s": 1,
+}
 LEGAL = frozenset().union(*TRANSITIONS.values())
 TERMINAL = frozenset("COMPLETED FAILED DEAD CANCELLED SKIPPED".split())
 
@@ -162,7 +169,9 @@ class System:
         assert pid in self.others(), "not a process of this test"
         os.kill(pid, signal.SIGKILL)
 
-    async def in_status(self, ids: Iterable[UUID], *statuses: str, timeout: float = PATIENCE) -> None:
+    async def in_status(
+        self, ids: Iterable[UUID], *statuses: str, timeout: float = PATIENCE
+    ) -> None:
         """Wait until each of the tasks is in one of the statuses."""
 
         async def missing() -> dict[str, str]:

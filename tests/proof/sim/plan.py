@@ -77,13 +77,13 @@ def make_plan(seed: int) -> Plan:
     def maybe(chance: float, least: float, most: float) -> float:
         return rng.uniform(least, most) if rng.random() < chance else 0.0
 
-    duration = rng.uniform(12, 30)
+    duration = rng.uniform(10, 25)
     writers, mixes = (1, True) if rng.random() < 0.5 else (4, False)
     settings = Settings(
-        heartbeat_s=2.0,
-        lease_s=6,
-        tick_s=1.5,
-        poll_s=rng.choice([1.0, 2.5]),
+        heartbeat_s=2.5,
+        lease_s=8,
+        tick_s=2.0,
+        poll_s=rng.choice([2.0, 5.0]),
         slots=rng.choice([2, 3, 5]),
         grace_s=2.0,
         drain_s=rng.choice([0.5, 3.0]),
@@ -99,7 +99,7 @@ def make_plan(seed: int) -> Plan:
         shared_agent=rng.random() < 0.5,
         max_concurrent=rng.choice([None, None, None, 1, 2, 3]),
         duration=duration,
-        submits=rng.randint(6, 10),
+        submits=rng.randint(5, 9),
         controls=rng.choice([0, 6, 12]),
         latency=rng.choice([0.002, 0.01, 0.2]),
         refused=maybe(0.6, 0.01, 0.08),

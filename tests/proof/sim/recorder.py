@@ -11,6 +11,7 @@ from tests.proof.sim.loop import Process, VirtualLoop
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.engine.report import Beat
+from tenuto.model.commands import Fenced
 from tenuto.model.matching import AgentProfile
 from tenuto.model.submission import NewTask
 from tenuto.model.task import DEFAULT_LEASE_S, Fence
@@ -129,6 +130,11 @@ class Watched(Engine):
     """The engine of a process with an observer beside it."""
 
     recorder: Recorder
+
+    async def _report(self, command: Fenced) -> None:
+        began = self.recorder.tick()
+        await super()._report(command)
+        self.recorder.wrote(command.name, command.fence, began)
 
     async def claim(
         self, agent: AgentProfile, worker: str, n: int = 1, lease_s: int = DEFAULT_LEASE_S

@@ -12,7 +12,7 @@ from tests.proof.sim.actors import Harm, Operator, Scene, keep
 from tests.proof.sim.checkers import Broken, check
 from tests.proof.sim.clock import SimClock
 from tests.proof.sim.loop import Stalled, VirtualLoop, bury
-from tests.proof.sim.plan import make_plan
+from tests.proof.sim.plan import Plan, make_plan
 from tests.proof.sim.probe import Probe
 from tests.proof.sim.recorder import Recorder
 from tests.proof.sim.store import database
@@ -47,13 +47,13 @@ class Result(msgspec.Struct, frozen=True):
         return {invariant for invariant, _ in self.broken}
 
 
-def simulate(seed: int) -> Result:
-    """Play a seed to its end."""
+def simulate(seed: int, plan: Plan | None = None) -> Result:
+    """Play a seed to its end, under its own plan or another."""
     base = database()
     base.reset()
     loop = VirtualLoop()
     base.store.clock = SimClock(loop, "audit")
-    scene = Scene(make_plan(seed), loop, base)
+    scene = Scene(plan or make_plan(seed), loop, base)
     loop.set_exception_handler(lambda _loop, context: _unhandled(scene.recorder, context))
     listener = _Listener(scene.recorder)
     log = logging.getLogger("tenuto")
