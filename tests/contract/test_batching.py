@@ -155,7 +155,8 @@ async def test_the_answer_is_ones_own(busy: Engine) -> None:
 async def test_what_is_asked_of_one_task_at_once_is_decided_one_by_one(busy: Engine) -> None:
     submitted = await busy.submit(new())
     calls: list[Any] = [busy.reprioritise(submitted.id, n % 10 + 1) for n in range(20)]
-    calls += [busy.pause(submitted.id), busy.resume(submitted.id)] * 3
+    for _ in range(3):
+        calls += [busy.pause(submitted.id), busy.resume(submitted.id)]
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(answer) for answer in answers} <= {type(None), Conflict}
     view = await busy.show(submitted.id)

@@ -9,7 +9,7 @@ that states which differ only by when they happened are one state.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import cache
 from itertools import product
@@ -17,8 +17,9 @@ from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
-from tests.proof.planted_model import NOW, Rules, owns
+from tests.proof.planted_model import NOW, Rules, Write, owns
 
+from tenuto.engine.upkeep import LOOK_AGAIN
 from tenuto.model import commands as c
 from tenuto.model.changes import altered
 from tenuto.model.commands import Command, Failure, Fenced, Moment
@@ -64,20 +65,20 @@ def demand(holds: bool, invariant: str, what: str) -> None:
 
 
 class Row(msgspec.Struct, frozen=True, cache_hash=True):
-    """A task as stored, and what the checker itself has seen of it."""
+    """A task as stored, and what the checker itself has seen of it.
+
+    `told`: number and new status of the latest audit event. `owner`: the fence of the latest claim.
+    `ended`: the latest attempt that ended, and how. `free`: ends in a row that cost no try, and the
+    checkpoint at the last of them. `cancelled`: a cancel of the present attempt was accepted.
+    """
 
     task: Task
     told: tuple[int, Status]
-    """Number and new status of the latest audit event."""
     owner: Fence | None = None
-    """The fence of the latest claim."""
     ended: tuple[int, Outcome] | None = None
-    """The latest attempt that ended, and how."""
     results: int = 0
     free: tuple[int, int] = (0, 0)
-    """Ends in a row that cost no try, and the checkpoint at the last of them."""
     cancelled: bool = False
-    """A cancel of the present attempt was accepted."""
 
 
 class Worker(msgspec.Struct, frozen=True, cache_hash=True):
@@ -283,7 +284,7 @@ class Checker:
         self.claimed = cache(self._claimed)
         self.promoted = cache(self._promoted)
         self.later = cache(lambda row: changed(row, task=aged(row.task)))
-        self._check_end = cache(self._ends)
+        self.check_ends = cache(self._check_ends)
 
     def moves(self, world: World) -> Iterator[Move]:
         """Everything that can happen next."""
@@ -329,7 +330,7 @@ class Checker:
         if worker.phase == "held":
             for kind in world.messages + answers_of(row.task):
                 mail = {*world.mail, (kind, fence)}
-                order = sorted(mail, key=lambda said: (said[0], said[1].attempt))
+                order = sorted(mail, key=lambda said: (said[0], name_of(said[1])))
                 after = changed(turned(world, index, "sent", fence), mail=tuple(order))
                 yield f"{name} sends {kind} of {name_of(fence)}", after
             if row.task.checkpoint_seq < world.checkpoints:
@@ -391,9 +392,7 @@ class Checker:
         demand(not live, "I7", "a coordinator expired a lease after its renewal")
         return stored(after, self._decided(row, c.Expire(), read)[0])
 
-    def _touched(
-        self, row: Row, fence: Fence, write: Callable[[Task, Fence], Task | None]
-    ) -> Row | None:
+    def _touched(self, row: Row, fence: Fence, write: Write) -> Row | None:
         """The row after a fenced write that is no transition, if it is accepted."""
         task = write(row.task, fence)
         if task is None:
@@ -412,19 +411,20 @@ class Checker:
         return self._decided(row, asked, row.task)
 
     def _decided(self, row: Row, command: Command, task: Task) -> tuple[Row, str]:
+        after, answer = row, "repeated"
         try:
             made = self.rules.decide(task, command, MOMENT)
         except Conflict as refusal:
-            self.answers.add(f"{command.name} {refusal.code}")
-            return row, refusal.code
-        answer = "repeated" if made is None else "accepted"
+            answer = refusal.code
+        else:
+            if made is None:
+                check_repeated(row, command)
+            else:
+                check_change(row, command, made)
+                after = booked(row, command, made, audited=self.rules.audited(made))
+                check_row(after)
+                answer = "accepted"
         self.answers.add(f"{command.name} {answer}")
-        if made is None:
-            check_repeated(row, command)
-            return row, answer
-        check_change(row, command, made)
-        after = booked(row, command, made, audited=self.rules.audited(made))
-        check_row(after)
         return after, answer
 
     def _claimed(self, row: Row, index: int, process: str, status: Status) -> Row:
@@ -445,14 +445,12 @@ class Checker:
         after = row if command is None else self.apply(row, command)[0]
         if after != row:
             return after
-        return changed(row, task=altered(row.task, due_at=timer_of(row.task)))
+        timer = timer_of(row.task)
+        due_at = None if timer is None else max(timer, NOW + LOOK_AGAIN)
+        return changed(row, task=altered(row.task, due_at=due_at))
 
-    def check_ends(self, world: World) -> None:
-        """Without further faults, and with their workers gone, the tasks end; else `Violation`."""
-        for row in world.rows:
-            self._check_end(row)
-
-    def _ends(self, row: Row) -> None:
+    def _check_ends(self, row: Row) -> None:
+        """Without further faults, and with its worker gone, the task ends; else `Violation`."""
         start = row.task.status
         for _ in range(HEALED_WITHIN):
             if row.task.status in TERMINAL:
@@ -463,7 +461,8 @@ class Checker:
     def _healthier(self, row: Row) -> Row:
         task = row.task
         if task.status is Status.PAUSED:
-            return self.apply(row, c.Resume())[0]
+            resumed, answer = self.apply(row, c.Resume())
+            return self.apply(row, c.Cancel())[0] if answer == "attempts_used_up" else resumed
         if task.status is Status.PENDING:
             taken = self.claimed(row, 9, "healer", Status.RUNNING)
             if taken.owner is None or taken == row:
@@ -503,7 +502,8 @@ def explore(start: World, rules: Rules | None = None) -> Report:
                     came[after] = (label, world)
                     queue.append(after)
         for world in came:
-            checker.check_ends(world)
+            for row in world.rows:
+                checker.check_ends(row)
     except (Violation, AssertionError) as error:
         broken = error if isinstance(error, Violation) else Violation("assert", repr(error))
         trace = (*_path(came, world), str(broken))

@@ -67,14 +67,18 @@ def same_lease(read: Task, now: Task) -> bool:
     return (read.version, read.lease_until) == (now.version, now.lease_until)
 
 
+Write = Callable[[Task, Fence], Task | None]
+"""A fenced write that is no transition: the task after it, or `None` when it is refused."""
+
+
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """What decides in a world. As it stands: production."""
 
     decide: Callable[[Task, Command, Moment], Change | None] = production.decide
     on_due: Callable[[Task, Moment], Command | None] = production.on_due
     claim: Callable[[Task, UUID, str, str, Status], Task | None] = claim
-    heartbeat: Callable[[Task, Fence], Task | None] = heartbeat
-    checkpoint: Callable[[Task, Fence], Task | None] = checkpoint
+    heartbeat: Write = heartbeat
+    checkpoint: Write = checkpoint
     audited: Callable[[Change], bool] = lambda _change: True
     locked: bool = True
     """Coordinators read and write under one lock, else in two steps with `unchanged` between."""

@@ -66,6 +66,8 @@ class Coordinator:
             await self.cycle_once()
         except TenutoError as error:
             log.warning("cycle failed: %s", error)
+        except Exception:
+            log.exception("a fault in the cycle; the next one goes on")
 
     async def cycle_once(self) -> Counts:
         """All duties once, if this coordinator leads."""

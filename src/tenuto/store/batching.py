@@ -64,7 +64,10 @@ class Batcher:
     def _start(self) -> None:
         self._starting = False
         while self._queue and len(self._running) < self._store.writers:
-            task = asyncio.get_running_loop().create_task(self._run(self._take()))
+            batch = self._take()
+            if not batch:
+                return
+            task = asyncio.get_running_loop().create_task(self._run(batch))
             self._running.add(task)
             task.add_done_callback(self._ended)
 

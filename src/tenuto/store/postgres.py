@@ -165,6 +165,7 @@ class PostgresStore:
             return await self._run(connection, statement)
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
+        await self.sync_clock()
         for _ in range(_RERUNS):
             try:
                 async with self._connection() as connection, connection.transaction():
@@ -174,6 +175,7 @@ class PostgresStore:
         raise Unavailable("the database kept reporting deadlocks")
 
     async def once(self, script: Callable[[], Script[T]]) -> T:
+        await self.sync_clock()
         for _ in range(_RERUNS):
             try:
                 async with self._connection() as connection:

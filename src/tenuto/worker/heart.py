@@ -186,3 +186,6 @@ class HeartThread:
             except TenutoError as error:
                 log.warning("the heart cannot reach the store: %s", error)
                 await self._clock.sleep(1.0)
+            except Exception:
+                log.exception("a fault in the heart; it starts again")
+                await self._clock.sleep(1.0)

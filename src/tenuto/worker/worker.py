@@ -16,7 +16,7 @@ from tenuto.crash import crash_point
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.loop import wait_any
-from tenuto.model.errors import TenutoError, Unavailable
+from tenuto.model.errors import TenutoError
 from tenuto.model.matching import AgentProfile
 from tenuto.settings import Settings
 from tenuto.worker.attempt import Attempt
@@ -126,7 +126,7 @@ class Worker:
         n = min(free, CLAIM_MOST)
         try:
             works = await self.engine.claim(hosted.profile, self.id, n, self._lease_s())
-        except Unavailable as error:
+        except TenutoError as error:
             log.warning("cannot claim: %s", error)
             return False
         crash_point("worker.claimed")

@@ -45,7 +45,7 @@ def make_deeds(rng: random.Random, *, child: bool = False) -> list[list[Any]]:
     if rng.random() < 0.3:
         how = rng.choice([*FAILS, "quota", "quota"]) if rng.random() < 0.97 else "rate limit"
         deeds.append(["fail", how, rng.choice([1, 1, 2, 9])])
-    if rng.random() < 0.15:
+    if rng.random() < 0.2:
         deeds.append(["long", rng.choice([1, 1, 1, 1, 3]) * rng.uniform(3, 18)])
     if rng.random() < 0.06:
         deeds.append(["deaf", rng.uniform(3, 40)])

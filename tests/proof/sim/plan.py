@@ -91,7 +91,7 @@ def make_plan(seed: int) -> Plan:
     )
     return Plan(
         seed=seed,
-        workers=rng.choice([1, 2, 2, 3]),
+        workers=rng.choice([1, 1, 2, 3]),
         coordinators=rng.choice([1, 2, 2]),
         settings=settings,
         writers=writers,
@@ -128,7 +128,7 @@ def _moments(rng: random.Random, duration: float) -> tuple[Moment, ...]:
         "wipe hints": 1,
     }
     acts = rng.choices(list(weights), list(weights.values()), k=rng.randint(0, 5))
-    longest = {"close lid": 60.0, "cut off": 15.0}
+    longest = {"close lid": 60.0, "cut off": 18.0, "stop worker": 22.0}
     return tuple(
         Moment(
             at=rng.uniform(0.5, duration),

@@ -144,15 +144,15 @@ def _unhandled(recorder: Recorder, context: dict[str, Any]) -> None:
 
 
 class _Listener(logging.Handler):
-    """Hears what the program calls an error, but for what handlers were made to do."""
+    """Hears of exceptions that the program caught and did not expect."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(logging.ERROR)
         self._recorder = recorder
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "do not stop" not in record.getMessage():
-            self._recorder.wrong("log", f"{record.getMessage()} {record.exc_info}")
+        if record.exc_info:
+            self._recorder.wrong("log", f"{record.getMessage()} {record.exc_info[1]!r}")
 
 
 def _clear(loop: VirtualLoop, recorder: Recorder) -> None:
