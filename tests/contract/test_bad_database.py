@@ -3,14 +3,16 @@
 import os
 import pwd
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from tests.contract.conftest import ManualClock, Raw, new, opened, refusal, running
 from tests.services.postgres import PostgresServer
+from tests.waiting import eventually
 
 from tenuto.app import connect
 from tenuto.engine.engine import Engine
@@ -103,6 +105,40 @@ async def test_a_postgres_that_only_reads(postgres_url: str) -> None:
     assert (await told(postgres_url))[0] == "database_unreachable"
     async with connect(Settings(database=postgres_url)) as engine:
         assert (await engine.list()).tasks == []
+
+
+async def insisted(call: Callable[[], Awaitable[Any]]) -> Any:
+    """The answer of a call that is made again as long as the database is away."""
+
+    async def attempt() -> list[Any]:
+        try:
+            return [await call()]
+        except Unavailable:
+            return []
+
+    return (await eventually(attempt))[0]
+
+
+@pytest.mark.parametrize("how", ["terminated", "restarted"])
+async def test_a_connection_that_is_lost_comes_back(
+    postgres: PostgresServer, postgres_url: str, how: str
+) -> None:
+    async with opened(postgres_url, ManualClock()) as store:
+        engine = Engine(store)
+        fence = await running(engine)
+        await engine.list()
+        if how == "restarted":
+            postgres.restart("fast")
+        else:
+            await Raw(postgres_url).execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = current_database() and pid <> pg_backend_pid()"
+            )
+        await insisted(lambda: engine.complete(fence, 1))
+        assert (await insisted(lambda: engine.show(fence.task))).status == "COMPLETED"
+        submitted = await insisted(lambda: engine.submit(new()))
+        assert (await insisted(lambda: engine.show(submitted.id))).status == "PENDING"
+        assert await engine.upkeep.audit() == []
 
 
 async def test_a_path_that_is_a_directory(tmp_path: Path) -> None:

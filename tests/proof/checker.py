@@ -9,10 +9,10 @@ that states which differ only by when they happened are one state.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import cache
-from itertools import product
+from functools import cache, partial
+from itertools import compress, product
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
@@ -113,24 +113,19 @@ class World(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True):
     checkpoints: int = 0
 
 
-_KILLED: dict[str, Any] = {"receipt": {"state": "killed"}}
-_BROKE, _BAD, _SLOW = (
-    {"failure": Failure(message="broke", error_class=ErrorClass(name))}
-    for name in ("error", "syntax", "rate_limit")
-)
-_SAYS: dict[str, tuple[type[Fenced], dict[str, Any]]] = {
-    "begin": (c.Begin, {"session_key": "s"}),
-    "complete": (c.Complete, {}),
-    "fail": (c.Fail, _BROKE),
-    "fail for good": (c.Fail, _BAD),
-    "rate limit": (c.Fail, _SLOW),
-    "not started": (c.NotStarted, _BROKE),
-    "time out": (c.TimedOut, {}),
-    "park": (c.Park, {"hold": "quota", "resume_at": NOW + STEP}),
-    "park with a limit": (c.Park, {"hold": "children", "wait_until": NOW + STEP}),
-    "release": (c.Release, {}),
-    "confirm cancel": (c.ConfirmCancel, _KILLED),
-    "confirm pause": (c.ConfirmPause, _KILLED),
+_SAYS: dict[str, Callable[..., Fenced]] = {
+    "begin": partial(c.Begin, session_key="s"),
+    "complete": c.Complete,
+    "fail": partial(c.Fail, failure=Failure(message="broke")),
+    "fail for good": partial(c.Fail, failure=Failure(message="", error_class=ErrorClass.SYNTAX)),
+    "rate limit": partial(c.Fail, failure=Failure(message="", error_class=ErrorClass.RATE_LIMIT)),
+    "not started": partial(c.NotStarted, failure=Failure(message="no room")),
+    "time out": c.TimedOut,
+    "park": partial(c.Park, hold="quota", resume_at=NOW + STEP),
+    "park with a limit": partial(c.Park, hold="children", wait_until=NOW + STEP),
+    "release": c.Release,
+    "confirm cancel": partial(c.ConfirmCancel, receipt={"state": "killed"}),
+    "confirm pause": partial(c.ConfirmPause, receipt={"state": "killed"}),
 }
 _ASKS = {command.name: command for command in (c.Cancel(), c.Pause(), c.Resume(), c.Retry())}
 _ENDS_AS = (
@@ -192,12 +187,11 @@ def check_row(row: Row) -> None:
 
 def check_repeated(row: Row, command: Command) -> None:
     """What must hold of a command that is answered like an accepted one; raises `Violation`."""
-    name = command.name
     mine = isinstance(command, Fenced) and command.fence == row.owner
-    demand(mine, "I6", f"a stranger's {name} was answered like the owner's")
+    demand(mine, "I6", f"a stranger's {command.name} was answered like the owner's")
     outcome = row.ended[1] if row.ended and row.ended[0] == row.task.attempt else "none yet"
-    so = isinstance(command, c.Begin) or outcome in _ENDS_AS[name].split()
-    demand(so, "I6", f"{name} was answered as accepted, the end was {outcome}")
+    so = isinstance(command, c.Begin) or outcome in _ENDS_AS[command.name].split()
+    demand(so, "I6", f"{command.name} was answered as accepted, the end was {outcome}")
 
 
 def booked(row: Row, command: Command, made: Change, *, audited: bool) -> Row:
@@ -247,20 +241,17 @@ def stored(world: World, row: Row, **changes: Any) -> World:
     return changed(world, rows=put(world.rows, TASKS[row.task.id], row), **changes)
 
 
-def turned(world: World, index: int, phase: str, fence: Fence | None = None) -> World:
-    """The world with one worker in another phase."""
-    worker = changed(world.workers[index], phase=phase, fence=fence)
+def turned(world: World, index: int, phase: str, fence: Fence | None) -> World:
+    """The world with one worker in another phase, in which it holds the fence unless idle."""
+    held = None if phase == "idle" else fence
+    worker = changed(world.workers[index], phase=phase, fence=held)
     return changed(world, workers=put(world.workers, index, worker))
 
 
 def answers_of(task: Task) -> tuple[str, ...]:
     """What the owner of a task has reason to say, besides how its run went."""
-    asked = {
-        "begin": task.status is Status.ASSIGNED,
-        "confirm cancel": task.cancel_requested_at is not None,
-        "confirm pause": task.pause_requested_at is not None,
-    }
-    return tuple(kind for kind, so in asked.items() if so)
+    asked = (task.status is Status.ASSIGNED, task.cancel_requested_at, task.pause_requested_at)
+    return tuple(compress(("begin", "confirm cancel", "confirm pause"), asked))
 
 
 def process_of(index: int, worker: Worker) -> str:
@@ -288,9 +279,8 @@ class Checker:
 
     def moves(self, world: World) -> Iterator[Move]:
         """Everything that can happen next."""
-        rows, reads = tuple(map(self.later, world.rows)), world.reads
-        aged_reads = tuple(read and aged(read) for read in reads)
-        yield "time passes", changed(world, rows=rows, reads=aged_reads)
+        reads = tuple(read and aged(read) for read in world.reads)
+        yield "time passes", changed(world, rows=tuple(map(self.later, world.rows)), reads=reads)
         for index, worker in enumerate(world.workers):
             if worker.fence is None:
                 yield from self._claims(world, index, worker)
@@ -302,7 +292,7 @@ class Checker:
             yield from self._controls(world, row)
             if row.task.status in LEASED:
                 yield from self._expiries(world, row)
-        for index, read in enumerate(reads):
+        for index, read in enumerate(world.reads):
             if read is not None:
                 yield f"c{index + 1} writes to {name_of(read)}", self._write(world, index, read)
 
@@ -320,12 +310,11 @@ class Checker:
     def _works(self, world: World, index: int, worker: Worker, fence: Fence) -> Iterator[Move]:
         name, row = f"w{index + 1}", world.rows[TASKS[fence.task]]
         if worker.phase == "asking":
-            held = owns(row.task, fence)
-            after = turned(world, index, "held", fence) if held else turned(world, index, "idle")
-            yield f"{name} asks again what it claimed", after
+            phase = "held" if owns(row.task, fence) else "idle"
+            yield f"{name} asks again what it claimed", turned(world, index, phase, fence)
         else:
             beaten = self._touched(row, fence, self.rules.heartbeat)
-            after = stored(world, beaten) if beaten else turned(world, index, "idle")
+            after = stored(world, beaten) if beaten else turned(world, index, "idle", fence)
             yield f"{name} heartbeats for {name_of(fence)}", after
         if worker.phase == "held":
             for kind in world.messages + answers_of(row.task):
@@ -344,13 +333,11 @@ class Checker:
         kind, fence = message
         row, answer = self.apply(world.rows[TASKS[fence.task]], message)
         label = f"{kind} of {name_of(fence)} arrives"
-        heard = answer in ("accepted", "repeated") and kind != "begin"
-        over = heard or answer == "lease_lost"
+        over = answer == "lease_lost" or (answer in ("accepted", "repeated") and kind != "begin")
         after = stored(world, row, mail=tuple(said for said in world.mail if said != message))
         for index, worker in enumerate(world.workers):
             if worker.fence == fence:
-                goes_on = ("idle", None) if over else ("held", worker.fence)
-                after = turned(after, index, *goes_on)
+                after = turned(after, index, "idle" if over else "held", fence)
                 if world.faults:
                     yield f"{label} unheard", stored(world, row, faults=world.faults - 1)
         yield label, after
@@ -405,27 +392,23 @@ class Checker:
 
     def _apply(self, row: Row, asked: Message | Command) -> tuple[Row, str]:
         """The row after a command, and the answer to it."""
-        if isinstance(asked, tuple):
-            kind, fields = _SAYS[asked[0]]
-            return self._decided(row, kind(fence=asked[1], **fields), row.task)
-        return self._decided(row, asked, row.task)
+        command = asked if isinstance(asked, Command) else _SAYS[asked[0]](fence=asked[1])
+        after, answer = self._decided(row, command, row.task)
+        self.answers.add(f"{command.name} {answer}")
+        return after, answer
 
     def _decided(self, row: Row, command: Command, task: Task) -> tuple[Row, str]:
-        after, answer = row, "repeated"
         try:
             made = self.rules.decide(task, command, MOMENT)
         except Conflict as refusal:
-            answer = refusal.code
-        else:
-            if made is None:
-                check_repeated(row, command)
-            else:
-                check_change(row, command, made)
-                after = booked(row, command, made, audited=self.rules.audited(made))
-                check_row(after)
-                answer = "accepted"
-        self.answers.add(f"{command.name} {answer}")
-        return after, answer
+            return row, refusal.code
+        if made is None:
+            check_repeated(row, command)
+            return row, "repeated"
+        check_change(row, command, made)
+        after = booked(row, command, made, audited=self.rules.audited(made))
+        check_row(after)
+        return after, "accepted"
 
     def _claimed(self, row: Row, index: int, process: str, status: Status) -> Row:
         token = f"{process}.{row.task.version}"
@@ -482,8 +465,8 @@ class Report(msgspec.Struct, frozen=True):
     steps: int
     answers: frozenset[str]
     """Each command with each answer it got."""
-    violation: Violation | None = None
-    trace: tuple[str, ...] = ()
+    violation: Violation | None
+    trace: tuple[str, ...]
 
 
 def explore(start: World, rules: Rules | None = None) -> Report:
@@ -491,7 +474,6 @@ def explore(start: World, rules: Rules | None = None) -> Report:
     checker = Checker(rules or Rules())
     came: dict[World, Move | None] = {start: None}
     queue, world, steps = deque([start]), start, 0
-    trace: tuple[str, ...] = ()
     broken = None
     try:
         while queue:
@@ -506,14 +488,13 @@ def explore(start: World, rules: Rules | None = None) -> Report:
                 checker.check_ends(row)
     except (Violation, AssertionError) as error:
         broken = error if isinstance(error, Violation) else Violation("assert", repr(error))
-        trace = (*_path(came, world), str(broken))
+    trace = (*_path(came, world), str(broken)) if broken else ()
     return Report(len(came), steps, frozenset(checker.answers), broken, trace)
 
 
 def _path(came: dict[World, Move | None], world: World) -> list[str]:
     labels = []
-    before = came[world]
-    while before is not None:
+    while (before := came[world]) is not None:
         labels.append(before[0])
-        before = came[before[1]]
+        world = before[1]
     return labels[::-1]

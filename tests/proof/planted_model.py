@@ -85,7 +85,6 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     unchanged: Callable[[Task, Task], bool] = same_lease
 
 
-Decide = Callable[[Task, Command, Moment], Change | None]
 Commands = type[Command] | tuple[type[Command], ...]
 
 
@@ -223,7 +222,7 @@ PLANTED: dict[str, Planted] = {
         "crashes", "I5", blind(c.Complete, Status.COMPLETED, status=Status.RUNNING)
     ),
     "stale messages are answered as accepted": Planted(
-        "crashes", "I6", Rules(decide=_stale_but_accepted)
+        "zombies", "I6", Rules(decide=_stale_but_accepted)
     ),
     "expire writes no attempt": Planted(
         "crashes", "I6", spoilt(c.Expire, lambda made: msgspec.structs.replace(made, end=None))
