@@ -60,9 +60,16 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Se
             found[name] = value
     found |= {name: value for name, value in (flags or {}).items() if value is not None}
     try:
-        return msgspec.convert(found, Settings, strict=False)
+        settings = msgspec.convert(found, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise Invalid(f"a setting is wrong: {error}") from error
+    for name in ("heartbeat_s", "lease_s", "tick_s", "poll_s", "slots", "transcript_kb"):
+        if not 0 < getattr(settings, name) < 1e9:
+            raise Invalid(f"the setting {name} must be above 0, not {getattr(settings, name)}")
+    for name in ("grace_s", "drain_s"):
+        if not 0 <= getattr(settings, name) < 1e9:
+            raise Invalid(f"the setting {name} must not be negative")
+    return settings
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def up(given: Globals, workers: int, demo: bool) -> int:
     "worker",
     "orchestrate worker --agent builder --slots 4 --accept-commands",
     "orchestrate worker --agent claude --task-tag python --command 'claude -p'",
-    "orchestrate worker --app myproject.agents:worker",
+    "orchestrate worker --app myproject.agents:handlers",
     "orchestrate worker list",
     invoke_without_command=True,
 )
@@ -64,7 +64,7 @@ def up(given: Globals, workers: int, demo: bool) -> int:
 @click.option("--capability", "capabilities", multiple=True, help="What the agent is able to.")
 @click.option("--agent-type", metavar="T", help="The kind of agent it is.")
 @click.option("--command", "command_", metavar="'CMD...'", help="Run this for each task.")
-@click.option("--app", "app_", metavar="MODULE:WORKER", help="A worker made in Python.")
+@click.option("--app", "app_", metavar="MODULE:HANDLERS", help="Python handlers by task type.")
 @click.pass_context
 def worker(ctx: click.Context, /, command_: str | None, app_: str | None, **options: Any) -> int:
     """Take tasks for an agent and run them, until Ctrl-C, which drains."""

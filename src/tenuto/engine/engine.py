@@ -78,7 +78,7 @@ class Engine:
     async def progress(
         self,
         fence: Fence,
-        percent: int | None = None,
+        percent: float | None = None,
         step: str | None = None,
         finish_at: datetime | None = None,
     ) -> None:

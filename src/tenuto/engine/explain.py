@@ -78,7 +78,7 @@ def _own_gates(task: Task, now: datetime) -> list[Gate]:
 
 def _lane_gates(lane: Lane | None, now: datetime) -> list[Gate]:
     if lane is None:
-        return [Gate(gate="lane", detail="its lane is not known; the sweeper restores it")]
+        return [Gate(gate="lane", detail="its lane is not known; `task retry` restores it")]
     if lane.closed_until is not None and lane.closed_until > now:
         why = lane.closed_why or "closed"
         return [Gate(gate="lane", detail=f"lane closed: {why}", clears_at=lane.closed_until)]

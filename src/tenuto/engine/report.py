@@ -11,7 +11,7 @@ from tenuto.engine.core import Core, decode, task_of
 from tenuto.engine.submit import Submitting, submit_script
 from tenuto.model import commands, limits
 from tenuto.model.decide import token_hash
-from tenuto.model.errors import Conflict, NotFound
+from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.submission import NewTask
 from tenuto.model.task import DEFAULT_LEASE_S, LEASED, Change, Fence, Task
 from tenuto.store.batching import Answers, Kind
@@ -111,11 +111,17 @@ class Reporting:
         return Beat(held, [fence for fence in fences if (fence.task, fence.attempt) not in mine])
 
     async def progress(
-        self, fence: Fence, percent: int | None, step: str | None, finish_at: datetime | None
+        self, fence: Fence, percent: float | None, step: str | None, finish_at: datetime | None
     ) -> None:
+        """Note how far the attempt is; a part of a percent is rounded."""
         if percent is not None:
+            if isinstance(percent, bool) or not isinstance(percent, int | float):
+                raise Invalid("progress_percent must be a number", field="progress_percent")
             limits.number("progress_percent", percent, 0, 100)
+            percent = round(percent)
         if step is not None:
+            if not isinstance(step, str):
+                raise Invalid("current_step must be text", field="current_step")
             limits.text("current_step", step, limits.MAX_ERROR)
         item = (fence, percent, step, finish_at)
         if not await self._core.batcher.submit(self._progress, item, key=fence.task):

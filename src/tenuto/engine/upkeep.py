@@ -17,7 +17,7 @@ from tenuto.model.task import Change, Task, due_at
 from tenuto.store.protocol import Row, Script, Statement
 
 BATCH = 500
-LOOK_AGAIN = timedelta(minutes=1)
+LOOK_AGAIN = timedelta(seconds=10)
 ARCHIVE_AFTER = timedelta(days=7)
 PAYLOAD_AFTER = timedelta(days=30)
 AUDIT_AFTER = timedelta(days=365)

@@ -23,9 +23,9 @@ from tenuto.model.task import (
     Outcome,
     Status,
     Task,
-    answer_deadline,
     hung_deadline,
     is_ready,
+    is_silent,
     queue_expiry,
     run_deadline,
 )
@@ -79,7 +79,7 @@ def _on_due_leased(task: Task, moment: Moment) -> Command | None:
     now = moment.now
     for requested in (task.cancel_requested_at, task.pause_requested_at):
         if requested is not None:
-            return c.Expire() if answer_deadline(task, requested) <= now else None
+            return c.Expire() if is_silent(task, requested, now) else None
     if task.status is not Status.RUNNING or task.started_at is None:
         return None
     if task.timeout_s is not None and run_deadline(task) <= now:

@@ -15,6 +15,8 @@ from tenuto.model.retry import RetryPolicy
 
 DEFAULT_LEASE_S = 20
 KILL_GRACE_S = 10
+LONGEST_STOP_S = 300
+"""However it beats: an owner that takes longer than this to stop is given up."""
 HUNG_AFTER_S = 30 * 60
 HUNG_QUIET_S = 10 * 60
 TIMEOUT_SLACK_S = 30
@@ -259,8 +261,18 @@ def _leased_timers(task: Task) -> list[datetime]:
 
 
 def answer_deadline(task: Task, requested: datetime) -> datetime:
-    """When an owner that was asked to stop is taken to be gone."""
+    """When an owner that was asked to stop, and is silent, is taken to be gone."""
     return requested + timedelta(seconds=KILL_GRACE_S + (task.lease_s or DEFAULT_LEASE_S))
+
+
+def is_silent(task: Task, requested: datetime, now: datetime) -> bool:
+    """Whether an owner that was asked to stop can no longer be expected to answer.
+
+    One that still beats is at it, within reason: its kill may take longer than ours would.
+    """
+    beats = task.lease_until is not None and task.lease_until > now
+    late = answer_deadline(task, requested) <= now
+    return late and (not beats or requested + timedelta(seconds=LONGEST_STOP_S) <= now)
 
 
 def run_deadline(task: Task) -> datetime:

@@ -6,7 +6,6 @@ SQLite's own busy handler would sleep.
 
 import asyncio
 import fcntl
-import os
 import queue
 import sqlite3
 import threading
@@ -329,8 +328,6 @@ class SqliteStore:
                 if Path(self.path).is_dir():
                     raise Unavailable(f"{self.path} is a directory, not a database file")
                 if self._lock_file is None:
-                    # Prompts and environments are nobody else's business.
-                    os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
                     self._lock_file = open(f"{self.path}-lock", "a")  # noqa: SIM115, PTH123
             self._connection = self._connect()
         return self._connection
@@ -341,7 +338,13 @@ class SqliteStore:
             return _Connection(self.path)
         fcntl.flock(self._lock_file, fcntl.LOCK_EX)
         try:
-            return _Connection(self.path)
+            made = not Path(self.path).exists()
+            connection = _Connection(self.path)
+            if made:
+                # Prompts and environments are nobody else's business. By name: closing a
+                # descriptor of the file would drop every lock that this process has on it.
+                Path(self.path).chmod(0o600)
+            return connection
         finally:
             fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 

@@ -51,7 +51,7 @@ class Context:
         """Add to the attempt's transcript."""
         self._transcript.add(level, text)
 
-    async def progress(self, percent: int | None = None, step: str | None = None) -> None:
+    async def progress(self, percent: float | None = None, step: str | None = None) -> None:
         """Say how far the attempt is."""
         await self._engine.progress(self._work.fence, percent, step)
 
@@ -104,7 +104,7 @@ class SyncContext:
     def log(self, text: str, level: str = "INFO") -> None:
         self._loop.call_soon_threadsafe(self._context.log, text, level)
 
-    def progress(self, percent: int | None = None, step: str | None = None) -> None:
+    def progress(self, percent: float | None = None, step: str | None = None) -> None:
         self._wait(self._context.progress(percent, step))
 
     def save(self, checkpoint: Any) -> None:

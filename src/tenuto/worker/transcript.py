@@ -11,6 +11,7 @@ from tenuto.model.task import Fence
 
 log = logging.getLogger("tenuto.worker")
 
+LEVELS = frozenset({"DEBUG", "INFO", "WARN", "ERROR", "CRITICAL"})
 GATHER_S = 0.2
 LONGEST_LINE = 16_384
 MOST_LINES = 500
@@ -30,6 +31,7 @@ class Transcript:
 
     def add(self, level: str, text: str) -> None:
         """Remember text, line by line; beyond the cap one last line says so."""
+        level = level if level in LEVELS else "INFO"
         for line in text.splitlines() or [""]:
             for start in range(0, max(len(line), 1), LONGEST_LINE):
                 self._line(level, line[start : start + LONGEST_LINE])

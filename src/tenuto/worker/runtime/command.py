@@ -5,13 +5,15 @@ The command finds its task in the environment (`TENUTO_TASK_ID`, `TENUTO_ATTEMPT
 may write JSON lines to file descriptor 3:
 
     {"progress": 40, "step": "compiling"}   {"checkpoint": {...}}   {"output": {...}}
-    {"error": {"message": "...", "class": "rate_limit", "retryable": true}}   {"log": "text"}
+    {"error": {"message": "...", "class": "rate_limit", "retryable": true,
+               "resume_at": "2027-01-01T00:00:00Z"}}   {"log": "text"}
 """
 
 import asyncio
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -161,12 +163,24 @@ async def _obey(line: bytes, context: Context, report: _Report) -> None:
         context.log(f"unreadable report: {error}", "WARN")
     except TenutoError as error:
         context.log(f"report refused: {error}", "WARN")
+    except Exception as error:  # noqa: BLE001  no report may lose a session's outcome
+        context.log(f"report failed: {error!r}", "WARN")
 
 
 def _result(end: SessionEnd, report: _Report, tail: deque[str]) -> Any:
     if end.exit_code == 0 and report.error is None:
         return report.output if report.output is not None else {"exitCode": 0}
-    raise AttemptFailed(_failure(end, report, tail))
+    raise AttemptFailed(_failure(end, report, tail), _resume_at(report))
+
+
+def _resume_at(report: _Report) -> datetime | None:
+    """When a limit that the command met is over, if it told."""
+    told = report.error.get("resume_at") if isinstance(report.error, dict) else None
+    try:
+        at = msgspec.convert(told, datetime)
+    except msgspec.ValidationError:
+        return None
+    return at if at.tzinfo is not None else None
 
 
 def _failure(end: SessionEnd, report: _Report, tail: deque[str]) -> Failure:

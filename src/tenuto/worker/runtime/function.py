@@ -39,7 +39,8 @@ class FunctionRuntime:
             raise
         except AttemptFailed:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            # A handler that calls exit() ends its attempt, not the worker.
             raise AttemptFailed(failure_of(error)) from error
 
 
