@@ -1,6 +1,5 @@
 """Commands as attempts: what they see, what they may tell, how they are ended."""
 
-import asyncio
 import json
 import os
 import sys
@@ -219,16 +218,21 @@ async def test_nonsense_on_the_report_pipe_is_only_logged(
         assert {view.attempt for view in views} == {1}
 
 
-async def test_a_report_without_end_does_not_fill_the_memory(sqlite_url: str) -> None:
+async def test_a_report_without_end_is_dropped(sqlite_url: str) -> None:
     async with working(sqlite_url) as inside:
         before = resident()
-        task = await inside.shell("head -c 200000000 /dev/zero >&3; " + report(output="heard"))
+        task = await inside.shell("head -c 40000000 /dev/zero >&3; echo >&3; " + report(output=1))
         peak = before
-        while (await inside.engine.show(task)).status not in ("COMPLETED", "DEAD", "FAILED"):
+
+        async def ended() -> bool:
+            nonlocal peak
             peak = max(peak, resident())
-            await asyncio.sleep(0)
-        assert (await inside.engine.show(task)).status == "COMPLETED"
-        assert peak - before < 100_000_000
+            return (await inside.engine.show(task)).status == "COMPLETED"
+
+        await eventually(ended, 60)
+        assert (await inside.engine.show(task)).output == 1
+        assert peak - before < 20_000_000
+        assert "report" in (await inside.transcript(task))[0]
 
 
 def resident() -> int:

@@ -63,7 +63,7 @@ table event
   seq bigint not null
   workspace uuid not null
   position bigint not null identity
-  xid bigint not null default ((pg_current_xact_id())::text)::bigint
+  xid bigint not null
   kind text not null
   level text not null
   message text
@@ -152,6 +152,7 @@ table task
   progress_at timestamp with time zone
   estimated_completion_at timestamp with time zone
   checkpoint_seq bigint not null default 0
+  event_xid bigint not null default 0
   run_at timestamp with time zone
   resume_at timestamp with time zone
   wait_until timestamp with time zone
@@ -196,6 +197,7 @@ table task_body
   notify json
   tool_call_id text
   container text
+  region text
   tools json
   complexity text
   input json
@@ -333,6 +335,7 @@ CREATE UNIQUE INDEX checkpoint_pkey ON public.checkpoint USING btree (task)
 CREATE UNIQUE INDEX cursor_pkey ON public.cursor USING btree (name)
 CREATE UNIQUE INDEX definition_pkey ON public.definition USING btree (id)
 CREATE UNIQUE INDEX definition_workspace_key_key ON public.definition USING btree (workspace, key)
+CREATE INDEX event_alert ON public.event USING btree (xid, "position") WHERE (level = ANY (ARRAY['ERROR'::text, 'CRITICAL'::text]))
 CREATE INDEX event_at ON public.event USING brin (at)
 CREATE INDEX event_error ON public.event USING btree (workspace, at) WHERE (level = ANY (ARRAY['ERROR'::text, 'CRITICAL'::text]))
 CREATE INDEX event_order ON public.event USING btree (xid, "position")

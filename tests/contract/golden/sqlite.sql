@@ -76,6 +76,7 @@ CREATE TABLE event (
   task text not null,
   seq integer not null,
   workspace text not null,
+  xid integer not null,
   kind text not null,
   level text not null,
   message text,
@@ -91,6 +92,7 @@ CREATE TABLE event (
   causation_id text,
   at integer not null
 ) strict;
+CREATE INDEX event_alert on event (position) where level in ('ERROR', 'CRITICAL');
 CREATE INDEX event_error on event (workspace, at) where level in ('ERROR', 'CRITICAL');
 CREATE UNIQUE INDEX event_task_seq on event (task, seq);
 CREATE TABLE flow (
@@ -173,6 +175,7 @@ CREATE TABLE task (
   progress_at integer,
   estimated_completion_at integer,
   checkpoint_seq integer not null default 0,
+  event_xid integer not null default 0,
   run_at integer,
   resume_at integer,
   wait_until integer,
@@ -230,6 +233,7 @@ CREATE TABLE task_body (
   notify text,
   tool_call_id text,
   container text,
+  region text,
   tools text,
   complexity text,
   input text,

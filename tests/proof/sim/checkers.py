@@ -44,6 +44,8 @@ BY_KIND: dict[str, str] = {
 }
 """The rows of the transition table that may stand behind an event."""
 STAYS = frozenset({"cancel_requested", "pause_requested", "hung_warned", "archived"})
+PASSES = {"cancel": ("cancel",), "pause": ("pause", "cancel", "checkpoint")}
+"""What may still be accepted from an attempt that was asked to stop."""
 FREE = frozenset({"released", "parked", "not_started"})
 
 
@@ -287,8 +289,7 @@ def orders(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
             yield "I16", f"{task.title}: {order.action} was acknowledged, then {said}"
         for write in recorder.accepted:
             mine = write.fence.task == order.task and write.fence.attempt == event.attempt
-            last_save = order.action == "pause" and write.what == "checkpoint"
-            if mine and write.began > order.acked and not last_save:
+            if mine and write.began > order.acked and write.what not in PASSES[order.action]:
                 yield "I16", f"{task.title}: {write.what} accepted after {order.action}"
 
 

@@ -51,7 +51,12 @@ class CommandRuntime:
         self._own = list(own) if own else None
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
-        session = await self._spawn(context)
+        try:
+            session = await self._spawn(context)
+        except asyncio.CancelledError:
+            # Its control socket closes with the spawn: whatever had begun is killed.
+            receipt |= {"state": "killed", "how": "while it was starting", "killed_count": 0}
+            raise
         crash_point("worker.session_spawned")
         report = _Report()
         tail: deque[str] = deque(maxlen=_TAIL_LINES)

@@ -1,0 +1,402 @@
+"""Handlers in the worker's own process: what they may do, and what they cannot break."""
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.proof.crash.inside import Inside, working
+from tests.waiting import eventually
+
+from tenuto.model.commands import Failure
+from tenuto.model.retry import ErrorClass
+from tenuto.model.submission import NewTask
+from tenuto.model.task import Fence
+from tenuto.worker.runtime.protocol import AttemptFailed
+
+
+async def test_handlers_may_be_coroutines_or_functions(database_url: str) -> None:
+    async def later(ctx: Any) -> Any:
+        ctx.log("from a coroutine")
+        return {"got": ctx.input, "attempt": ctx.attempt}
+
+    def now(ctx: Any) -> Any:
+        ctx.log("from a function", "WARN")
+        return [ctx.input, threading.current_thread() is not threading.main_thread()]
+
+    async with working(database_url, {"later": later, "now": now}) as inside:
+        first = await inside.submit(task_type="later", input=[1, None])
+        second = await inside.submit(task_type="now", input={"é": 1})
+        assert (await inside.ended(first)).output == {"got": [1, None], "attempt": 1}
+        assert (await inside.ended(second)).output == [{"é": 1}, True]
+        assert await inside.transcript(first) == ["from a coroutine"]
+        [line] = await inside.engine.query.transcript(second, inside.engine.workspace)
+        assert (line.level, line.text) == ("WARN", "from a function")
+
+
+def repeating(kind: str, done: Counter[str], children: list[UUID]) -> Callable[[Any], Any]:
+    """A handler that fails once after everything it may do only once."""
+
+    def count() -> int:
+        done["step"] += 1
+        return done["step"]
+
+    async def later(ctx: Any) -> Any:
+        number = await ctx.step("count", count)
+        nothing = await ctx.step("nothing", lambda: None)
+        children.append(await ctx.spawn("child", NewTask(title="child", task_type="child")))
+        await ctx.progress(50, "half")
+        before = ctx.checkpoint
+        await ctx.save({"attempt": ctx.attempt})
+        if ctx.attempt == 1:
+            raise ConnectionError("again")
+        return [number, nothing, before]
+
+    def now(ctx: Any) -> Any:
+        number = ctx.step("count", count)
+        nothing = ctx.step("nothing", lambda: None)
+        children.append(ctx.spawn("child", NewTask(title="child", task_type="child")))
+        ctx.progress(50, "half")
+        before = ctx.checkpoint
+        ctx.save({"attempt": ctx.attempt})
+        if ctx.attempt == 1:
+            raise ConnectionError("again")
+        return [number, nothing, before]
+
+    return later if kind == "later" else now
+
+
+@pytest.mark.parametrize("kind", ["later", "now"])
+async def test_a_second_attempt_repeats_no_step_and_makes_no_second_child(
+    database_url: str, kind: str
+) -> None:
+    done: Counter[str] = Counter()
+    children: list[UUID] = []
+    handlers = {"default": repeating(kind, done, children), "child": lambda _ctx: "child"}
+    async with working(database_url, handlers) as inside:  # type: ignore[arg-type]
+        task = await inside.submit()
+        view = await inside.ended(task)
+        assert view.output == [1, None, {"attempt": 1}]
+        assert (view.checkpoint, view.progress_percent) == ({"attempt": 2}, 50)
+        assert done == {"step": 1}
+        assert children[0] == children[1]
+        child = await inside.ended(children[0])
+        assert (child.parent, child.output) == (task, "child")
+        assert await inside.outcomes(task) == ["FAILED", "COMPLETED"]
+        assert len((await inside.engine.list()).tasks) == 2
+
+
+def spin(seconds: float) -> int:
+    """Keep the interpreter busy."""
+    end, turns = monotonic() + seconds, 0
+    while monotonic() < end:
+        turns += 1
+    return turns
+
+
+@pytest.mark.parametrize("kind", ["later", "now"])
+async def test_a_busy_handler_keeps_its_lease(database_url: str, kind: str) -> None:
+    async def later(_ctx: Any) -> int:
+        return spin(4)
+
+    def now(_ctx: Any) -> int:
+        return spin(4)
+
+    handler: Any = later if kind == "later" else now
+    async with working(database_url, {None: handler}, lease_s=2) as inside:
+        task = await inside.submit()
+        async with reaping(database_url):
+            view = await inside.ended(task)
+        assert view.status == "COMPLETED"
+        assert await inside.outcomes(task) == ["COMPLETED"]
+
+
+class reaping:  # noqa: N801  reads as a verb where it is used
+    """Another process's reaper, in a thread, whose own work nothing here can hold up for long."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._reap()), daemon=True)
+        self.reaped = 0
+
+    async def __aenter__(self) -> "reaping":
+        self._thread.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._stop.set()
+        await asyncio.to_thread(self._thread.join)
+
+    async def _reap(self) -> None:
+        from tenuto import app
+        from tenuto.settings import Settings
+
+        async with app.connect(Settings(database=self._url)) as engine:
+            while not self._stop.is_set():
+                self.reaped += await engine.upkeep.expire_once("reaper")
+                await asyncio.to_thread(self._stop.wait, 0.1)
+
+
+class Peak:
+    """How many were inside at once, at most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.now -= 1
+
+
+async def test_never_more_attempts_than_slots(database_url: str) -> None:
+    peak = Peak()
+
+    async def later(_ctx: Any) -> None:
+        with peak:
+            await asyncio.sleep(0.01 + 0.01 * (peak.now % 3))
+
+    def now(_ctx: Any) -> None:
+        with peak:
+            threading.Event().wait(0.01)
+
+    async with working(database_url, {"later": later, "now": now}, slots=4) as inside:
+        tasks = [await inside.submit(task_type=("later", "now")[n % 2]) for n in range(40)]
+        for task in tasks:
+            assert (await inside.ended(task)).status == "COMPLETED"
+    assert peak.most == 4
+
+
+async def test_an_agent_never_runs_more_than_it_may(database_url: str) -> None:
+    peak = Peak()
+
+    async def handler(_ctx: Any) -> None:
+        with peak:
+            await asyncio.sleep(0.01)
+
+    async with working(database_url, {}, slots=10) as inside:
+        await inside.worker.host_functions("few", {None: handler}, max_concurrent=2)
+        tasks = [await inside.submit() for n in range(20)]
+        for task in tasks:
+            assert (await inside.ended(task)).status == "COMPLETED"
+    assert peak.most == 2
+
+
+async def test_a_handler_without_memory_fails_with_an_alarm(database_url: str) -> None:
+    async def handler(_ctx: Any) -> None:
+        raise MemoryError("no room")
+
+    async with working(database_url, {None: handler}) as inside:
+        task = await inside.submit()
+        view = await inside.ended(task)
+        assert (view.status, view.error_class) == ("FAILED", "out_of_memory")
+        assert await inside.outcomes(task) == ["FAILED"]
+        event = (await inside.engine.events(task))[-1]
+        assert (event.event, event.level) == ("failed", "CRITICAL")
+        assert "MemoryError: no room" in (event.stack_trace or "")
+
+
+async def test_a_rate_limit_with_a_known_end_parks_the_task(database_url: str) -> None:
+    async def handler(ctx: Any) -> str:
+        if ctx.attempt > 1:
+            return "went on"
+        until = inside.engine.clock.now() + timedelta(seconds=1)
+        raise AttemptFailed(Failure(message="429", error_class=ErrorClass.RATE_LIMIT), until)
+
+    async with working(database_url, {None: handler}) as inside:
+        task = await inside.submit(max_attempts=1)
+        view = await inside.until(task, "WAITING")
+        assert (view.hold, view.waiting_for, view.tries) == ("quota", "quota", 0)
+        assert view.resume_at is not None
+        view = await inside.ended(task)
+        assert (view.status, view.output) == ("COMPLETED", "went on")
+        assert await inside.outcomes(task) == ["PARKED", "COMPLETED"]
+
+
+@pytest.mark.parametrize(
+    "until",
+    [datetime(2030, 1, 1), "2030-01-01T00:00:00Z", 5],  # noqa: DTZ001  the point of it
+    ids=["no zone", "text", "number"],
+)
+async def test_a_rate_limit_with_a_wrong_end_is_told_like_any_failure(
+    database_url: str, until: Any
+) -> None:
+    async def handler(_ctx: Any) -> str:
+        raise AttemptFailed(Failure(message="429", error_class=ErrorClass.RATE_LIMIT), until)
+
+    async with working(database_url, {None: handler}) as inside:
+        task = await inside.submit(max_attempts=1)
+        view = await inside.until(task, "RETRY_WAIT", "WAITING", "FAILED", "DEAD", limit=10)
+        assert "429" in (view.last_error or "") or view.resume_at is not None
+        await inside.engine.cancel(task)
+
+
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [object(), {1, 2}, b"bytes", {1: 2}, float("nan"), "\x00", "\ud800", LOOP, 2**70, "x" * 2**21],
+    ids=str.split("object set bytes keys nan nul surrogate loop big long"),
+)
+@pytest.mark.parametrize("kind", ["later", "now"])
+async def test_a_result_that_is_not_json_fails_clearly(
+    sqlite_url: str, result: Any, kind: str
+) -> None:
+    async def later(_ctx: Any) -> Any:
+        return result
+
+    handler: Any = later if kind == "later" else lambda _ctx: result
+    async with working(sqlite_url, {None: handler}) as inside:
+        task = await inside.submit()
+        view = await inside.ended(task)
+        assert view.status == "FAILED"
+        assert (view.last_error or "").startswith("the result is refused: output ")
+        assert await inside.outcomes(task) == ["FAILED"]
+
+
+class Odd(BaseException):
+    """What is no Exception."""
+
+
+ODD = {
+    "exit": SystemExit(3),
+    "interrupt": KeyboardInterrupt(),
+    "generator": GeneratorExit(),
+    "iteration": StopIteration(),
+    "cancelled": asyncio.CancelledError(),
+    "base": Odd("odd"),
+    "unprintable": type("Unprintable", (Exception,), {"__str__": lambda _self: 1 / 0})(),
+    "surrogate": ValueError("\ud800\x00"),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+@pytest.mark.parametrize("kind", ["later", "now"])
+async def test_whatever_a_handler_raises_is_a_failure_of_its_attempt_only(
+    sqlite_url: str, what: str, kind: str
+) -> None:
+    async def later(ctx: Any) -> Any:
+        if ctx.attempt == 1:
+            raise ODD[what]
+        return "second"
+
+    def now(ctx: Any) -> Any:
+        if ctx.attempt == 1:
+            raise ODD[what]
+        return "second"
+
+    handler: Any = later if kind == "later" else now
+    async with working(sqlite_url, {None: handler}) as inside:
+        task = await inside.submit()
+        view = await inside.ended(task)
+        assert (view.status, view.output) == ("COMPLETED", "second")
+        assert await inside.outcomes(task) == ["FAILED", "COMPLETED"]
+
+
+@pytest.mark.parametrize("kind", ["later", "now", "stubborn", "returning"])
+async def test_a_cancelled_handler_is_ended_and_the_cancel_confirmed(
+    database_url: str, kind: str
+) -> None:
+    running = threading.Event()
+
+    async def later(_ctx: Any) -> None:
+        running.set()
+        await asyncio.sleep(1000)
+
+    def now(_ctx: Any) -> None:
+        running.set()
+        while True:
+            threading.Event().wait(0.01)
+
+    def stubborn(ctx: Any) -> None:
+        running.set()
+        while not ctx.stopping:
+            threading.Event().wait(0.01)
+
+    async def returning(_ctx: Any) -> str:
+        running.set()
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            return "tidied up"  # instead of raising it again
+        return ""
+
+    handler: Any = {"later": later, "now": now, "stubborn": stubborn, "returning": returning}[kind]
+    async with working(database_url, {None: handler}, lease_s=30) as inside:
+        task = await inside.submit()
+        await eventually(running.is_set)
+        await inside.engine.cancel(task)
+        await inside.until(task, "CANCELLED", limit=10)
+        attempt = await inside.last(task)
+        assert (attempt.outcome, attempt.unconfirmed) == ("CANCELLED", False)
+        assert attempt.receipt
+        assert not inside.worker.holds(task)
+
+
+async def test_an_attempt_that_lost_its_task_to_this_very_worker_is_stopped(
+    database_url: str,
+) -> None:
+    """The next attempt may be claimed before a heartbeat says that the first is lost."""
+    stopped: list[int] = []
+    running: list[int] = []
+
+    async def handler(ctx: Any) -> int:
+        running.append(ctx.attempt)
+        try:
+            await asyncio.sleep(0 if ctx.attempt > 1 else 1000)
+        except asyncio.CancelledError:
+            stopped.append(ctx.attempt)
+            raise
+        return int(ctx.attempt)
+
+    async with working(database_url, {None: handler}, heartbeat_s=60, lease_s=600) as inside:
+        task = await inside.submit()
+        await eventually(lambda: running == [1])
+        await lose(inside)
+        view = await inside.ended(task)
+        assert view.output == 2
+        await eventually(lambda: stopped == [1], 5)
+        assert not inside.worker.holds(task)
+
+
+async def lose(inside: Inside) -> None:
+    """Expire what the worker holds, as after a stop of its process past the lease."""
+    assert await inside.engine.upkeep.expire_worker(inside.worker.id, "reaper") == 1
+    await inside.engine.upkeep.promote_once("promoter")
+
+
+async def test_a_late_result_of_a_lost_attempt_is_refused(database_url: str) -> None:
+    gate = asyncio.Event()
+
+    async def handler(ctx: Any) -> int:
+        if ctx.attempt == 1:
+            await gate.wait()
+        return int(ctx.attempt)
+
+    async with working(database_url, {None: handler}, heartbeat_s=60, lease_s=600) as inside:
+        task = await inside.submit()
+        await eventually(lambda: inside.worker.holds(task))
+        held = inside.worker._leases.get(task)
+        assert held is not None
+        held.stop = lambda _reason: None  # nobody tells it
+        first: Fence = held.fence
+        await lose(inside)
+        view = await inside.ended(task)
+        gate.set()
+        await eventually(lambda: not inside.worker._running)
+        after = await inside.engine.show(task)
+        assert (view.output, after.output, first.attempt) == (2, 2, 1)
+        assert await inside.outcomes(task) == ["STALLED", "COMPLETED"]
