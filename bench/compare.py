@@ -92,9 +92,12 @@ def main() -> None:
         folder.chmod(0o755)  # PostgreSQL runs as another user when we are root
         stores = Stores(folder, arguments.pg_bin, stack)
         load_before = os.getloadavg()[0]
-        for number in range(1, arguments.rounds + 1):
-            _say(f"round {number}/{arguments.rounds}")
-            _round(reports, stores, arguments, number)
+        try:
+            for number in range(1, arguments.rounds + 1):
+                _say(f"round {number}/{arguments.rounds}")
+                _round(reports, stores, arguments, number)
+        except (KeyboardInterrupt, SystemExit):
+            _say("interrupted: what follows is incomplete")
         machine = {
             **_machine(folder),
             "servers": stores.versions(),

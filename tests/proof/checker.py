@@ -33,7 +33,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 MOMENT = Moment(NOW)
 STEP = timedelta(seconds=20)
-LONG_AGO = NOW - 3 * STEP
+LONG_AGO = NOW - timedelta(hours=1)
 TASKS = {UUID(int=1): 0, UUID(int=2): 1}
 """The ids in use, and where their rows stand in a world."""
 HEALED_WITHIN = 60
@@ -213,20 +213,20 @@ def booked(row: Row, command: Command, made: Change, *, audited: bool) -> Row:
     )
 
 
-_PASSES = (
-    "lease_until next_attempt_at resume_at wait_until run_at due_at cancel_requested_at"
-    " pause_requested_at hung_warned_at progress_at"
-).split()
+_DEADLINES = "lease_until next_attempt_at resume_at wait_until due_at".split()
+_STARTS = "run_at cancel_requested_at pause_requested_at hung_warned_at progress_at".split()
+_RECENT = dict.fromkeys(_DEADLINES, NOW) | dict.fromkeys(_STARTS, NOW - 3 * STEP)
+"""Down to when an instant matters; before, it is just long ago."""
 
 
 def aged(task: Task) -> Task:
-    """The task one step later. What is long past is all equally past."""
+    """The task one step later."""
     if task.status in TERMINAL:
         return task
-    names = _PASSES + ["started_at"] * (task.watch_s is not None)
-    names += ["created_at"] * (task.queue_ttl_s is not None)
-    times = [(name, getattr(task, name)) for name in names]
-    return altered(task, **{name: max(at - STEP, LONG_AGO) for name, at in times if at})
+    since = {"started_at": task.watch_s, "created_at": task.queue_ttl_s}
+    recent = _RECENT | {name: NOW - 3 * STEP for name, so in since.items() if so is not None}
+    times = [(name, at) for name in recent if (at := getattr(task, name))]
+    return altered(task, **{n: at - STEP if at > recent[n] else LONG_AGO for n, at in times})
 
 
 def changed(item: S, **changes: Any) -> S:

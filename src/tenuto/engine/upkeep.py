@@ -144,6 +144,33 @@ class Upkeep:
 
         return await self._core.store.transact(script)
 
+    async def sweep_once(self, host: str, alive: Callable[[int], bool], actor: str) -> int:
+        """Confirm unconfirmed ends of workers of this host that no longer exist.
+
+        A dead worker's supervisors have killed its sessions, so its own end is proof enough.
+        """
+        rows = await self._core.store.fetch(
+            Statement("unconfirmed", {"prefix": f"{host}:", "most": BATCH})
+        )
+        gone = [
+            (row["id"], row["attempt"])
+            for row in rows
+            if not alive(int(row["worker"].removeprefix(f"{host}:").partition(":")[0]))
+        ]
+        if not gone:
+            return 0
+        params = {
+            "receipt": '{"state": "swept", "how": "the worker is gone"}',
+            "actor": actor,
+            "now": self._core.now(),
+        }
+
+        def script() -> Script[list[Row]]:
+            found: list[Row] = yield Statement("confirm_swept", params, {"swept": gone})
+            return found
+
+        return len(await self._core.store.once(script))
+
     async def relay_once(
         self, subscriber: str, sink: Sink, limit: int = BATCH, *, errors: bool = False
     ) -> int:

@@ -496,6 +496,35 @@ delete from event where (task, seq) in (
   limit :most)
 returning task as id;
 
+-- name: unconfirmed
+-- Attempts whose end nobody on the worker's host has confirmed.
+-- params: prefix text, most bigint
+select attempt.task as id, attempt.attempt, attempt.worker from attempt
+where attempt.unconfirmed and substr(attempt.worker, 1, length(:prefix)) = :prefix
+limit :most;
+
+-- name: confirm_swept
+-- Note that the processes of such attempts are gone; the trail says who looked.
+-- params: receipt json, actor text, now timestamptz
+-- rows: swept(task uuid, attempt bigint)
+-- as: moved
+update attempt set unconfirmed = false, receipt = :receipt
+from {rows:swept}
+where attempt.task = swept.task and attempt.attempt = swept.attempt and attempt.unconfirmed
+returning attempt.task as id;
+-- as: noted
+update task set version = version + 1, updated_at = :now, event_xid = {fragment:event_xid}
+from {moved}
+where task.id = moved.id
+returning task.id, task.workspace, task.version, task.status, task.attempt, task.event_xid;
+insert into event (task, seq, workspace, xid, kind, level, message, previous, new, attempt, actor,
+  data, at)
+select noted.id, noted.version, noted.workspace, noted.event_xid, 'swept', 'INFO',
+  'the processes of an unconfirmed end are gone', noted.status, noted.status, noted.attempt,
+  :actor, :receipt, :now
+from {noted};
+-- answer: moved(id)
+
 -- name: worker_beat
 -- A worker says that it lives.
 -- params: id text, workspace uuid, host text, pid bigint, agents json, slots bigint, status text, now timestamptz
