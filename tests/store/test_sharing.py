@@ -3,12 +3,11 @@
 import subprocess
 import sys
 
-from tenuto.app import connect
+from tenuto.app import connect, open_store
 from tenuto.engine.engine import Engine
 from tenuto.model.matching import AgentProfile
 from tenuto.model.submission import NewTask
 from tenuto.settings import Settings
-from tenuto.store.protocol import Script, Statement
 
 OTHER = """
 import asyncio, sys
@@ -52,23 +51,15 @@ async def unconfirmed(engine: Engine, worker: str) -> AgentProfile:
     task = (await engine.submit(NewTask(title="lost"))).id
     assert len(await engine.claim(agent, worker, 1)) == 1
     await engine.cancel(task)
-
-    def script() -> Script[None]:
-        yield Statement("leases_of_worker", {"worker": worker, "most": 1})
-
-    await engine.core.store.transact(script)
     assert await engine.upkeep.expire_worker(worker, "test") == 1
     return agent
 
 
 async def test_a_sweep_gives_the_capacity_back(database_url: str) -> None:
     settings = Settings(database=database_url)
-    if database_url.startswith("postgresql"):
-        from tenuto.app import open_store
-
-        store = open_store(database_url)
-        await store.migrate()
-        await store.close()
+    store = open_store(database_url)
+    await store.migrate()
+    await store.close()
     async with connect(settings) as engine:
         agent = await unconfirmed(engine, "host:4242:x")
         await engine.submit(NewTask(title="next"))
