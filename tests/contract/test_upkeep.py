@@ -147,7 +147,6 @@ async def test_an_owner_that_does_not_answer_is_taken_to_be_gone(
 ) -> None:
     fence = await running(engine)
     await (engine.cancel if asked == "cancel" else engine.pause)(fence.task)
-    await engine.heartbeat([fence], 10_000)
     clock.advance(LEASE_S + 10 - 1)
     assert await engine.upkeep.promote_once("promoter") == 0
     clock.advance(1)
@@ -157,6 +156,22 @@ async def test_an_owner_that_does_not_answer_is_taken_to_be_gone(
     assert (view.status, attempt.outcome) == (ended, ended)
     assert (attempt.receipt, attempt.unconfirmed) == ({"state": "unconfirmed"}, True)
     assert view.tries == (0 if asked == "pause" else 1)
+
+
+async def test_an_owner_that_beats_and_does_not_stop_is_given_up(
+    engine: Engine, clock: ManualClock
+) -> None:
+    fence = await running(engine)
+    await engine.cancel(fence.task)
+    ends = []
+    for _ in range(36):
+        clock.advance(10)
+        await engine.heartbeat([fence])
+        assert await engine.upkeep.expire_once("reaper") == 0
+        ends.append(await engine.upkeep.promote_once("promoter"))
+    assert sum(ends[:29]) == 0, "still within five minutes of the request"
+    assert sum(ends) == 1
+    assert await status(engine, fence.task) == "CANCELLED"
 
 
 async def test_an_expired_lease_of_what_was_to_stop(engine: Engine, clock: ManualClock) -> None:

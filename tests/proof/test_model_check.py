@@ -32,7 +32,7 @@ def row(number: int = 1, **fields: Any) -> Row:
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A world, how many states it has at least, and what must have happened in it."""
+    """A world, a number of states it surely has, and what must have happened in it."""
 
     start: World
     states: int
@@ -42,12 +42,12 @@ class Case(msgspec.Struct, frozen=True):
 CASES: dict[str, Case] = {
     "zombies": Case(
         World(rows=(row(),), messages=("complete", "fail")),
-        1_000,
+        700,
         "complete accepted, complete lease_lost, fail accepted, fail lease_lost, due accepted",
     ),
     "crashes": Case(
-        World(rows=(row(),), faults=2, messages=("complete", "fail")),
-        12_000,
+        World(rows=(row(),), faults=3, messages=("complete", "fail")),
+        10_000,
         "complete accepted, complete repeated, complete lease_lost, fail repeated",
     ),
     "checkpoints": Case(
@@ -59,12 +59,12 @@ CASES: dict[str, Case] = {
             checkpoints=1,
             workers=TWO,
         ),
-        22_000,
+        14_000,
         "complete cancel_requested, cancel repeated",
     ),
     "cancel": Case(
         World(rows=(row(),), faults=1, orders=1, operator=("cancel",)),
-        20_000,
+        12_000,
         "complete cancel_requested, cancel accepted, cancel repeated, expire accepted",
     ),
     "operator": Case(
@@ -75,7 +75,7 @@ CASES: dict[str, Case] = {
             operator=("cancel", "pause", "resume", "retry"),
             workers=TWO,
         ),
-        28_000,
+        17_000,
         "pause accepted, pause repeated, pause cancel_requested, resume accepted, retry accepted",
     ),
     "retry": Case(
@@ -86,7 +86,7 @@ CASES: dict[str, Case] = {
             operator=("retry",),
             messages=("complete", "fail", "fail for good"),
         ),
-        9_000,
+        5_000,
         "retry accepted, fail lease_lost",
     ),
     "push": Case(
@@ -96,7 +96,7 @@ CASES: dict[str, Case] = {
             push=True,
             messages=("complete", "not started", "release"),
         ),
-        15_000,
+        9_000,
         "begin accepted, begin repeated, not_started accepted, release repeated",
     ),
     "give back": Case(
@@ -105,7 +105,7 @@ CASES: dict[str, Case] = {
             faults=1,
             messages=("complete", "release", "park"),
         ),
-        2_700,
+        1_500,
         "park accepted, park repeated, release accepted, ready accepted",
     ),
     "last numbers": Case(
@@ -115,7 +115,7 @@ CASES: dict[str, Case] = {
             operator=("pause", "resume", "retry"),
             workers=TWO,
         ),
-        7_000,
+        4_500,
         "complete accepted, resume accepted, retry attempts_used_up",
     ),
     "timers": Case(
@@ -133,11 +133,11 @@ CASES: dict[str, Case] = {
             messages=("complete", "rate limit", "time out", "park with a limit"),
             workers=TWO,
         ),
-        4_800,
+        3_500,
         "time_out accepted, refuse accepted, fail accepted, park accepted",
     ),
     "two tasks": Case(
-        World(rows=(row(), row(2, max_attempts=1)), faults=1), 100_000, "complete lease_lost"
+        World(rows=(row(), row(2, max_attempts=1)), faults=1), 45_000, "complete lease_lost"
     ),
 }
 
@@ -157,7 +157,7 @@ def test_production_holds_in_every_state(name: str) -> None:
 
 def test_coordinators_may_compare_instead_of_lock() -> None:
     start = World(rows=(row(),), faults=1)
-    check(Case(start, 45_000, "expire accepted, complete lease_lost"), Rules(locked=False))
+    check(Case(start, 13_000, "expire accepted, complete lease_lost"), Rules(locked=False))
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -1,16 +1,19 @@
 """Handlers in the worker's own process: what they may do, and what they cannot break."""
 
 import asyncio
+import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
+from pathlib import Path
 from time import monotonic
 from typing import Any
 from uuid import UUID
 
 import pytest
 from tests.proof.crash.inside import Inside, working
+from tests.proof.crash.system import System, system
 from tests.waiting import eventually
 
 from tenuto.model.commands import Failure
@@ -272,8 +275,6 @@ class Odd(BaseException):
 
 
 ODD = {
-    "exit": SystemExit(3),
-    "interrupt": KeyboardInterrupt(),
     "generator": GeneratorExit(),
     "iteration": StopIteration(),
     "cancelled": asyncio.CancelledError(),
@@ -400,3 +401,55 @@ async def test_a_late_result_of_a_lost_attempt_is_refused(database_url: str) -> 
         after = await inside.engine.show(task)
         assert (view.output, after.output, first.attempt) == (2, 2, 1)
         assert await inside.outcomes(task) == ["STALLED", "COMPLETED"]
+
+
+@pytest.fixture
+async def world(database_url: str, tmp_path: Path) -> AsyncIterator[System]:
+    async with system(database_url, tmp_path) as made:
+        yield made
+
+
+APP = ("--app", "tests.proof.crash.handlers")
+
+
+async def test_no_handler_can_end_the_worker_by_what_it_raises(world: System) -> None:
+    worker = world.worker(*APP)
+    names = ("leave", "leave_thread", "interrupt", "interrupt_thread")
+    tasks = await world.submit(*(world.handled(name) for name in names))
+    world.coordinator()
+    await world.check(tasks)
+    assert worker.code is None, worker.text()
+    for name, task in zip(names, tasks, strict=True):
+        assert await world.outcomes(task) == ["FAILED", "COMPLETED"], name
+
+
+@pytest.mark.parametrize("handler", ["deaf", "deaf_thread"])
+async def test_a_handler_that_will_not_stop_ends_its_worker_alone(
+    world: System, handler: str
+) -> None:
+    worker = world.worker(*APP)
+    stuck, other = await world.submit(world.handled(handler), world.handled("calm"))
+    await world.said(stuck, "up")
+    await world.said(other, "up")
+    await world.engine.cancel(stuck)
+    assert await worker.ended() == 70, worker.text()
+    view = await world.engine.show(stuck)
+    [attempt] = await world.attempts(stuck)
+    assert (view.status, attempt.outcome, attempt.unconfirmed) == ("CANCELLED", "CANCELLED", False)
+    assert attempt.receipt is not None
+    assert attempt.receipt["how"] == "the worker process ended itself"
+    view = await world.engine.show(other)
+    assert (view.status, view.tries, view.last_outcome) == ("PENDING", 0, "RELEASED")
+    world.worker(*APP)
+    await world.check([other])
+
+
+@pytest.mark.parametrize("handler", ["deaf", "deaf_thread"])
+async def test_a_worker_drains_though_a_handler_will_not_stop(world: System, handler: str) -> None:
+    worker = world.worker(*APP, drain_s=0.1)
+    [task] = await world.submit(world.handled(handler))
+    await world.said(task, "up")
+    worker.signal(signal.SIGTERM)
+    await worker.ended(20)
+    view = await world.engine.show(task)
+    assert (view.status, view.tries, view.last_outcome) == ("PENDING", 0, "RELEASED")

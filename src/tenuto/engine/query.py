@@ -68,6 +68,7 @@ def statement(name: str, where: Filter, workspace: UUID, most: int, before: UUID
         literals["statuses"] = tuple(sorted(statuses))
     if outcomes or archived:
         params["several"] = True
+        params["or_statuses"] = True if statuses else None
         params["archived"] = True if archived else None
         if outcomes:
             literals["outcomes"] = tuple(sorted(outcomes))

@@ -148,7 +148,10 @@ class Reporting:
                     f"checkpoint {task.checkpoint_seq} is already stored", "checkpoint_stale"
                 )
             if number == task.checkpoint_seq:
-                return number
+                stored = yield Statement("checkpoint", {"id": fence.task})
+                if stored and stored[0]["attempt"] == fence.attempt:
+                    return number
+                raise Conflict(f"checkpoint {number} is another attempt's", "checkpoint_stale")
             yield Statement(
                 "checkpoint_save",
                 {

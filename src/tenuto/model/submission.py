@@ -88,7 +88,7 @@ def check(new: NewTask) -> None:
     if new.run_at is not None:
         if new.run_at.tzinfo is None:
             raise Invalid("run_at needs a time zone", field="run_at")
-        limits.number("the year of run_at", new.run_at.year, 1970, 2200)
+        limits.number("the year of run_at", new.run_at.year, 1970, 9000)
 
 
 def _check_numbers(new: NewTask) -> None:

@@ -609,7 +609,7 @@ order by 3;
 -- fragment: filters
 [only_statuses: and task.status in ({literal:statuses})]
 [several: and (false]
-[statuses: or task.status in ({literal:statuses})]
+[or_statuses: or task.status in ({literal:statuses})]
 [outcomes: or task.last_outcome in ({literal:outcomes})]
 [archived: or task.archived_at is not null]
 [several: )]

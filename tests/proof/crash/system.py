@@ -28,6 +28,7 @@ from tenuto.settings import Settings
 from tenuto.store.protocol import Row, Script, Statement
 from tenuto.worker import supervisor
 
+ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(sys.executable).with_name("orchestrate")
 PATIENCE = 60.0  # seconds for what takes one on an idle machine
 SHORT = {
@@ -133,6 +134,7 @@ class System:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("TENUTO_", "CRASH_"))}
         env |= {f"TENUTO_{name.upper()}": str(value) for name, value in SHORT.items()}
         env |= {"TENUTO_DATABASE": self.url, _MARK: f"{self.mark} process"}
+        env["PYTHONPATH"] = os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), str(ROOT)])
         for name, value in changes.items():
             env[name if name.isupper() else f"TENUTO_{name.upper()}"] = str(value)
         return env
@@ -153,6 +155,25 @@ class System:
             "retry": RetryPolicy(base_s=0.05, cap_s=0.5),
         }
         return NewTask(**plain | options)
+
+    def handled(self, handler: str, **options: Any) -> NewTask:
+        """A task for one of `handlers.py`, tried often and soon."""
+        plain: dict[str, Any] = {
+            "title": "proof",
+            "task_type": handler,
+            "max_attempts": 10,
+            "retry": RetryPolicy(base_s=0.05, cap_s=0.5),
+        }
+        return NewTask(**plain | options)
+
+    async def said(self, task: UUID, text: str) -> None:
+        """Wait until the task's transcript has that line."""
+
+        async def there() -> bool:
+            lines = await self.engine.query.transcript(task, self.engine.workspace)
+            return text in [line.text for line in lines]
+
+        await eventually(there, PATIENCE, 0.05)
 
     async def submit(self, *news: NewTask) -> list[UUID]:
         return [each.id for each in await self.engine.submit_many(news)]

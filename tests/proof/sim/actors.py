@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import socket
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +24,8 @@ from tenuto.worker.worker import Worker
 
 RELAYED = "observer"
 ACTIONS = ("cancel", "cancel", "pause", "pause", "pause", "resume", "retry", "archive")
+FIRST_PID = 100_000_000
+"""Beyond what any system hands out: a simulated process is never mistaken for a real one."""
 SETTLED_S = 4.0
 """So long after the last fault nothing of it is under way any more."""
 
@@ -41,7 +44,7 @@ class Scene:
         self.closing = False
 
     def enter(self, name: str, kind: str) -> Process:
-        process = Process(name, kind)
+        process = Process(name, kind, FIRST_PID + len(self.processes))
         self.processes.append(process)
         self.recorder.note(name, "starts")
         return process
@@ -53,6 +56,10 @@ class Scene:
         engine = Watched(store, SimWakeups(self.broker, process), actor=process.name)
         engine.recorder = self.recorder
         return engine
+
+    def is_alive(self, pid: int) -> bool:
+        """As the operating system would say."""
+        return self.processes[pid - FIRST_PID].state in ("running", "stopped")
 
     def alive(self, kind: str) -> list[Process]:
         return [each for each in self.processes if each.kind == kind and each.state == "running"]
@@ -69,6 +76,11 @@ async def until_heard(call: Callable[[], Coroutine[Any, Any, Any]]) -> None:
             return
 
 
+def worker_id(process: Process) -> str:
+    """What a worker calls itself."""
+    return f"{socket.gethostname()}:{process.pid}:{process.name}"
+
+
 async def work(scene: Scene, process: Process, slot: int) -> None:
     """The main coroutine of a worker process."""
 
@@ -80,7 +92,7 @@ async def work(scene: Scene, process: Process, slot: int) -> None:
         process.kill()
 
     plan = scene.plan
-    worker = Worker(scene.engine(process), plan.settings, name=process.name, die=die)
+    worker = Worker(scene.engine(process), plan.settings, name=worker_id(process), die=die)
     handlers = Handlers(process, scene.recorder, scene.faults)
     await until_heard(
         lambda: worker.host_functions(
@@ -134,7 +146,7 @@ async def see_death(scene: Scene, parent: Process, dead: Process) -> None:
     """As the parent of worker processes does."""
     engine = scene.engine(parent)
     try:
-        await engine.upkeep.expire_worker(dead.name, "parent")
+        await engine.upkeep.expire_worker(worker_id(dead), "parent")
         await engine.upkeep.promote_once("parent")
     except Unavailable:
         return

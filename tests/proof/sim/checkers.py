@@ -43,7 +43,7 @@ BY_KIND: dict[str, str] = {
     "dead": "fail expire not_started abort time_out park release",
 }
 """The rows of the transition table that may stand behind an event."""
-STAYS = frozenset({"cancel_requested", "pause_requested", "hung_warned", "archived"})
+STAYS = frozenset({"cancel_requested", "pause_requested", "hung_warned", "archived", "swept"})
 PASSES = {"cancel": ("cancel",), "pause": ("pause", "cancel", "checkpoint")}
 """What may still be accepted from an attempt that was asked to stop."""
 FREE = frozenset({"released", "parked", "not_started"})
@@ -227,7 +227,7 @@ def trails(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
         for event in task.trail:
             if event.previous != status:
                 yield "I13", f"{task.title}: {event.kind} from {event.previous}, was {status}"
-            if status in TERMINAL and event.kind not in ("archived", "retried"):
+            if status in TERMINAL and event.kind not in ("archived", "retried", "swept"):
                 yield "I12", f"{task.title}: {event.kind} after {status}"
             if not _legal(event):
                 yield "I11", f"{task.title}: {event.kind} {event.previous} to {event.new}"

@@ -28,9 +28,10 @@ class Stalled(Exception):
 class Process:
     """A group of callbacks that lives, stops and dies as one."""
 
-    def __init__(self, name: str, kind: str) -> None:
+    def __init__(self, name: str, kind: str, pid: int) -> None:
         self.name = name
         self.kind = kind
+        self.pid = pid
         self.state: State = "running"
         self.fuse: int | None = None
         """Callbacks left until it is killed, if it is to be."""

@@ -5,6 +5,7 @@ import hashlib
 import logging
 from collections import Counter
 from typing import Any
+from unittest.mock import patch
 from uuid import UUID
 
 import msgspec
@@ -18,6 +19,7 @@ from tests.proof.sim.recorder import Recorder
 from tests.proof.sim.store import database
 
 from tenuto.model.task import TERMINAL
+from tenuto.worker import worker
 
 PATIENCE_S = 90.0
 """Healed, something has to happen within: a lost answer to a cancel, a lease, a run, a backoff."""
@@ -62,7 +64,8 @@ def simulate(seed: int, plan: Plan | None = None) -> Result:
     log.setLevel(logging.ERROR)
     log.propagate = False
     try:
-        loop.run_until_complete(_play(scene))
+        with patch.object(worker, "_is_alive", scene.is_alive):
+            loop.run_until_complete(_play(scene))
     except Stalled as error:
         scene.recorder.wrong("I24", str(error))
     finally:

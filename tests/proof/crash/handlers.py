@@ -1,0 +1,64 @@
+"""Handlers that do what handlers should not: for `orchestrate worker --app`."""
+
+import asyncio
+import sys
+import threading
+from typing import Any
+
+
+async def deaf(ctx: Any) -> None:
+    """Will not be cancelled."""
+    ctx.log("up")
+    while True:
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            ctx.log("not me")
+
+
+def deaf_thread(ctx: Any) -> None:
+    """Will not be interrupted: never between two steps of the interpreter."""
+    ctx.log("up")
+    threading.Event().wait()
+
+
+def calm(ctx: Any) -> Any:
+    """Runs until a later attempt."""
+    if ctx.attempt > 1:
+        return "later"
+    ctx.log("up")
+    while not ctx.stopping:
+        threading.Event().wait(0.02)
+    return "stopped"
+
+
+async def leave(ctx: Any) -> str:
+    """Asks the interpreter to exit."""
+    if ctx.attempt == 1:
+        sys.exit(3)
+    return "second"
+
+
+def leave_thread(ctx: Any) -> str:
+    if ctx.attempt == 1:
+        sys.exit(3)
+    return "second"
+
+
+async def interrupt(ctx: Any) -> str:
+    """Raises what Ctrl-C raises."""
+    if ctx.attempt == 1:
+        raise KeyboardInterrupt
+    return "second"
+
+
+def interrupt_thread(ctx: Any) -> str:
+    if ctx.attempt == 1:
+        raise KeyboardInterrupt
+    return "second"
+
+
+handlers = {
+    each.__name__: each
+    for each in (deaf, deaf_thread, calm, leave, leave_thread, interrupt, interrupt_thread)
+}
