@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -83,6 +84,7 @@ def open_store(url: str) -> Store:
                 raise Unavailable(f"cannot make a folder for {path}: {error}") from error
         return SqliteStore(path)
     if url.startswith(("postgresql://", "postgres://")):
+        _check_address(url)
         from tenuto.store.postgres import PostgresStore  # noqa: PLC0415  asyncpg only when used
 
         return PostgresStore(url)
@@ -90,6 +92,13 @@ def open_store(url: str) -> Store:
         f"{shown(url)!r} is not a database address; use sqlite:///path or postgresql://...",
         "database_invalid",
     )
+
+
+def _check_address(url: str) -> None:
+    try:
+        _ = urlsplit(url).port
+    except ValueError as error:
+        raise Invalid(f"the database address is wrong: {error}", "database_invalid") from error
 
 
 def open_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:

@@ -7,6 +7,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.core import Core, decode
+from tenuto.model import limits
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Forbidden, Unavailable
 from tenuto.model.matching import AgentProfile
@@ -59,6 +60,9 @@ class Claiming:
         self, agent: AgentProfile, worker: str, n: int, lease_s: int = DEFAULT_LEASE_S
     ) -> list[Work]:
         """Up to n tasks that the agent may take, best rank first, now RUNNING and its own."""
+        limits.text("worker", worker, limits.MAX_TITLE, empty=False)
+        limits.number("n", n, 0, limits.MAX_CLAIM)
+        limits.number("lease_s", lease_s, 1, limits.MAX_LEASE_S)
         taken: list[Work] = []
         while len(taken) < n:
             version, lanes = await self._core.lanes.eligible(agent, self._core.now())

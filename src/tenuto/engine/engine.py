@@ -255,6 +255,8 @@ class Engine:
         self, worker: str, host: str, pid: int, agents: Sequence[str], slots: int, status: str
     ) -> None:
         """A worker says that it lives, or that it is going."""
+        for name in (worker, host, *agents):
+            limits.text("worker", name, limits.MAX_TITLE)
         params = {
             "id": worker,
             "workspace": self.workspace,

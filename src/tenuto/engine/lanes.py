@@ -52,6 +52,11 @@ class Lanes:
         return lane is not None and now - self._touched[lane] < _TOUCH_EVERY
 
     async def _touch(self, missing: list[Requirements], now: datetime) -> None:
+        for workspace in {needs.workspace for needs in missing}:
+            wanted = {lane_id(each.key()) for each in missing if each.workspace == workspace}
+            there = {lane.id for lane in (await self._load(workspace)).lanes}
+            if len(wanted | there) > MAX_LANES and wanted - there:
+                raise _too_many()
         rows = sorted((lane_id(needs.key()), needs.workspace, needs.key()) for needs in missing)
 
         def script() -> Script[None]:
@@ -67,10 +72,7 @@ class Lanes:
     async def _check_room(self, needs: Requirements) -> None:
         known = await self._load(needs.workspace)
         if not any(lane.id == lane_id(needs.key()) for lane in known.lanes):
-            raise Invalid(
-                f"the workspace has {MAX_LANES:,} distinct sets of requirements already",
-                "too_many_lanes",
-            )
+            raise _too_many()
 
     async def eligible(self, agent: AgentProfile, now: datetime) -> tuple[int, list[int]]:
         """The open lanes that the agent may take from, and the version they were read at."""
@@ -89,7 +91,7 @@ class Lanes:
         """Whether the lanes changed since they were loaded; loads them when they did."""
         known = self._known.get(workspace)
         rows = await self._store.fetch(Statement("lanes_version", {"workspace": workspace}))
-        if known is not None and rows and rows[0]["lanes_version"] == known.version:
+        if not rows or (known is not None and rows[0]["lanes_version"] == known.version):
             return False
         await self._load(workspace)
         return True
@@ -114,3 +116,8 @@ class Lanes:
         known = _Known(version, lanes, {})
         self._known[workspace] = known
         return known
+
+
+def _too_many() -> Invalid:
+    text = f"the workspace would have more than {MAX_LANES:,} distinct sets of requirements"
+    return Invalid(text, "too_many_lanes")

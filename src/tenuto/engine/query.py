@@ -95,6 +95,8 @@ def _check_filter(where: Filter) -> None:
             limits.text(field, value, limits.MAX_TITLE)
     if where.min_priority is not None:
         limits.number("min_priority", where.min_priority, 1, 10)
+    limits.instant("since", where.since)
+    limits.instant("until", where.until)
 
 
 def _statuses(names: Sequence[str]) -> tuple[frozenset[str], frozenset[str], bool]:
@@ -112,7 +114,7 @@ def _statuses(names: Sequence[str]) -> tuple[frozenset[str], frozenset[str], boo
             statuses.add(word)
         else:
             known = ", ".join([*Status, "ARCHIVED", "STALLED", "ABORTED"])
-            raise Invalid(f"no status {name!r}; known are {known}", "invalid_filter")
+            raise Invalid(f"no status {name[:40]!r}; known are {known}", "invalid_filter")
     return frozenset(statuses), frozenset(outcomes), archived
 
 
@@ -196,7 +198,9 @@ class Querying:
     ) -> list[LogLine]:
         """Events and transcript merged by time, of at least that level."""
         if level.upper() not in LEVELS:
-            raise Invalid(f"no level {level!r}; known are {', '.join(LEVELS)}", "invalid_filter")
+            raise Invalid(
+                f"no level {level[:40]!r}; known are {', '.join(LEVELS)}", "invalid_filter"
+            )
         wanted = LEVELS[LEVELS.index(level.upper()) :]
         await self._row(task, workspace)
         newest = {"id": task, "most": limit}

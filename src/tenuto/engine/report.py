@@ -7,12 +7,13 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from tenuto.engine.core import Core, decode, task_of
+from tenuto.engine.core import Core, CorruptRow, decode, task_of
 from tenuto.engine.submit import Submitting, submit_script
 from tenuto.model import commands, limits
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict, Invalid, NotFound
-from tenuto.model.submission import NewTask
+from tenuto.model.retry import ATTEMPT_CAP
+from tenuto.model.submission import NewTask, check
 from tenuto.model.task import DEFAULT_LEASE_S, LEASED, Change, Fence, Task
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Row, Script, Statement
@@ -63,6 +64,7 @@ class Reporting:
         self, fence: Fence, workspace: UUID, output: Any, summary: str | None, actor: str | None
     ) -> None:
         """Record the result; accepted once, and only from the attempt that owns the task."""
+        _check_fence(fence)
         if summary is not None:
             limits.text("summary", summary, limits.MAX_TEXT)
         command = commands.Complete(
@@ -91,13 +93,16 @@ class Reporting:
 
     async def order(self, command: commands.Fenced, actor: str | None) -> Change | None:
         """Any other end of an attempt, or its beginning, as the model decides."""
+        check_report(command)
         return await self._core.order(command.fence.task, command, actor=actor)
 
     async def heartbeat(self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S) -> Beat:
         """Renew all leases in one statement."""
-        if not fences:
-            return Beat({}, [])
-        rows = sorted((f.task, f.attempt, token_hash(f.token)) for f in fences)
+        limits.number("lease_s", lease_s, 1, limits.MAX_LEASE_S)
+        sane = [fence for fence in fences if _is_sane(fence)]
+        if not sane:
+            return Beat({}, list(fences))
+        rows = sorted((f.task, f.attempt, token_hash(f.token)) for f in sane)
 
         def script() -> Script[list[Row]]:
             held: list[Row] = yield Statement(
@@ -114,6 +119,8 @@ class Reporting:
         self, fence: Fence, percent: float | None, step: str | None, finish_at: datetime | None
     ) -> None:
         """Note how far the attempt is; a part of a percent is rounded."""
+        _check_fence(fence)
+        limits.instant("finish_at", finish_at)
         if percent is not None:
             if isinstance(percent, bool) or not isinstance(percent, int | float):
                 raise Invalid("progress_percent must be a number", field="progress_percent")
@@ -138,6 +145,9 @@ class Reporting:
 
     async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:
         """Replace the checkpoint; answers its number. A lower number than the stored is refused."""
+        _check_fence(fence)
+        if seq is not None:
+            limits.number("seq", seq, 0, limits.MAX_COUNT)
         text = limits.json_text("checkpoint", data) or "null"
 
         def script() -> Script[int]:
@@ -169,6 +179,13 @@ class Reporting:
 
     async def append(self, fence: Fence, lines: Sequence[Line]) -> None:
         """Add to the attempt's transcript. Lines of an attempt that lost its task are dropped."""
+        _check_fence(fence)
+        for line in lines:
+            limits.number("line", line.number, 0, limits.MAX_COUNT)
+            limits.text("level", line.level, limits.MAX_NAME, empty=False)
+            limits.text("text", line.text, limits.MAX_TEXT)
+        if not lines:
+            return
         rows = [
             (fence.task, fence.attempt, token_hash(fence.token), line.number, line.level, line.text)
             for line in lines
@@ -206,6 +223,7 @@ class Reporting:
         limits.text("key", key, limits.MAX_TITLE, empty=False)
         child = uuid5(fence.task, key)
         born = msgspec.structs.replace(new, id=child, parent=fence.task)
+        check(born)
         prepared = await self._submitting.prepare([born], workspace, actor)
 
         def script() -> Script[UUID]:
@@ -239,10 +257,14 @@ class Reporting:
 
     def _owned(self, fence: Fence, *, pausing: bool = False) -> Script[Task]:
         """The task, locked, if the fence is current and nobody asked to stop."""
+        _check_fence(fence)
         rows = yield Statement("tasks_locked", {"ids": [fence.task]})
         if not rows:
             raise NotFound(f"no task {fence.task}")
-        task = task_of(rows[0])
+        try:
+            task = task_of(rows[0])
+        except CorruptRow as error:
+            raise Conflict(f"the row of task {fence.task} is unreadable", "corrupt") from error
         mine = task.attempt == fence.attempt and task.lease_token == token_hash(fence.token)
         if task.status not in LEASED or not mine:
             raise Conflict(f"attempt {fence.attempt} no longer owns the task", _LOST)
@@ -260,3 +282,29 @@ def _pulse(row: Row) -> Pulse:
         row["pause_requested_at"] is not None,
         row["hung_warned_at"] is not None,
     )
+
+
+def _is_sane(fence: Fence) -> bool:
+    return 0 < fence.attempt <= ATTEMPT_CAP
+
+
+def _check_fence(fence: Fence) -> None:
+    """A number that no attempt can have is that of an attempt which owns nothing."""
+    if not _is_sane(fence):
+        raise Conflict("no such attempt owns the task", _LOST)
+
+
+def check_report(command: commands.Fenced) -> None:
+    """Raise `Invalid` unless what an attempt says can be stored."""
+    _check_fence(command.fence)
+    failure = getattr(command, "failure", None)
+    if failure is not None:
+        limits.text("message", failure.message, limits.MAX_ERROR)
+        limits.text("stack", failure.stack or "", limits.MAX_STACK)
+        limits.number("exit_code", failure.exit_code or 0, -(2**31), 2**32)
+    for field, longest in (("hold", limits.MAX_NAME), ("session_key", limits.MAX_TITLE)):
+        if (value := getattr(command, field, None)) is not None:
+            limits.text(field, value, longest, empty=False)
+    limits.json_text("receipt", getattr(command, "receipt", None))
+    for field in ("resume_at", "wait_until"):
+        limits.instant(field, getattr(command, field, None))

@@ -54,6 +54,8 @@ class Submitting:
             return []
         if len(news) > limits.MAX_BULK:
             raise Invalid(f"{len(news):,} tasks in one submit", "bulk_too_large")
+        for new in news:
+            check(new)
         places = _same_as(news)
         unique = sorted(set(places))
         prepared = await self.prepare(
@@ -100,32 +102,31 @@ class Submitting:
         *,
         rerun_of: UUID | None = None,
     ) -> _Prepared:
-        """Checked and spelled out as rows; nothing is written but the lanes."""
-        for new in news:
-            check(new)
-        needs = [requirements(new, workspace) for new in news]
-        lanes = await self._core.lanes.ensure(set(needs))
-        now = self._core.now()
+        """Checked tasks spelled out as rows; nothing is written but, at the end, the lanes."""
         rows: Rows = {"body": [], "hot": [], "label": [], "tag": [], "capability": []}
         prints: list[str | None] = []
         ids = []
-        wakes = set()
         new_id = self._core.clock.new_id
-        for new, needed in zip(news, needs, strict=True):
+        for new in news:
             task_id = new.id or new_id()
             named = new.id is not None or new.idempotency_key is not None
             prints.append(fingerprint(new) if named else None)
             ids.append(task_id)
-            hot = _hot(new, task_id, workspace, lanes[needed], actor, now)
-            if hot[3] is Status.PENDING:
-                wakes.add(lanes[needed])
-            rows["hot"].append(hot)
             rows["body"].append(_body(new, task_id, workspace, prints[-1], actor, rerun_of))
             rows["label"] += [(task_id, workspace, name) for name in dict.fromkeys(new.tags)]
             rows["tag"] += [(task_id, workspace, name) for name in dict.fromkeys(new.task_tags)]
             rows["capability"] += [
                 (task_id, workspace, name) for name in dict.fromkeys(new.capabilities)
             ]
+        needs = [requirements(new, workspace) for new in news]
+        lanes = await self._core.lanes.ensure(set(needs))
+        now = self._core.now()
+        wakes = set()
+        for new, task_id, needed in zip(news, ids, needs, strict=True):
+            hot = _hot(new, task_id, workspace, lanes[needed], actor, now)
+            if hot[3] is Status.PENDING:
+                wakes.add(lanes[needed])
+            rows["hot"].append(hot)
         keys = [new.idempotency_key for new in news]
         return _Prepared(ids, keys, prints, rows, frozenset(wakes))
 

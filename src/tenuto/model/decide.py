@@ -112,7 +112,12 @@ def _repeats(task: Task, command: Fenced) -> bool:
         return False
     if isinstance(command, c.Begin):
         return task.status is Status.RUNNING and task.session_key == command.session_key
-    return task.status not in LEASED and task.last_outcome in _ENDS_WITH[type(command)]
+    if task.status in LEASED or task.last_outcome not in _ENDS_WITH[type(command)]:
+        return False
+    if task.last_outcome == Outcome.PARKED:
+        hold = command.hold if isinstance(command, c.Park) else "quota"
+        return task.hold == hold and task.resume_at == getattr(command, "resume_at", None)
+    return True
 
 
 def _check_fence(task: Task, command: Fenced) -> None:

@@ -39,7 +39,6 @@ CODES: dict[str, str] = {
     "too_deep": "The JSON value is nested too deep.",
     "too_large": "The value is larger than its limit.",
     "too_many_lanes": "The workspace has too many distinct sets of task requirements.",
-    "unknown_field": "A field is not known.",
 }
 
 

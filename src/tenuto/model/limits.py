@@ -1,6 +1,7 @@
 """Limits on everything that comes from outside, and the checks that hold them."""
 
 import math
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -20,6 +21,9 @@ MAX_ERROR = 4_000
 MAX_STACK = 32_000
 MAX_SECONDS = 10 * 365 * 24 * 3600
 MAX_PAGE = 1_000
+MAX_CLAIM = 10_000
+MAX_LEASE_S = 30 * 24 * 3600
+MAX_COUNT = 2**53
 
 
 def text(field: str, value: str, longest: int, *, empty: bool = True) -> str:
@@ -58,12 +62,24 @@ def number(field: str, value: float, least: float, most: float) -> None:
         raise Invalid(f"{field} must be between {least:,} and {most:,}, not {value:,}", field=field)
 
 
+def instant(field: str, value: datetime | None) -> None:
+    """Raise `Invalid` unless the instant is none, or one that everybody understands alike."""
+    if value is None:
+        return
+    if value.tzinfo is None:
+        raise Invalid(f"{field} needs a time zone", field=field)
+    number(f"the year of {field}", value.year, 1970, 9000)
+
+
 def json_text(field: str, value: Any) -> str | None:
     """The value as JSON text, `None` for `None`; `Invalid` when it is not plain, small JSON."""
     if value is None:
         return None
     _check_json(field, value, 0)
-    encoded = msgspec.json.encode(value)
+    try:
+        encoded = msgspec.json.encode(value)
+    except (TypeError, ValueError) as error:
+        raise Invalid(f"{field} is not JSON: {error}", "invalid_json", field=field) from error
     if len(encoded) > MAX_JSON:
         raise Invalid(
             f"{field} is {len(encoded):,} bytes of JSON; at most {MAX_JSON:,} are accepted",

@@ -9,7 +9,7 @@ import msgspec
 Rule = Literal["superset", "single", "exact"]
 
 
-class Requirements(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Requirements(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that matching looks at. Tasks that require the same share a lane."""
 
     workspace: UUID

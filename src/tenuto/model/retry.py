@@ -52,4 +52,6 @@ def backoff(policy: RetryPolicy, tries: int, roll: float) -> float:
 
 def longer_timeout(timeout_s: int | None) -> int | None:
     """The run timeout of a task whose last run was too short."""
-    return None if timeout_s is None else min(timeout_s * TIMEOUT_GROWTH, TIMEOUT_CAP_S)
+    if timeout_s is None:
+        return None
+    return max(timeout_s, min(timeout_s * TIMEOUT_GROWTH, TIMEOUT_CAP_S))

@@ -15,7 +15,7 @@ from tenuto.model.retry import RetryPolicy
 Kind = Literal["agent", "foreach", "goto", "condition", "approval"]
 
 
-class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A task to be. Only `title` is required."""
 
     title: str
@@ -85,10 +85,7 @@ def check(new: NewTask) -> None:
             _check_names(field, items)
     _check_numbers(new)
     _check_command(new)
-    if new.run_at is not None:
-        if new.run_at.tzinfo is None:
-            raise Invalid("run_at needs a time zone", field="run_at")
-        limits.number("the year of run_at", new.run_at.year, 1970, 9000)
+    limits.instant("run_at", new.run_at)
 
 
 def _check_numbers(new: NewTask) -> None:
@@ -113,6 +110,11 @@ def _check_names(field: str, items: list[str]) -> None:
 
 
 def _check_command(new: NewTask) -> None:
+    for name, value in (new.env or {}).items():
+        limits.text("env", name, limits.MAX_NAME, empty=False)
+        limits.text("env", value, limits.MAX_TEXT)
+        if "=" in name:
+            raise Invalid("env has a name with '=' in it", field="env")
     if new.command is None:
         if new.runtime == COMMAND:
             raise Invalid("runtime 'command' needs a command", field="command")
@@ -123,11 +125,6 @@ def _check_command(new: NewTask) -> None:
         raise Invalid(f"a command cannot run in runtime {new.runtime!r}", field="runtime")
     for word in new.command:
         limits.text("command", word, limits.MAX_TEXT)
-    for name, value in (new.env or {}).items():
-        limits.text("env", name, limits.MAX_NAME, empty=False)
-        limits.text("env", value, limits.MAX_TEXT)
-        if "=" in name:
-            raise Invalid("env has a name with '=' in it", field="env")
 
 
 def _check_retry(retry: RetryPolicy) -> None:
@@ -155,6 +152,8 @@ def requirements(new: NewTask, workspace: UUID) -> Requirements:
 
 def fingerprint(new: NewTask) -> str:
     """A hash of what the caller sent, to tell a repeated submit from another one."""
+    for field in ("input", "metadata"):
+        limits.json_text(field, getattr(new, field))
     sent = msgspec.structs.replace(new, id=None)
     encoded = msgspec.json.encode(sent, order="deterministic")
     return hashlib.blake2b(encoded, digest_size=16).hexdigest()

@@ -30,6 +30,8 @@ _LOST = (
     asyncpg.InsufficientPrivilegeError,
     asyncpg.QueryCanceledError,
     asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.InternalClientError,
+    asyncpg.ReadOnlySQLTransactionError,
     TimeoutError,
 )
 _AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
@@ -233,10 +235,10 @@ class PostgresStore:
             ) from error
         except _AGAIN:
             raise
-        except _LOST as error:
-            raise Unavailable(f"the database does not answer: {_first_line(error)}") from error
         except asyncpg.ClientConfigurationError as error:
             raise Invalid(f"the database address is wrong: {error}", "database_invalid") from error
+        except _LOST as error:
+            raise Unavailable(f"the database does not answer: {_first_line(error)}") from error
 
     async def _pool(self, *, read: bool) -> Any:
         pool = self._read_pool if read else self._write_pool

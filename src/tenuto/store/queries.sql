@@ -316,6 +316,7 @@ select line.id, line.attempt, line.line_no, task.workspace, line.level, line.tex
 from {rows:line}
 join task on task.id = line.id
 where task.attempt = line.attempt and task.lease_token = line.token
+  and task.status in ('ASSIGNED', 'RUNNING')
 on conflict (task, attempt, line_no) do nothing
 returning task as id, attempt, line_no;
 

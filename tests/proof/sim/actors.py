@@ -234,10 +234,11 @@ class Operator:
         if not (candidates := running if self._rng.random() < 0.7 and running else self._known):
             return
         task = self._rng.choice(candidates)
-        await self._order(self._rng.choice(ACTIONS), task)
-        if self._rng.random() < 0.3:
-            await asyncio.sleep(self._rng.random())
-            await self._order(self._rng.choice(ACTIONS), task)
+        action = self._rng.choice(ACTIONS)
+        await self._order(action, task)
+        if self._rng.random() < 0.4:
+            await asyncio.sleep(self._rng.random() * self._rng.random())
+            await self._order("cancel" if action == "pause" else self._rng.choice(ACTIONS), task)
 
     async def _order(self, action: str, task: UUID) -> None:
         self._orders += 1

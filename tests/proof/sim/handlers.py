@@ -33,7 +33,7 @@ def make_deeds(rng: random.Random, *, child: bool = False) -> list[list[Any]]:
     """A short list of what a handler is to do."""
     deeds: list[list[Any]] = []
     for number in range(rng.randint(0, 3)):
-        kind = rng.choice(["sleep", "sleep", "save", "save", "step", "log", "progress", "spawn"])
+        kind = rng.choice(["sleep", "sleep", "save", "step", "step", "log", "progress", "spawn"])
         if kind == "sleep":
             deeds.append([kind, round(rng.choice([0.1, 1.0, 4.0]) * rng.random(), 3)])
         elif kind == "spawn" and not child:
@@ -45,7 +45,9 @@ def make_deeds(rng: random.Random, *, child: bool = False) -> list[list[Any]]:
     if rng.random() < 0.3:
         how = rng.choice([*FAILS, "quota", "quota"]) if rng.random() < 0.97 else "rate limit"
         deeds.append(["fail", how, rng.choice([1, 1, 2, 9])])
-    if rng.random() < 0.2:
+    if rng.random() < 0.3:
+        deeds.append(["grind", rng.randint(1, 6), round(rng.uniform(0.5, 3), 3)])
+    if rng.random() < 0.1:
         deeds.append(["long", rng.choice([1, 1, 1, 1, 3]) * rng.uniform(3, 18)])
     if rng.random() < 0.06:
         deeds.append(["deaf", rng.uniform(3, 40)])
@@ -114,6 +116,12 @@ class Handlers:
         await asyncio.sleep(seconds)
 
     _long = _sleep
+
+    async def _grind(self, context: Context, me: Handling, times: int, seconds: float) -> None:
+        """Long work as it should be: a checkpoint after every part of it."""
+        for _ in range(times):
+            await asyncio.sleep(seconds)
+            await self._save(context, me)
 
     async def _deaf(self, context: Context, me: Handling, seconds: float) -> None:
         """Does not hear that it is to stop; once is enough for one task."""

@@ -120,20 +120,20 @@ def _moments(rng: random.Random, duration: float) -> tuple[Moment, ...]:
     weights: dict[Act, int] = {
         "kill worker": 6,
         "kill coordinator": 2,
-        "stop worker": 4,
+        "stop worker": 6,
         "stop coordinator": 2,
         "drain worker": 2,
-        "cut off": 3,
+        "cut off": 4,
         "close lid": 1,
         "wipe hints": 1,
     }
     acts = rng.choices(list(weights), list(weights.values()), k=rng.randint(0, 5))
-    longest = {"close lid": 60.0, "cut off": 18.0, "stop worker": 22.0}
+    lease = 8.0
     return tuple(
         Moment(
             at=rng.uniform(0.5, duration),
             act=act,
-            seconds=rng.uniform(0.5, longest.get(act, 14.0)),
+            seconds=rng.uniform(lease, 3 * lease) if rng.random() < 0.7 else rng.uniform(0.5, lease),
             fuse=rng.randint(1, 60),
         )
         for act in acts

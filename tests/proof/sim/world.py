@@ -44,6 +44,10 @@ class Result(msgspec.Struct, frozen=True):
         text = "\n".join(f"{at:.6f} {who} {what}" for at, who, what in self.trace)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def missed(self) -> Counter[str]:
+        """Planned faults that never happened: with any of them, the run proves nothing."""
+        return self.planned - self.happened
+
     def kinds(self) -> set[str]:
         """The invariants that were broken."""
         return {invariant for invariant, _ in self.broken}
@@ -74,6 +78,8 @@ def simulate(seed: int, plan: Plan | None = None) -> Result:
         _clear(loop, scene.recorder)
     broken = scene.recorder.broken + check(scene.recorder, base)
     planned: Counter[str] = Counter(moment.act for moment in scene.plan.moments)
+    for task, seq, kind, at in base.rows("select task, seq, kind, at from event order by position"):
+        scene.recorder.trace.append((loop.time(), "trail", f"{task} {seq} {kind} {at}"))
     tasks = base.rows("select count(*) from task")[0][0]
     return Result(
         seed,

@@ -1,0 +1,372 @@
+"""Faults put into the program on purpose: the simulation must find each of them.
+
+Every plant is a patch of production code or SQL that somebody could write by mistake, and the names
+of the oracles that have to see it. A check that never failed proves nothing.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID
+
+import msgspec
+from tests.proof.sim.store import database
+
+from tenuto.engine import core, report, submit, upkeep
+from tenuto.engine.claim import Claiming
+from tenuto.model import attempts, changes, commands, decide
+from tenuto.model.errors import Conflict, TenutoError
+from tenuto.model.submission import NewTask
+from tenuto.model.task import LEASED, Change, Fence, Status, Task
+from tenuto.store import sql
+from tenuto.store.protocol import Script, Statement
+from tenuto.worker import heart, worker
+
+PLANTS: dict[str, "Plant"] = {}
+
+
+class Plant(msgspec.Struct, frozen=True):
+    """A fault, who has to find it, and within how many seeds."""
+
+    apply: Callable[[ExitStack], None]
+    seen_by: frozenset[str]
+    within: int
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The program with the fault in it."""
+        with ExitStack() as stack:
+            self.apply(stack)
+            database.cache_clear()
+            stack.callback(database.cache_clear)
+            yield
+
+
+def plant(
+    *seen_by: str, within: int = 100
+) -> Callable[[Callable[[ExitStack], None]], Callable[[ExitStack], None]]:
+    """Register a fault under its function's name."""
+
+    def register(apply: Callable[[ExitStack], None]) -> Callable[[ExitStack], None]:
+        PLANTS[apply.__name__] = Plant(apply, frozenset(seen_by), within)
+        return apply
+
+    return register
+
+
+def rewrite(stack: ExitStack, query: str, old: str, new: str) -> None:
+    """One query with another text in all its steps that have the old one."""
+    queries = sql.load(sql.SQLITE)
+    before = queries[query]
+    steps = tuple(
+        msgspec.structs.replace(step, text=step.text.replace(old, new)) for step in before.steps
+    )
+    assert steps != before.steps, f"{query} does not say {old!r}"
+    stack.enter_context(patch.dict(queries, {query: msgspec.structs.replace(before, steps=steps)}))
+
+
+def swap(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
+    stack.enter_context(patch.object(owner, name, value))
+
+
+FENCE = "task.attempt = done.attempt and task.lease_token = done.token"
+
+
+@plant("I5")
+def complete_guarded_by_status(stack: ExitStack) -> None:
+    """As River does: whoever comes first finishes the task, whichever attempt it is."""
+    rewrite(stack, "complete_if_owned", FENCE, "done.attempt > 0 and done.token <> ''")
+
+
+@plant("I5", within=400)
+def complete_guarded_by_owner(stack: ExitStack) -> None:
+    """The right worker is enough, though it may be its attempt before."""
+    same = (
+        "task.worker = coalesce((select a.worker from attempt a where a.task = done.id"
+        " and a.attempt = done.attempt), task.worker) and done.token <> ''"
+    )
+    rewrite(stack, "complete_if_owned", FENCE, same)
+
+
+@plant("I5")
+def reports_not_fenced(stack: ExitStack) -> None:
+    """Failures, releases and confirmations are taken from anybody."""
+    swap(stack, decide, "holds", lambda _task, _command: True)
+
+
+@plant("I16")
+def complete_after_a_cancel(stack: ExitStack) -> None:
+    """A result is accepted though a cancel was acknowledged."""
+    rewrite(stack, "complete_if_owned", "and task.cancel_requested_at is null", "")
+
+
+@plant("I16", within=200)
+def pause_overrules_a_cancel(stack: ExitStack) -> None:
+    """Who confirms a pause is not told that the task was cancelled since."""
+    check = decide._check_fence
+
+    def careless(task: Task, command: commands.Fenced) -> None:
+        if isinstance(command, commands.ConfirmPause) and task.pause_requested_at is not None:
+            task = changes.altered(task, cancel_requested_at=None)
+        check(task, command)
+
+    swap(stack, decide, "_check_fence", careless)
+
+
+@plant("I7")
+def heartbeat_revives(stack: ExitStack) -> None:
+    """A reaped lease comes back to life when its owner beats again."""
+    rewrite(stack, "heartbeat", "and task.status in ('ASSIGNED', 'RUNNING')", "")
+
+
+@plant("I7")
+def expiry_keeps_the_lease(stack: ExitStack) -> None:
+    """A task goes back to the queue under the lease it lost."""
+    stack.enter_context(patch.dict(changes.DISOWNED))
+    del changes.DISOWNED["lease_until"]
+
+
+@plant("I7")
+def capacity_not_counted(stack: ExitStack) -> None:
+    """An agent gets what it asks for, whatever it has already."""
+
+    def all_of_it(_claiming: Claiming, wish: Any) -> Script[Any]:
+        return (yield wish.statement)
+
+    swap(stack, Claiming, "_within_capacity", all_of_it)
+
+
+@plant("I8")
+def claim_takes_more(stack: ExitStack) -> None:
+    """One more than asked for."""
+    rewrite(stack, "claim", "limit :n", "limit :n + 1")
+    rewrite(stack, "claim_lane", "limit :n", "limit :n + 1")
+
+
+@plant("I15")
+def reaper_without_a_cap(stack: ExitStack) -> None:
+    """A task is queued again though it has no try left."""
+    swap(stack, changes, "spent", lambda _task, _tries: False)
+
+
+@plant("I15")
+def release_costs_a_try(stack: ExitStack) -> None:
+    """A drained worker's tasks come back with one try less."""
+    before = attempts.given_back
+    swap(stack, attempts, "given_back", lambda task: before(task) | {"tries": task.tries})
+
+
+@plant("I13")
+def expiry_not_audited(stack: ExitStack) -> None:
+    """The reaper's changes leave no event."""
+    write = core.write_changes
+
+    def silent(decided: Sequence[tuple[Change, commands.Command]]) -> Statement:
+        made = write(decided)
+        return msgspec.structs.replace(made, rows={**made.rows, "noted": []})
+
+    swap(stack, upkeep, "write_changes", silent)
+
+
+_NOTE_LATER = """-- name: note_later
+-- rows: {columns}
+insert into event (task, seq, workspace, kind, level, message, previous, new, attempt, agent,
+  actor, session_key, stack_trace, data, at)
+select noted.task, noted.seq, noted.workspace, noted.kind, noted.level, noted.message,
+  noted.previous, noted.new, noted.attempt, noted.agent, noted.actor, noted.session_key,
+  noted.stack_trace, noted.data, noted.at
+from {{rows:noted}};
+"""
+
+
+@plant("I13", within=200)
+def audit_in_a_second_transaction(stack: ExitStack) -> None:
+    """What happened is written first, and told when there is time."""
+    queries = sql.load(sql.SQLITE)
+    noted = ", ".join(f"{name} {kind}" for name, kind in queries["change"].rows["noted"])
+    query = sql._parse(_NOTE_LATER.format(columns=f"noted({noted})"), lambda text: text)
+    stack.enter_context(patch.dict(queries, {"note_later": query}))
+    write, decide_each = core.write_changes, upkeep.Upkeep._decide_each
+    told: dict[Any, list[Any]] = {}
+
+    def half(decided: Sequence[tuple[Change, commands.Command]]) -> Statement:
+        made = write(decided)
+        for row in made.rows["noted"]:
+            told.setdefault(row[10], []).append(row)
+        return msgspec.structs.replace(made, rows={**made.rows, "noted": []})
+
+    async def in_two(self: upkeep.Upkeep, found: Statement, actor: str, choose: Any) -> int:
+        told.pop(actor, None)
+        done = await decide_each(self, found, actor, choose)
+        if rows := told.pop(actor, []):
+
+            def script() -> Script[None]:
+                yield Statement("note_later", rows={"noted": rows})
+
+            await self._core.store.transact(script)
+        return done
+
+    swap(stack, upkeep, "write_changes", half)
+    swap(stack, upkeep.Upkeep, "_decide_each", in_two)
+
+
+@plant("I24")
+def timer_in_memory(stack: ExitStack) -> None:
+    """The process that saw an attempt fail keeps the time until the next one itself."""
+    due_at, announce = changes.due_at, core.Core.announce
+
+    def no_column(task: Task) -> Any:
+        return None if task.status is Status.RETRY_WAIT else due_at(task)
+
+    async def fire(self: core.Core, task: UUID) -> None:
+        with suppress(TenutoError):
+            await self.order(task, commands.Due())
+
+    def remember(self: core.Core, made: Any) -> None:
+        found = list(made)
+        loop = asyncio.get_running_loop()
+        for each in found:
+            if each is not None and each.task.status is Status.RETRY_WAIT:
+                delay = (each.task.next_attempt_at - self.now()).total_seconds()
+                loop.call_later(delay, lambda task=each.task.id: loop.create_task(fire(self, task)))
+        announce(self, found)
+
+    swap(stack, changes, "due_at", no_column)
+    swap(stack, core.Core, "announce", remember)
+
+
+@plant("I19")
+def cursor_before_the_sink(stack: ExitStack) -> None:
+    """The relay notes events as delivered, then delivers them."""
+    relay = upkeep.Upkeep.relay_once
+
+    async def hasty(
+        self: upkeep.Upkeep, subscriber: str, sink: upkeep.Sink, *args: Any, **kwargs: Any
+    ) -> int:
+        kept: list[Any] = []
+
+        async def keep(events: Sequence[Any]) -> None:
+            kept.extend(events)
+
+        done = await relay(self, subscriber, keep, *args, **kwargs)
+        if kept:
+            await sink(kept)
+        return done
+
+    swap(stack, upkeep.Upkeep, "relay_once", hasty)
+
+
+@plant("I1")
+def acknowledged_before_the_commit(stack: ExitStack) -> None:
+    """A submit is answered when its batch is under way."""
+
+    async def eager(self: submit.Submitting, prepared: Any) -> list[submit.Submitted]:
+        async def commit() -> None:
+            with suppress(TenutoError):
+                await self._core.batcher.submit(self._kind, prepared)
+
+        asyncio.get_running_loop().create_task(commit())  # noqa: RUF006  that is the fault
+        return [submit.Submitted(each) for each in prepared.ids]
+
+    swap(stack, submit.Submitting, "_plain", eager)
+
+
+@plant("I2")
+def idempotency_key_dropped(stack: ExitStack) -> None:
+    """A repeated submit makes the task again."""
+    many = submit.Submitting.many
+
+    async def forgetful(
+        self: submit.Submitting, news: Sequence[NewTask], *args: Any, **kwargs: Any
+    ) -> list[submit.Submitted]:
+        stripped = [msgspec.structs.replace(new, idempotency_key=None) for new in news]
+        return await many(self, stripped, *args, **kwargs)
+
+    swap(stack, submit.Submitting, "many", forgetful)
+
+
+@plant("I2", within=200)
+def bulk_in_parts(stack: ExitStack) -> None:
+    """A submit of many is many submits."""
+    many = submit.Submitting.many
+
+    async def one_by_one(
+        self: submit.Submitting, news: Sequence[NewTask], *args: Any, **kwargs: Any
+    ) -> list[submit.Submitted]:
+        done = []
+        for new in news:
+            done += await many(self, [new], *args, **kwargs)
+        return done
+
+    swap(stack, submit.Submitting, "many", one_by_one)
+
+
+@plant("I3", "I5")
+def checkpoint_not_fenced(stack: ExitStack) -> None:
+    """Any attempt may save as long as the task runs."""
+    owned = report.Reporting._owned
+
+    def lenient(self: report.Reporting, fence: Fence, *, pausing: bool = False) -> Script[Task]:
+        if not pausing:
+            return (yield from owned(self, fence))
+        rows = yield Statement("tasks_locked", {"ids": [fence.task]})
+        task = core.task_of(rows[0])
+        if task.status not in LEASED:
+            raise Conflict("nobody runs the task", "lease_lost")
+        return task
+
+    swap(stack, report.Reporting, "_owned", lenient)
+
+
+@plant("step")
+def step_recorded_again(stack: ExitStack) -> None:
+    """The last value of a step wins, though the first was used."""
+    again = "do update set value = excluded.value"
+    rewrite(stack, "step_record", "do nothing", again)
+
+
+@plant("spawn", within=200)
+def spawn_without_a_key(stack: ExitStack) -> None:
+    """Every repetition of a handler makes another child."""
+
+    async def spawn(
+        self: report.Reporting, fence: Fence, workspace: UUID, key: str, new: NewTask, actor: str
+    ) -> UUID:
+        del key
+        born = msgspec.structs.replace(new, parent=fence.task)
+        return (await self._submitting.many([born], workspace, actor))[0].id
+
+    swap(stack, report.Reporting, "spawn", spawn)
+
+
+@plant("healthy")
+def reaper_without_a_clock(stack: ExitStack) -> None:
+    """The reaper takes every lease it finds for an expired one."""
+    rewrite(stack, "leases_expired", "and task.lease_until < :now", "and :now > 0")
+
+
+@plant("I24")
+def hints_trusted(stack: ExitStack) -> None:
+    """A worker looks for tasks only when it is told that there are some."""
+    wait = worker.wait_any
+
+    async def for_ever(events: list[asyncio.Event], _seconds: float, clock: Any) -> None:
+        await wait(events, 1e9, clock)
+
+    swap(stack, worker, "wait_any", for_ever)
+
+
+@plant("zombie", within=200)
+def lost_lease_not_told(stack: ExitStack) -> None:
+    """A handler goes on though its lease was lost."""
+    ask = heart.Heart._ask
+
+    def quiet(self: heart.Heart, held: Any, reason: Any) -> None:
+        if reason != "lost":
+            ask(self, held, reason)
+
+    swap(stack, heart.Heart, "_ask", quiet)
+
+
