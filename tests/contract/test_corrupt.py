@@ -119,14 +119,6 @@ async def test_the_reaper_goes_on_past_what_only_sqlite_keeps(
     assert await raw.value(f"select status from task where id = '{bad}'") == "FAILED"
 
 
-async def test_the_reaper_goes_on_past_a_time_beyond_the_calendar(
-    postgres_engine: Engine, postgres_url: str
-) -> None:
-    raw = Raw(postgres_url)
-    bad = await reap_around(postgres_engine, raw, "run_at = '20000-01-01'")
-    assert await raw.value(f"select status from task where id = '{bad}'") == "FAILED"
-
-
 @pytest.mark.parametrize("what", NOT_UTF8)
 async def test_bytes_that_are_no_text_stop_nobody(
     sqlite_engine: Engine, sqlite_url: str, what: str

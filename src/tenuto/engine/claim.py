@@ -61,7 +61,7 @@ class Claiming:
     ) -> list[Work]:
         """Up to n tasks that the agent may take, best rank first, now RUNNING and its own."""
         limits.text("worker", worker, limits.MAX_TITLE, empty=False)
-        limits.number("n", n, 0, limits.MAX_CLAIM)
+        limits.number("n", max(n, 0), 0, limits.MAX_CLAIM)
         limits.number("lease_s", lease_s, 1, limits.MAX_LEASE_S)
         taken: list[Work] = []
         while len(taken) < n:

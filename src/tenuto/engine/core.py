@@ -29,6 +29,11 @@ _CHANGED = (
 ).split()
 
 
+_TIMES = tuple(
+    name for name in Task.__struct_fields__ if name.endswith(("_at", "lease_until", "wait_until"))
+)
+
+
 class Order(msgspec.Struct, frozen=True):
     """A command for one task, as it waits for its batch."""
 
@@ -56,6 +61,9 @@ def task_of(row: Row) -> Task:
             _ = task.policy
         if not isinstance(task.workspace, UUID):
             raise TypeError("workspace is not an id")
+        for name in _TIMES:
+            if not isinstance(fields[name], datetime | None):
+                raise TypeError(f"{name} is beyond the calendar")
     except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
         raise CorruptRow(row["id"], f"unreadable row: {error!r}") from error
     return task

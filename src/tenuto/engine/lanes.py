@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model.errors import Invalid
+from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.limits import MAX_LANES
 from tenuto.model.matching import AgentProfile, Requirements, eligible, lane_id
 from tenuto.store.protocol import Script, Statement, Store
@@ -54,7 +54,10 @@ class Lanes:
     async def _touch(self, missing: list[Requirements], now: datetime) -> None:
         for workspace in {needs.workspace for needs in missing}:
             wanted = {lane_id(each.key()) for each in missing if each.workspace == workspace}
-            there = {lane.id for lane in (await self._load(workspace)).lanes}
+            known = await self._load(workspace)
+            if known.version == 0:
+                raise NotFound(f"no workspace {workspace}")
+            there = {lane.id for lane in known.lanes}
             if len(wanted | there) > MAX_LANES and wanted - there:
                 raise _too_many()
         rows = sorted((lane_id(needs.key()), needs.workspace, needs.key()) for needs in missing)

@@ -30,7 +30,7 @@ ALERTING = frozenset({ErrorClass.OUT_OF_MEMORY})
 """Somebody has to look: the event is CRITICAL."""
 
 
-class RetryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class RetryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds to wait before the next try: `min(base * multiplier^(tries-1), cap)`, jittered."""
 
     base_s: float = 5.0

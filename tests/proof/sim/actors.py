@@ -168,7 +168,7 @@ class Operator:
     async def run(self) -> None:
         """Everything that the plan has in store, spread over its duration."""
         plan, rng = self._scene.plan, self._rng
-        acts = [(rng.uniform(0, plan.duration * 0.7), self._submit) for _ in range(plan.submits)]
+        acts = [(rng.uniform(0, plan.duration * 0.5), self._submit) for _ in range(plan.submits)]
         acts += [(rng.uniform(1, plan.duration), self._control) for _ in range(plan.controls)]
         acts += [(rng.uniform(1, plan.duration), self._submit_again) for _ in range(2)]
         under_way = []
@@ -283,8 +283,11 @@ class Harm:
             self._scene.broker.wipe()
         elif moment.act == "close lid":
             await self._close_lid(moment.seconds)
+        elif moment.act == "cut heart off":
+            victim = await self._victim("worker")
+            victim.heartless_until = self._scene.loop.time() + moment.seconds
         elif moment.act == "cut off":
-            victim = await self._victim(self._rng.choice(["worker", "coordinator"]))
+            victim = await self._victim(self._rng.choice(["worker", "worker", "coordinator"]))
             victim.unreachable_until = self._scene.loop.time() + moment.seconds
         elif verb == "kill":
             await self._kill(kind, moment.fuse)

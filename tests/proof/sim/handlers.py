@@ -47,8 +47,8 @@ def make_deeds(rng: random.Random, *, child: bool = False) -> list[list[Any]]:
         deeds.append(["fail", how, rng.choice([1, 1, 2, 9])])
     if rng.random() < 0.3:
         deeds.append(["grind", rng.randint(1, 6), round(rng.uniform(0.5, 3), 3)])
-    if rng.random() < 0.1:
-        deeds.append(["long", rng.choice([1, 1, 1, 1, 3]) * rng.uniform(3, 18)])
+    if rng.random() < 0.3:
+        deeds.append(["long", rng.uniform(2, 12)])
     if rng.random() < 0.06:
         deeds.append(["deaf", rng.uniform(3, 40)])
     return deeds
@@ -115,7 +115,9 @@ class Handlers:
     async def _sleep(self, _context: Context, _me: Handling, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    _long = _sleep
+    async def _long(self, context: Context, _me: Handling, seconds: float) -> None:
+        """Takes longer when tried again, so that an attempt before can come to its end first."""
+        await asyncio.sleep(seconds * min(context.attempt, 3))
 
     async def _grind(self, context: Context, me: Handling, times: int, seconds: float) -> None:
         """Long work as it should be: a checkpoint after every part of it."""

@@ -38,6 +38,8 @@ class Process:
         self.parked: list[asyncio.Handle] = []
         self.unreachable_until = 0.0
         """Until when the store does not answer this process."""
+        self.heartless_until = 0.0
+        """Until when it does not answer its heartbeats."""
         self.healthy = False
         """Asked to end when nothing was wrong any more: it has to leave nothing behind."""
         self.gone = asyncio.Event()

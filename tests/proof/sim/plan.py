@@ -15,15 +15,16 @@ Act = Literal[
     "stop coordinator",
     "drain worker",
     "cut off",
+    "cut heart off",
     "close lid",
     "wipe hints",
 ]
-"""What happens to processes: killed, stopped and continued, asked to end, cut off from the store,
-everything stopped at once, all hints under way lost."""
+"""What happens to processes: killed, stopped and continued, asked to end, cut off from the store
+(or only their heartbeats are), everything stopped at once, all hints under way lost."""
 
 HAPPENS: tuple[str, ...] = (
     *("kill worker", "kill coordinator", "stop worker", "stop coordinator", "drain worker"),
-    *("cut off", "close lid", "wipe hints"),
+    *("cut off", "cut heart off", "close lid", "wipe hints"),
     *("call refused", "reply lost", "late commit", "slow reply", "unreachable"),
     *("hint dropped", "hint doubled", "hint delayed", "hints off"),
     *("worker ended itself", "handler failed", "sink failed", "death seen"),
@@ -91,7 +92,7 @@ def make_plan(seed: int) -> Plan:
     )
     return Plan(
         seed=seed,
-        workers=rng.choice([1, 1, 2, 3]),
+        workers=rng.choice([1, 2, 2, 3]),
         coordinators=rng.choice([1, 2, 2]),
         settings=settings,
         writers=writers,
@@ -124,6 +125,7 @@ def _moments(rng: random.Random, duration: float) -> tuple[Moment, ...]:
         "stop coordinator": 2,
         "drain worker": 2,
         "cut off": 4,
+        "cut heart off": 4,
         "close lid": 1,
         "wipe hints": 1,
     }

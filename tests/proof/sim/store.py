@@ -87,6 +87,9 @@ class SimStore:
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
         names: list[str] = []
+        heartless = self._process.heartless_until > self.clock.elapsed()
+        if self._faults.on and heartless and next(script()).query == "heartbeat":
+            raise Unavailable("no heartbeat gets through")
 
         def named() -> Script[T]:
             steps = script()
