@@ -70,7 +70,7 @@ async def test_one_is_pending_and_seen_whole(engine: Engine) -> None:
     assert {name: getattr(view, name) for name in shown} == {n: EVERYTHING[n] for n in shown}
     assert len(shown) > 20
     assert view.tags == ["x", "y"]
-    assert view.retry == {"base_s": 1.5, "jitter": 0.0}
+    assert view.retry == msgspec.to_builtins(EVERYTHING["retry"])
     assert (view.status, view.version, view.attempt, view.tries) == ("PENDING", 1, 0, 0)
     assert (view.created_by, view.created_at, view.updated_at) == ("tester", START, START)
     assert [(line.event, line.actor) for line in await engine.events(submitted.id)] == [

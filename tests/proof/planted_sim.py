@@ -170,31 +170,23 @@ def expiry_not_audited(stack: ExitStack) -> None:
     swap(stack, upkeep, "write_changes", silent)
 
 
-_NOTE_LATER = """-- name: note_later
--- rows: {columns}
-insert into event (task, seq, workspace, kind, level, message, previous, new, attempt, agent,
-  actor, session_key, stack_trace, data, at)
-select noted.task, noted.seq, noted.workspace, noted.kind, noted.level, noted.message,
-  noted.previous, noted.new, noted.attempt, noted.agent, noted.actor, noted.session_key,
-  noted.stack_trace, noted.data, noted.at
-from {{rows:noted}};
-"""
-
-
 @plant("I13", within=200)
 def audit_in_a_second_transaction(stack: ExitStack) -> None:
     """What happened is written first, and told when there is time."""
     queries = sql.load(sql.SQLITE)
-    noted = ", ".join(f"{name} {kind}" for name, kind in queries["change"].rows["noted"])
-    query = sql._parse(_NOTE_LATER.format(columns=f"noted({noted})"), lambda text: text)
-    stack.enter_context(patch.dict(queries, {"note_later": query}))
+    change = queries["change"]
+    told_by = next(step for step in change.steps if step.text.startswith("insert into event"))
+    alone = msgspec.structs.replace(told_by, text=told_by.text.replace(" of moved", ""))
+    later = msgspec.structs.replace(change, steps=(alone,), answer=alone.label, columns=())
+    stack.enter_context(patch.dict(queries, {"note_later": later}))
+    who = [name for name, _ in change.rows["noted"]].index("actor")
     write, decide_each = core.write_changes, upkeep.Upkeep._decide_each
     told: dict[Any, list[Any]] = {}
 
     def half(decided: Sequence[tuple[Change, commands.Command]]) -> Statement:
         made = write(decided)
         for row in made.rows["noted"]:
-            told.setdefault(row[10], []).append(row)
+            told.setdefault(row[who], []).append(row)
         return msgspec.structs.replace(made, rows={**made.rows, "noted": []})
 
     async def in_two(self: upkeep.Upkeep, found: Statement, actor: str, choose: Any) -> int:

@@ -149,13 +149,22 @@ async def test_coordinators_that_crash_lose_and_double_nothing(world: System) ->
 
 
 async def test_relays_that_crash_tell_everything(world: System) -> None:
-    tasks = await lose(world)
-    for point in RELAY_POINTS:
-        await all_killed({point: world.coordinator(CRASH_AT=point)})
-    world.coordinator()
     world.worker()
-    await world.check(tasks)
-    await eventually(world.all_told, 20)
+    first, second = world.task("", command=["no such program"]), world.task(QUICK)
+    bad, good = await world.submit(first, second)
+    await world.in_status([bad], "FAILED")
+    told = []
+    for point in RELAY_POINTS:
+        crashing = world.coordinator(CRASH_AT=point)
+        await all_killed({point: crashing})
+        told.append(crashing.text().count(f"failed {bad}"))
+    # Told before the cursor moved, so told again; not any more after it has.
+    assert told == [0, 1, 1]
+    [late] = await world.submit(first)
+    healthy = world.coordinator()
+    await eventually(lambda: f"failed {late}" in healthy.text(), 20)
+    assert str(bad) not in healthy.text()
+    await world.check([good])
 
 
 @pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "plain"])

@@ -318,8 +318,8 @@ async def test_pause_ends_the_session_and_resume_goes_on_from_the_checkpoint(
 ) -> None:
     script = (
         'if [ -n "$TENUTO_CHECKPOINT" ]; then echo "went on from $TENUTO_CHECKPOINT"; exit 0; fi; '
-        + "trap 'echo \"{\\\"checkpoint\\\": {\\\"at\\\": 7}}\" >&3; exit 1' TERM; "
-        + "echo up; while true; do sleep 0.05; done"
+        'trap \'echo "{\\"checkpoint\\": {\\"at\\": 7}}" >&3; exit 1\' TERM; '
+        "echo up; while true; do sleep 0.05; done"
     )
     async with working(database_url, grace_s=5) as inside:
         task = await inside.shell(script)
@@ -352,7 +352,9 @@ async def test_a_checkpoint_is_handed_to_the_next_attempt(database_url: str) -> 
         assert (await inside.transcript(task))[-1] == '{"page":2}'
 
 
-async def test_a_run_that_takes_too_long_is_ended_and_gets_twice_the_time(database_url: str) -> None:
+async def test_a_run_that_takes_too_long_is_ended_and_gets_more_time(
+    database_url: str,
+) -> None:
     async with working(database_url) as inside:
         task = await inside.shell(NASTY, timeout_s=1, max_attempts=2)
         pids = await nasty_pids(inside, task)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
 import pytest
@@ -128,7 +128,7 @@ class reaping:  # noqa: N801  reads as a verb where it is used
         self._thread = threading.Thread(target=lambda: asyncio.run(self._reap()), daemon=True)
         self.reaped = 0
 
-    async def __aenter__(self) -> "reaping":
+    async def __aenter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -163,12 +163,18 @@ class Peak:
             self.now -= 1
 
 
+async def turns() -> None:
+    """Let others have their turn, some times."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
 async def test_never_more_attempts_than_slots(database_url: str) -> None:
     peak = Peak()
 
     async def later(_ctx: Any) -> None:
         with peak:
-            await asyncio.sleep(0.01 + 0.01 * (peak.now % 3))
+            await turns()
 
     def now(_ctx: Any) -> None:
         with peak:
@@ -186,7 +192,7 @@ async def test_an_agent_never_runs_more_than_it_may(database_url: str) -> None:
 
     async def handler(_ctx: Any) -> None:
         with peak:
-            await asyncio.sleep(0.01)
+            await turns()
 
     async with working(database_url, {}, slots=10) as inside:
         await inside.worker.host_functions("few", {None: handler}, max_concurrent=2)
@@ -315,7 +321,7 @@ async def test_a_cancelled_handler_is_ended_and_the_cancel_confirmed(
 
     async def later(_ctx: Any) -> None:
         running.set()
-        await asyncio.sleep(1000)
+        await asyncio.Event().wait()
 
     def now(_ctx: Any) -> None:
         running.set()
@@ -330,7 +336,7 @@ async def test_a_cancelled_handler_is_ended_and_the_cancel_confirmed(
     async def returning(_ctx: Any) -> str:
         running.set()
         try:
-            await asyncio.sleep(1000)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             return "tidied up"  # instead of raising it again
         return ""
@@ -357,7 +363,8 @@ async def test_an_attempt_that_lost_its_task_to_this_very_worker_is_stopped(
     async def handler(ctx: Any) -> int:
         running.append(ctx.attempt)
         try:
-            await asyncio.sleep(0 if ctx.attempt > 1 else 1000)
+            if ctx.attempt == 1:
+                await asyncio.Event().wait()
         except asyncio.CancelledError:
             stopped.append(ctx.attempt)
             raise

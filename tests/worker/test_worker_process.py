@@ -1,6 +1,8 @@
-"""Worker, coordinator and `up` as real processes that are killed, stopped, continued and drained."""
+"""Worker, coordinator and `up` as real processes: killed, stopped, continued and drained."""
 
+import asyncio
 import fcntl
+import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
@@ -13,7 +15,7 @@ from tests.proof.crash.system import PATIENCE, System, frozen, stopped, system
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
-from tenuto.app import sqlite_path
+from tenuto import app
 
 LATER = '[ "$TENUTO_ATTEMPT" -gt 1 ] && exit 0; '
 # Ignores SIGTERM, and has a child in a session of its own that does too, with a child.
@@ -33,7 +35,7 @@ async def world(database_url: str, tmp_path: Path) -> AsyncIterator[System]:
 
 def nobody_writes(world: System) -> Callable[[], bool]:
     """A check that no process is inside a write transaction of SQLite."""
-    path = sqlite_path(world.url)
+    path = app.sqlite_path(world.url)
 
     def check() -> bool:
         if path is None:
@@ -113,18 +115,36 @@ async def test_up_sees_its_worker_die_and_goes_on_at_once(world: System) -> None
     assert "seen to die" in event.text
 
 
-async def test_workers_drain_when_up_is_killed(world: System) -> None:
-    up = world.start("up", "--workers", "2", drain_s=0.2)
+async def test_workers_drain_quietly_when_up_is_killed(world: System) -> None:
+    up = world.start("up", "--workers", "2", drain_s=2)
     tasks = await world.submit(*(world.task(MEEK) for _ in range(2)))
     await flying(world, 2, 2)
+    workers = await world.engine.query.workers(world.engine.workspace)
+    before = {row["pid"]: cpu_seconds(row["pid"]) for row in workers}
+    used = dict(before)
     up.signal(signal.SIGKILL)
-    await eventually(lambda: not world.others(), PATIENCE)
+
+    def gone() -> bool:
+        used.update({pid: cpu_seconds(pid) or used[pid] for pid in used})
+        return not world.others()
+
+    await eventually(gone, PATIENCE, 0.05)
+    assert max(used[pid] - before[pid] for pid in used) < 0.7
     for task in tasks:
         view = await world.engine.show(task)
         assert (view.status, view.tries) == ("PENDING", 0)
         assert await world.outcomes(task) == ["RELEASED"]
     workers = await world.engine.query.workers(world.engine.workspace)
     assert {row["status"] for row in workers} == {"STOPPED"}
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has used of the processors; nothing when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def test_everything_stopped_and_continued_runs_nothing_again(world: System) -> None:
@@ -178,6 +198,54 @@ async def test_a_stopped_database_makes_nothing_run_again(
         assert await world.outcomes(task) == ["COMPLETED"]
 
 
+async def test_an_outage_of_the_database_ends_no_worker(
+    postgres_url: str, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    async with system(postgres_url, tmp_path) as world:
+        worker = world.worker(lease_s=60)
+        done = tmp_path / "done"
+        late, long = await world.submit(
+            world.task(MEEK, timeout_s=2),
+            world.task(f"until [ -e '{done}' ]; do sleep 0.05; done"),
+        )
+        await flying(world, 1, 3)
+        await asyncio.to_thread(postgres.stop)
+        try:
+            # The first one's time is over while nobody can be told, for longer than the worker
+            # gives a handler that will not stop.
+            await eventually(lambda: "not stored yet" in worker.text(), PATIENCE)
+            before = worker.text().count("heartbeat failed")
+            limit = before + 5 / world.settings.heartbeat_s
+            await eventually(
+                lambda: worker.code is not None or worker.text().count("heartbeat failed") > limit,
+                PATIENCE,
+            )
+        finally:
+            await asyncio.to_thread(postgres.start)
+        assert worker.code is None, worker.text()
+        done.touch()
+        await eventually(lambda: told(world, late), PATIENCE)
+        await world.in_status([long], "COMPLETED")
+        assert await world.outcomes(late) == ["TIMED_OUT"]
+        assert await world.outcomes(long) == ["COMPLETED"]
+
+
+async def told(world: System, task: UUID) -> bool:
+    return (await world.engine.show(task)).status == "RETRY_WAIT"
+
+
+async def test_a_hint_outlives_the_client_that_gave_it(world: System) -> None:
+    world.worker(poll_s=600, heartbeat_s=100)
+    await eventually(lambda: has_worker(world, "RUNNING"), PATIENCE)
+    async with app.connect(world.settings) as client:
+        task = (await client.submit(world.task(MEEK))).id
+    await world.in_status([task], "RUNNING", limit=20)
+    await flying(world, 1, 2)
+    async with app.connect(world.settings) as client:
+        await client.cancel(task)
+    await world.in_status([task], "CANCELLED", limit=20)
+
+
 async def test_a_zombie_is_refused_and_stopped(world: System) -> None:
     world.coordinator()
     # The first attempt would end by itself, and be completed, as soon as the second has.
@@ -200,7 +268,7 @@ async def test_a_zombie_is_refused_and_stopped(world: System) -> None:
 
 async def test_the_late_result_of_a_zombie_is_refused(world: System) -> None:
     world.coordinator()
-    script = "[ $TENUTO_ATTEMPT -gt 1 ] && exit 0; echo '{\"output\": \"late\"}' >&3; sleep 2"
+    script = '[ $TENUTO_ATTEMPT -gt 1 ] && exit 0; echo \'{"output": "late"}\' >&3; sleep 2'
     [task] = await world.submit(world.task(script))
     zombie = world.worker("--slots", "1")
     await flying(world, 1, 2)

@@ -125,6 +125,7 @@ class Attempt:
     async def _insist(self, tell: Tell) -> None:
         """Tell until the store has heard, or says that the task is no longer ours."""
         pause = 0.1
+        told_plainly = False
         while self._held.reason != "lost":
             try:
                 await tell()
@@ -141,11 +142,19 @@ class Attempt:
                 # Asked to stop while telling: what is told decides.
                 if self._held.reason is None:
                     raise
-            except TenutoError:
-                log.exception("outcome of %s refused", self._work.fence.task)
-                return
+            except TenutoError as error:
+                if told_plainly:
+                    log.exception("outcome of %s refused", self._work.fence.task)
+                    return
+                told_plainly = True
+                tell = self._refused(error)
             else:
                 return
+
+    def _refused(self, error: TenutoError) -> Tell:
+        """What cannot be stored as it was told is told as a plain failure."""
+        failure = Failure(message=f"what the attempt reported is refused: {error}")
+        return lambda: self._engine.fail(self._work.fence, failure)
 
     def _asked(self, error: Conflict) -> Tell | None:
         """When somebody asked for an end first, that end is what the store wants to hear."""

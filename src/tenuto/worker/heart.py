@@ -68,11 +68,13 @@ class Heart:
 
     async def beat_once(self) -> None:
         """Renew everything; a store that does not answer is asked again at the next beat."""
-        crash_point("worker.before_heartbeat")
         held = self._leases.all()
+        if held:
+            crash_point("worker.before_heartbeat")
         try:
             beat = await self._engine.heartbeat([each.fence for each in held], self._lease_s())
-            crash_point("worker.heartbeat_answered")
+            if held:
+                crash_point("worker.heartbeat_answered")
             await self.register()
         except Unavailable as error:
             log.warning("heartbeat failed: %s", error)

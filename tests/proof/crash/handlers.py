@@ -11,7 +11,7 @@ async def deaf(ctx: Any) -> None:
     ctx.log("up")
     while True:
         try:
-            await asyncio.sleep(1000)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             ctx.log("not me")
 

@@ -18,9 +18,10 @@ async def main(task: str, point: str = "") -> None:
     new = msgspec.json.decode(task, type=NewTask)
     async with app.connect(load(), actor="submitter") as engine:
         before = msgspec.structs.replace(new, idempotency_key=None)
-        print((await engine.submit(before)).id, flush=True)
+        sys.stdout.write(f"{(await engine.submit(before)).id}\n")
+        sys.stdout.flush()
         crash._AT = point or None
-        print((await engine.submit(new)).id, flush=True)
+        sys.stdout.write(f"{(await engine.submit(new)).id}\n")
 
 
 app.run(main(*sys.argv[1:]))

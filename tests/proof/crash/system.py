@@ -25,13 +25,12 @@ from tenuto.model.retry import RetryPolicy
 from tenuto.model.submission import NewTask
 from tenuto.model.task import TRANSITIONS, Status
 from tenuto.settings import Settings
-from tenuto.store.protocol import Row, Script, Statement
 from tenuto.worker import supervisor
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = Path(sys.executable).with_name("orchestrate")
 PATIENCE = 60.0  # seconds for what takes one on an idle machine
-SHORT = {
+SHORT: dict[str, Any] = {
     "heartbeat_s": 0.3,
     "lease_s": 1,
     "tick_s": 0.2,
@@ -75,7 +74,7 @@ class Process:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509  one call into the kernel
             )
         self.pid = self._popen.pid
 
@@ -87,8 +86,8 @@ class Process:
     def signal(self, number: int) -> None:
         self._popen.send_signal(number)
 
-    async def ended(self, timeout: float = PATIENCE) -> int:
-        await eventually(lambda: self.code is not None, timeout)
+    async def ended(self, limit: float = PATIENCE) -> int:
+        await eventually(lambda: self.code is not None, limit)
         assert self.code is not None
         return self.code
 
@@ -190,9 +189,7 @@ class System:
         assert pid in self.others(), "not a process of this test"
         os.kill(pid, signal.SIGKILL)
 
-    async def in_status(
-        self, ids: Iterable[UUID], *statuses: str, timeout: float = PATIENCE
-    ) -> None:
+    async def in_status(self, ids: Iterable[UUID], *statuses: str, limit: float = PATIENCE) -> None:
         """Wait until each of the tasks is in one of the statuses."""
 
         async def missing() -> dict[str, str]:
@@ -203,25 +200,22 @@ class System:
             return not await missing()
 
         try:
-            await eventually(nothing_missing, timeout, 0.05)
+            await eventually(nothing_missing, limit, 0.05)
         except AssertionError as error:
-            raise AssertionError(f"not {statuses}: {await missing()}") from error
+            stuck = await missing()
+            trail = [
+                f"{line.at} {line.text} {line.actor}"
+                for task in stuck
+                for line in await self.engine.logs(UUID(task))
+            ]
+            views = [str(await self.engine.show(UUID(task))) for task in stuck]
+            raise AssertionError("\n".join([f"not {statuses}: {stuck}", *views, *trail])) from error
 
     async def attempts(self, task: UUID) -> Sequence[AttemptView]:
         return await self.engine.attempts(task)
 
     async def outcomes(self, task: UUID) -> list[str | None]:
         return [each.outcome for each in await self.engine.attempts(task)]
-
-    async def all_told(self, subscriber: str = "alerts") -> bool:
-        """Whether nothing is left that a coordinator's subscriber was not told."""
-
-        def script() -> Script[list[Row]]:
-            [place] = yield Statement("cursor_lock", {"name": subscriber})
-            rows: list[Row] = yield Statement("events_after", {**place, "most": 1})
-            return rows
-
-        return not await self.engine.core.store.transact(script)
 
     async def check(self, acknowledged: Iterable[UUID], *, gone: bool = True) -> None:
         """The demands on a system whose faults are over."""

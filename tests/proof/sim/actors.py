@@ -26,6 +26,7 @@ RELAYED = "observer"
 ACTIONS = ("cancel", "cancel", "pause", "pause", "pause", "resume", "retry", "archive")
 FIRST_PID = 100_000_000
 """Beyond what any system hands out: a simulated process is never mistaken for a real one."""
+BUSY_WITHIN_S = 6.0
 SETTLED_S = 4.0
 """So long after the last fault nothing of it is under way any more."""
 
@@ -114,8 +115,13 @@ async def coordinate(scene: Scene, process: Process) -> None:
             raise Unavailable("the subscriber does not answer")
         scene.recorder.deliver(events)
 
-    engine = scene.engine(process)
-    await Coordinator(engine, scene.plan.settings, {RELAYED: sink}, process.name).run(process.stop)
+    async def dead_sink(_events: Sequence[Row]) -> None:
+        scene.faults.happened["sink dead"] += 1
+        raise Unavailable("nobody is there")
+
+    sinks = ({"nobody": dead_sink} if scene.plan.dead_sink else {}) | {RELAYED: sink}
+    coordinator = Coordinator(scene.engine(process), scene.plan.settings, sinks, process.name)
+    await coordinator.run(process.stop)
 
 
 async def keep(scene: Scene, kind: str, slot: int) -> None:
@@ -286,9 +292,11 @@ class Harm:
         elif moment.act == "cut heart off":
             victim = await self._victim("worker")
             victim.heartless_until = self._scene.loop.time() + moment.seconds
+            await asyncio.sleep(moment.seconds)
         elif moment.act == "cut off":
             victim = await self._victim(self._rng.choice(["worker", "worker", "coordinator"]))
             victim.unreachable_until = self._scene.loop.time() + moment.seconds
+            await asyncio.sleep(moment.seconds)
         elif verb == "kill":
             await self._kill(kind, moment.fuse)
         elif verb == "stop":
@@ -298,11 +306,18 @@ class Harm:
         self._scene.faults.happened[moment.act] += 1
 
     async def _victim(self, kind: str) -> Process:
+        """One of that kind; a worker that is busy, if there is one before long."""
+        waited = 0.0
         while True:
             found = [each for each in self._scene.alive(kind) if each.fuse is None]
-            if found:
+            busy = [each.process for each in self._scene.recorder.handling]
+            if preferred := [each for each in found if each in busy or kind != "worker"]:
+                found = preferred
+                break
+            if found and waited > BUSY_WITHIN_S:
                 break
             await asyncio.sleep(0.3)
+            waited += 0.3
         victim = self._rng.choice(found)
         self._scene.recorder.note(victim.name, "harmed")
         return victim

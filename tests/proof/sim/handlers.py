@@ -47,8 +47,8 @@ def make_deeds(rng: random.Random, *, child: bool = False) -> list[list[Any]]:
         deeds.append(["fail", how, rng.choice([1, 1, 2, 9])])
     if rng.random() < 0.3:
         deeds.append(["grind", rng.randint(1, 6), round(rng.uniform(0.5, 3), 3)])
-    if rng.random() < 0.3:
-        deeds.append(["long", rng.uniform(2, 12)])
+    if rng.random() < 0.4:
+        deeds.append(["long", round(rng.uniform(3, 16), 3)])
     if rng.random() < 0.06:
         deeds.append(["deaf", rng.uniform(3, 40)])
     return deeds
@@ -69,7 +69,7 @@ def make_task(rng: random.Random, title: str, now: float) -> NewTask:
     if rng.random() < 0.2:
         new.timeout_s = rng.randint(1, 4)
     if rng.random() < 0.3:
-        new.lease_s = rng.randint(1, 9)
+        new.lease_s = rng.randint(1, 8)
     if rng.random() < 0.1:
         new.queue_ttl_s = rng.randint(2, 15)
     return new
@@ -117,7 +117,7 @@ class Handlers:
 
     async def _long(self, context: Context, _me: Handling, seconds: float) -> None:
         """Takes longer when tried again, so that an attempt before can come to its end first."""
-        await asyncio.sleep(seconds * min(context.attempt, 3))
+        await asyncio.sleep(seconds * min(context.attempt, 2))
 
     async def _grind(self, context: Context, me: Handling, times: int, seconds: float) -> None:
         """Long work as it should be: a checkpoint after every part of it."""

@@ -22,12 +22,14 @@ Act = Literal[
 """What happens to processes: killed, stopped and continued, asked to end, cut off from the store
 (or only their heartbeats are), everything stopped at once, all hints under way lost."""
 
+LEASE_S = 5
+
 HAPPENS: tuple[str, ...] = (
     *("kill worker", "kill coordinator", "stop worker", "stop coordinator", "drain worker"),
     *("cut off", "cut heart off", "close lid", "wipe hints"),
     *("call refused", "reply lost", "late commit", "slow reply", "unreachable"),
     *("hint dropped", "hint doubled", "hint delayed", "hints off"),
-    *("worker ended itself", "handler failed", "sink failed", "death seen"),
+    *("worker ended itself", "handler failed", "sink failed", "sink dead", "death seen"),
 )
 """Every kind of fault; over many seeds each must have happened."""
 
@@ -65,6 +67,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     hints_off: bool
     """Hints never work again, not even when everything else is healed."""
     sink_fails: float
+    dead_sink: bool
+    """Beside the one that is checked, there is a subscriber that never takes anything."""
     deaths_seen: float
     stubborn: bool
     """Handlers go on after the store did not answer them, instead of failing."""
@@ -78,11 +82,11 @@ def make_plan(seed: int) -> Plan:
     def maybe(chance: float, least: float, most: float) -> float:
         return rng.uniform(least, most) if rng.random() < chance else 0.0
 
-    duration = rng.uniform(10, 25)
+    duration = rng.uniform(8, 20)
     writers, mixes = (1, True) if rng.random() < 0.5 else (4, False)
     settings = Settings(
-        heartbeat_s=2.5,
-        lease_s=8,
+        heartbeat_s=1.7,
+        lease_s=LEASE_S,
         tick_s=2.0,
         poll_s=rng.choice([2.0, 5.0]),
         slots=rng.choice([2, 3, 5]),
@@ -111,6 +115,7 @@ def make_plan(seed: int) -> Plan:
         hint_double=maybe(0.5, 0.1, 0.5),
         hints_off=rng.random() < 0.2,
         sink_fails=maybe(0.4, 0.05, 0.3),
+        dead_sink=rng.random() < 0.15,
         deaths_seen=rng.choice([0.0, 0.5, 1.0]),
         stubborn=rng.random() < 0.5,
         moments=_moments(rng, duration),
@@ -120,22 +125,21 @@ def make_plan(seed: int) -> Plan:
 def _moments(rng: random.Random, duration: float) -> tuple[Moment, ...]:
     weights: dict[Act, int] = {
         "kill worker": 6,
-        "kill coordinator": 2,
+        "kill coordinator": 3,
         "stop worker": 6,
-        "stop coordinator": 2,
-        "drain worker": 2,
+        "stop coordinator": 3,
+        "drain worker": 3,
         "cut off": 4,
         "cut heart off": 4,
-        "close lid": 1,
-        "wipe hints": 1,
+        "close lid": 2,
+        "wipe hints": 2,
     }
-    acts = rng.choices(list(weights), list(weights.values()), k=rng.randint(0, 5))
-    lease = 8.0
+    acts = rng.choices(list(weights), list(weights.values()), k=rng.randint(0, 6))
     return tuple(
         Moment(
             at=rng.uniform(0.5, duration),
             act=act,
-            seconds=rng.uniform(lease, 3 * lease) if rng.random() < 0.7 else rng.uniform(0.5, lease),
+            seconds=rng.uniform(LEASE_S, 3 * LEASE_S) if rng.random() < 0.7 else rng.uniform(0.5, LEASE_S),
             fuse=rng.randint(1, 60),
         )
         for act in acts

@@ -1,0 +1,118 @@
+"""A thousand small worlds with faults, each of which has to come out right."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.proof.sim.plan import HAPPENS, Moment, Plan, make_plan
+from tests.proof.sim.store import database
+from tests.proof.sim.world import Result, simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+REGRESSIONS = Path(__file__).parent / "sim" / "regressions.txt"
+CHUNKS, SIZE = 20, 50
+
+
+def regressions() -> list[int]:
+    """The seeds that found a fault once."""
+    lines = (line.partition("#")[0].strip() for line in REGRESSIONS.read_text().splitlines())
+    return [int(line) for line in lines if line]
+
+
+def complaint(result: Result) -> str:
+    """What went wrong, and how to see it again."""
+    found = "\n".join(f"  {invariant}: {what}" for invariant, what in result.broken[:20])
+    again = f"python -m tests.proof.sim --seed {result.seed} --verbose"
+    return f"seed {result.seed} broke\n{found}\nagain: {again}\n"
+
+
+def play(seed: int) -> Counter[str]:
+    """Play one seed; what happened to it."""
+    result = simulate(seed)
+    assert not result.broken, complaint(result)
+    assert not result.missed(), f"seed {seed}: planned and never happened: {result.missed()}"
+    return result.happened
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_whatever_happens_every_task_ends_once(chunk: int) -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(chunk * SIZE, (chunk + 1) * SIZE):
+        happened += play(seed)
+    sys.stdout.write("".join(f"{happened[what]:>7}  {what}\n" for what in HAPPENS))
+    assert [what for what in HAPPENS if not happened[what]] == []
+
+
+@pytest.mark.parametrize("seed", regressions())
+def test_what_went_wrong_once_goes_right(seed: int) -> None:
+    play(seed)
+
+
+@pytest.mark.parametrize("seed", [7, 11, 13])
+def test_the_same_seed_is_the_same_run(seed: int) -> None:
+    first = simulate(seed)
+    simulate(seed + 1)
+    assert simulate(seed).digest() == first.digest()
+
+
+def test_a_run_does_not_depend_on_the_interpreter() -> None:
+    """Sets of text are in another order in every Python process; nothing may follow from that."""
+    code = "from tests.proof.sim.world import simulate; print(simulate(3).digest())"
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1]
+
+
+def calm(seed: int, *moments: Moment) -> Plan:
+    """The seed's plan without any fault but these."""
+    return msgspec.structs.replace(
+        make_plan(seed),
+        refused=0.0,
+        lost=0.0,
+        late=0.0,
+        slow=0.0,
+        hint_drop=0.0,
+        hint_double=0.0,
+        hints_off=False,
+        dead_sink=False,
+        sink_fails=0.0,
+        moments=moments,
+    )
+
+
+def test_without_faults_no_attempt_is_lost() -> None:
+    for seed in range(20):
+        result = simulate(seed, calm(seed))
+        assert not result.broken, complaint(result)
+        if not result.happened["worker ended itself"]:
+            assert lost() == []
+
+
+def test_when_everything_stands_still_nothing_runs_again() -> None:
+    """A closed lid, a stopped virtual machine: every owner is still there when it goes on."""
+    for seed in range(60):
+        plan = calm(seed, Moment(4 + seed / 20, "close lid", 20 + seed * 10, 1))
+        slow = msgspec.structs.replace(plan, latency=0.2, controls=0)
+        result = simulate(seed, slow)
+        assert not result.broken, complaint(result)
+        if not result.happened["worker ended itself"]:
+            assert lost() == [], f"seed {seed}"
+
+
+def lost() -> list[tuple[str, int]]:
+    """The attempts of the last run that were taken to be gone."""
+    found = database().rows("select task, attempt from attempt where outcome = 'STALLED'")
+    return [(task, attempt) for task, attempt in found]
