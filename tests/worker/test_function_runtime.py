@@ -4,7 +4,7 @@ import asyncio
 import signal
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from time import monotonic
@@ -16,6 +16,8 @@ from tests.proof.crash.inside import Inside, working
 from tests.proof.crash.system import System, system
 from tests.waiting import eventually
 
+from tenuto.engine.engine import Engine
+from tenuto.engine.report import Beat
 from tenuto.model.commands import Failure
 from tenuto.model.retry import ErrorClass
 from tenuto.model.submission import NewTask
@@ -144,6 +146,41 @@ class reaping:  # noqa: N801  reads as a verb where it is used
             while not self._stop.is_set():
                 self.reaped += await engine.upkeep.expire_once("reaper")
                 await asyncio.to_thread(self._stop.wait, 0.1)
+
+
+async def test_a_fault_in_the_heart_does_not_stop_it(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats = 0
+    heartbeat = Engine.heartbeat
+
+    async def faulty(self: Engine, fences: Sequence[Fence], lease_s: int) -> Beat:
+        nonlocal beats
+        beats += 1
+        if beats < 3:
+            raise ValueError("a fault of ours")
+        return await heartbeat(self, fences, lease_s)
+
+    async def handler(_ctx: Any) -> None:
+        await eventually(lambda: beats > 10, 20)
+
+    monkeypatch.setattr(Engine, "heartbeat", faulty)
+    async with working(sqlite_url, {None: handler}, faulty=True) as inside:
+        task = await inside.submit()
+        assert (await inside.ended(task)).status == "COMPLETED"
+        assert await inside.outcomes(task) == ["COMPLETED"]
+
+
+@pytest.mark.parametrize("level", ["loud", "", "\x00", 5, None, ["INFO"]])
+async def test_a_wrong_level_costs_no_result(database_url: str, level: Any) -> None:
+    async def handler(ctx: Any) -> str:
+        ctx.log("text", level)
+        return "done"
+
+    async with working(database_url, {None: handler}) as inside:
+        task = await inside.submit()
+        assert (await inside.ended(task)).output == "done"
+        assert await inside.transcript(task) == ["text"]
 
 
 class Peak:

@@ -62,7 +62,9 @@ class Submitting:
             [news[place] for place in unique], workspace, actor, rerun_of=rerun_of
         )
         if any(prepared.prints):
+            crash_point("engine.before_commit")
             done = await self._core.store.transact(lambda: submit_script(self._core, prepared))
+            crash_point("engine.committed")
         else:
             done = await self._plain(prepared)
         self.announce(prepared)
