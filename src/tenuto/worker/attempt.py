@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any
 
 from tenuto.crash import crash_point
@@ -71,9 +72,12 @@ class Attempt:
             output = await self._runtime.run(context, self._settings.grace_s, self._receipt)
             return lambda: self._complete(output)
         except asyncio.CancelledError:
-            if self._held.reason is None:
+            if self._held.reason is not None:
+                return self._stopped
+            if _torn_down():
                 raise
-            return self._stopped
+            itself = AttemptFailed(Failure(message="the handler cancelled itself"))
+            return lambda: self._fail(itself)
         except CannotStart as error:
             failure = error.failure
             return lambda: self._engine.not_started(self._work.fence, failure)
@@ -104,7 +108,9 @@ class Attempt:
             stack=None if told.stack is None else clean(told.stack, MAX_STACK),
             exit_code=told.exit_code,
         )
-        await self._engine.fail(self._work.fence, failure, error.resume_at)
+        at = error.resume_at
+        known = at if isinstance(at, datetime) and at.tzinfo is not None else None
+        await self._engine.fail(self._work.fence, failure, known)
 
     async def _stopped(self) -> None:
         """Tell the store that the session is gone, in the way that was asked for."""
@@ -134,10 +140,10 @@ class Attempt:
                 await self._engine.clock.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE_S)
             except Conflict as error:
-                if (tell_instead := self._asked(error)) is None:
+                if not self._asked(error) or tell == self._stopped:
                     log.warning("%s: %s", self._work.fence.task, error)
                     return
-                tell = tell_instead
+                tell = self._stopped
             except asyncio.CancelledError:
                 # Asked to stop while telling: what is told decides.
                 if self._held.reason is None:
@@ -156,12 +162,18 @@ class Attempt:
         failure = Failure(message=f"what the attempt reported is refused: {error}")
         return lambda: self._engine.fail(self._work.fence, failure)
 
-    def _asked(self, error: Conflict) -> Tell | None:
-        """When somebody asked for an end first, that end is what the store wants to hear."""
+    def _asked(self, error: Conflict) -> bool:
+        """Whether somebody asked for an end first; that end is what the store wants to hear."""
         reasons: dict[str, Reason] = {"cancel_requested": "cancel", "pause_requested": "pause"}
         reason = reasons.get(error.code)
-        if reason is None or self._held.reason == reason:
-            return None
+        if reason is None:
+            return False
         self._held.reason = reason
         self._receipt = self._receipt or {"state": "ended", "how": "finished by itself"}
-        return self._stopped
+        return True
+
+
+def _torn_down() -> bool:
+    """Whether this very task is being cancelled, by whoever ends the worker."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -114,7 +114,7 @@ class Heart:
         stuck = [
             each
             for each in self._leases.all()
-            if each.reason in ("cancel", "pause", "lost", "timeout") and now - each.asked_at > limit
+            if each.reason is not None and now - each.asked_at > limit
         ]
         if stuck:
             log.error("%d handlers do not stop; ending this worker to stop them", len(stuck))
@@ -126,7 +126,7 @@ class Heart:
         for held in self._leases.all():
             fence = held.fence
             with suppress(TenutoError):
-                if held not in stuck:
+                if held not in stuck or held.reason == "drain":
                     await self._engine.release(fence)
                 elif held.reason == "cancel":
                     await self._engine.confirm_cancel(fence, receipt)

@@ -27,7 +27,11 @@ class Leases:
         self._held: dict[UUID, Held] = {}
 
     def add(self, held: Held) -> None:
+        """Hold an attempt; an earlier one of the same task is lost, though it was ours."""
+        before = self._held.get(held.fence.task)
         self._held[held.fence.task] = held
+        if before is not None:
+            before.stop("lost")
 
     def remove(self, fence: Fence) -> None:
         held = self._held.get(fence.task)

@@ -31,7 +31,7 @@ class Transcript:
 
     def add(self, level: str, text: str) -> None:
         """Remember text, line by line; beyond the cap one last line says so."""
-        level = level if level in LEVELS else "INFO"
+        level = level if isinstance(level, str) and level in LEVELS else "INFO"
         for line in text.splitlines() or [""]:
             for start in range(0, max(len(line), 1), LONGEST_LINE):
                 self._line(level, line[start : start + LONGEST_LINE])

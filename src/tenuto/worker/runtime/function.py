@@ -53,9 +53,14 @@ def failure_of(error: BaseException) -> Failure:
         (ConnectionError, ErrorClass.CONNECTION),
     ]
     found = (kind for cls, kind in kinds if isinstance(error, cls))
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    stack = "".join(traceback.format_exception(error))
-    return Failure(message=text, error_class=next(found, ErrorClass.ERROR), stack=stack)
+    kind = next(found, ErrorClass.ERROR)
+    try:
+        said = str(error)
+        stack = "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001  an exception that cannot even be printed
+        return Failure(message=type(error).__name__, error_class=kind)
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return Failure(message=text, error_class=kind, stack=stack)
 
 
 async def _on_thread(handler: Handler, context: Context, grace_s: float) -> Any:
