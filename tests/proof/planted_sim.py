@@ -16,10 +16,11 @@ from tests.proof.sim.store import database
 
 from tenuto.engine import core, report, submit, upkeep
 from tenuto.engine.claim import Claiming
+from tenuto.loop import wait_any
 from tenuto.model import attempts, changes, commands, decide
 from tenuto.model.errors import Conflict, TenutoError
 from tenuto.model.submission import NewTask
-from tenuto.model.task import LEASED, Change, Fence, Status, Task
+from tenuto.model.task import LEASED, Change, Fence, Status, Task, due_at
 from tenuto.store import sql
 from tenuto.store.protocol import Script, Statement
 from tenuto.worker import heart, worker
@@ -154,7 +155,7 @@ def reaper_without_a_cap(stack: ExitStack) -> None:
 @plant("I15")
 def release_costs_a_try(stack: ExitStack) -> None:
     """A drained worker's tasks come back with one try less."""
-    before = attempts.given_back
+    before = changes.given_back
     swap(stack, attempts, "given_back", lambda task: before(task) | {"tries": task.tries})
 
 
@@ -207,7 +208,7 @@ def audit_in_a_second_transaction(stack: ExitStack) -> None:
 @plant("I24")
 def timer_in_memory(stack: ExitStack) -> None:
     """The process that saw an attempt fail keeps the time until the next one itself."""
-    due_at, announce = changes.due_at, core.Core.announce
+    announce = core.Core.announce
 
     def no_column(task: Task) -> Any:
         return None if task.status is Status.RETRY_WAIT else due_at(task)
@@ -216,13 +217,15 @@ def timer_in_memory(stack: ExitStack) -> None:
         with suppress(TenutoError):
             await self.order(task, commands.Due())
 
+    def start(self: core.Core, task: UUID) -> None:
+        asyncio.get_running_loop().create_task(fire(self, task))
+
     def remember(self: core.Core, made: Any) -> None:
         found = list(made)
-        loop = asyncio.get_running_loop()
         for each in found:
             if each is not None and each.task.status is Status.RETRY_WAIT:
                 delay = (each.task.next_attempt_at - self.now()).total_seconds()
-                loop.call_later(delay, lambda task=each.task.id: loop.create_task(fire(self, task)))
+                asyncio.get_running_loop().call_later(delay, start, self, each.task.id)
         announce(self, found)
 
     swap(stack, changes, "due_at", no_column)
@@ -259,7 +262,7 @@ def acknowledged_before_the_commit(stack: ExitStack) -> None:
             with suppress(TenutoError):
                 await self._core.batcher.submit(self._kind, prepared)
 
-        asyncio.get_running_loop().create_task(commit())  # noqa: RUF006  that is the fault
+        asyncio.get_running_loop().create_task(commit())
         return [submit.Submitted(each) for each in prepared.ids]
 
     swap(stack, submit.Submitting, "_plain", eager)
@@ -342,10 +345,9 @@ def reaper_without_a_clock(stack: ExitStack) -> None:
 @plant("I24")
 def hints_trusted(stack: ExitStack) -> None:
     """A worker looks for tasks only when it is told that there are some."""
-    wait = worker.wait_any
 
     async def for_ever(events: list[asyncio.Event], _seconds: float, clock: Any) -> None:
-        await wait(events, 1e9, clock)
+        await wait_any(events, 1e9, clock)
 
     swap(stack, worker, "wait_any", for_ever)
 
@@ -360,5 +362,3 @@ def lost_lease_not_told(stack: ExitStack) -> None:
             ask(self, held, reason)
 
     swap(stack, heart.Heart, "_ask", quiet)
-
-

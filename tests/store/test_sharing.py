@@ -64,8 +64,9 @@ async def test_a_sweep_gives_the_capacity_back(database_url: str) -> None:
         agent = await unconfirmed(engine, "host:4242:x")
         await engine.submit(NewTask(title="next"))
         assert await engine.claim(agent, "w", 1) == []
-        assert await engine.upkeep.sweep_once("host", lambda _pid: True, "test") == 0
-        assert await engine.upkeep.sweep_once("other", lambda _pid: False, "test") == 0
-        assert await engine.upkeep.sweep_once("host", lambda _pid: False, "test") == 1
+        sweep = engine.upkeep.sweep_once
+        assert await sweep("host:1:y", "host", lambda _worker, _task: True) == 0
+        assert await sweep("other:1:y", "other", lambda _worker, _task: False) == 0
+        assert await sweep("host:1:y", "host", lambda _worker, _task: False) == 1
         assert len(await engine.claim(agent, "w", 1)) == 1
         assert await engine.upkeep.audit() == []

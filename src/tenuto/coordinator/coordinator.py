@@ -17,6 +17,7 @@ from tenuto.store.protocol import Row
 log = logging.getLogger("tenuto.coordinator")
 
 NAME = "coordinator"
+ALERTS = "tenuto.alerts"
 ROUNDS = 20
 """How often one cycle repeats a duty that still finds full batches."""
 SLOW_EVERY = 30
@@ -117,13 +118,24 @@ class Coordinator:
         crash_point("coordinator.promoted")
 
     async def _relay(self, counts: Counts) -> None:
-        counts.relayed += await self.engine.upkeep.relay_once("alerts", _alert, errors=True)
+        counts.relayed += await self.engine.upkeep.relay_once(ALERTS, _alert, errors=True)
         for name, sink in self._subscribers.items():
-            for _ in range(ROUNDS):
-                done = await self.engine.upkeep.relay_once(name, sink)
-                counts.relayed += done
-                if done < BATCH:
-                    break
+            try:
+                counts.relayed += await self._relay_to(name, sink)
+            except TenutoError as error:
+                log.warning("subscriber %s failed: %s", name, error)
+            except Exception:
+                # Its cursor stays, so it misses nothing; the others must not wait for it.
+                log.exception("subscriber %s failed; it gets the same events again", name)
+
+    async def _relay_to(self, name: str, sink: Sink) -> int:
+        relayed = 0
+        for _ in range(ROUNDS):
+            done = await self.engine.upkeep.relay_once(name, sink)
+            relayed += done
+            if done < BATCH:
+                break
+        return relayed
 
 
 async def _alert(events: Sequence[Row]) -> None:

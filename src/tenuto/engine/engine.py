@@ -141,11 +141,20 @@ class Engine:
 
     async def confirm_cancel(self, fence: Fence, receipt: dict[str, Any]) -> None:
         """The session that was to be cancelled is gone; the receipt says how."""
-        await self._report(commands.ConfirmCancel(fence=fence, receipt=receipt))
+        await self._confirm(commands.ConfirmCancel(fence=fence, receipt=receipt), receipt)
 
     async def confirm_pause(self, fence: Fence, receipt: dict[str, Any]) -> None:
         """The session that was to be paused is gone."""
-        await self._report(commands.ConfirmPause(fence=fence, receipt=receipt))
+        await self._confirm(commands.ConfirmPause(fence=fence, receipt=receipt), receipt)
+
+    async def confirm_gone(self, fence: Fence, receipt: dict[str, Any]) -> None:
+        """The session of an attempt that was given up is gone after all."""
+        await self.upkeep.confirm_gone([(fence.task, fence.attempt)], receipt, self.actor)
+
+    async def _confirm(self, command: commands.Fenced, receipt: dict[str, Any]) -> None:
+        if await self._reporting.order(command, self.actor) is None:
+            # Somebody gave the session up before it could answer: the receipt comes late.
+            await self.confirm_gone(command.fence, receipt)
 
     async def _report(self, command: commands.Fenced) -> None:
         await self._reporting.order(command, self.actor)

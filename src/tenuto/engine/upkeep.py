@@ -9,7 +9,7 @@ import msgspec
 
 from tenuto.crash import crash_point
 from tenuto.engine.core import Core, CorruptRow, task_of, write_changes
-from tenuto.model import commands
+from tenuto.model import commands, limits
 from tenuto.model.commands import Command, Moment
 from tenuto.model.decide import decide, on_due
 from tenuto.model.errors import TenutoError
@@ -144,23 +144,25 @@ class Upkeep:
 
         return await self._core.store.transact(script)
 
-    async def sweep_once(self, host: str, alive: Callable[[int], bool], actor: str) -> int:
-        """Confirm unconfirmed ends of workers of this host that no longer exist.
+    async def sweep_once(self, worker: str, host: str, runs: Callable[[str, UUID], bool]) -> int:
+        """Confirm the unconfirmed ends of a worker and its host of which nothing runs any more.
 
-        A dead worker's supervisors have killed its sessions, so its own end is proof enough.
+        `runs` says whether a worker may still run a session of a task.
         """
-        rows = await self._core.store.fetch(
-            Statement("unconfirmed", {"prefix": f"{host}:", "most": BATCH})
-        )
-        gone = [
-            (row["id"], row["attempt"])
-            for row in rows
-            if not alive(int(row["worker"].removeprefix(f"{host}:").partition(":")[0]))
-        ]
+        params = {"worker": worker, "prefix": f"{host}:", "most": BATCH}
+        rows = await self._core.store.fetch(Statement("unconfirmed", params))
+        gone = [(row["id"], row["attempt"]) for row in rows if not runs(row["worker"], row["id"])]
         if not gone:
             return 0
+        receipt = {"state": "swept", "how": "nothing of it runs on its host"}
+        return await self.confirm_gone(gone, receipt, worker)
+
+    async def confirm_gone(
+        self, gone: Sequence[tuple[UUID, int]], receipt: dict[str, Any], actor: str | None
+    ) -> int:
+        """Note that the sessions of unconfirmed ends, by task and attempt, are gone after all."""
         params = {
-            "receipt": '{"state": "swept", "how": "the worker is gone"}',
+            "receipt": limits.json_text("receipt", receipt),
             "actor": actor,
             "now": self._core.now(),
         }

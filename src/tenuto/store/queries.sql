@@ -498,10 +498,11 @@ delete from event where (task, seq) in (
 returning task as id;
 
 -- name: unconfirmed
--- Attempts whose end nobody on the worker's host has confirmed.
--- params: prefix text, most bigint
+-- Attempts of a worker, or of any worker on its host, whose end nobody has confirmed.
+-- params: worker text, prefix text, most bigint
 select attempt.task as id, attempt.attempt, attempt.worker from attempt
-where attempt.unconfirmed and substr(attempt.worker, 1, length(:prefix)) = :prefix
+where attempt.unconfirmed
+  and (attempt.worker = :worker or substr(attempt.worker, 1, length(:prefix)) = :prefix)
 limit :most;
 
 -- name: confirm_swept

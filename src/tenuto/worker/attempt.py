@@ -127,12 +127,18 @@ class Attempt:
                 crash_point("worker.released")
             case _:
                 log.warning("attempt %d of %s was lost", fence.attempt, fence.task)
+                await self._engine.confirm_gone(fence, self._receipt or {"state": "ended"})
 
-    async def _insist(self, tell: Tell) -> None:
-        """Tell until the store has heard, or says that the task is no longer ours."""
+    async def _insist(self, tell: Tell) -> None:  # noqa: C901  one answer per kind of refusal
+        """Tell until the store has heard, or says that the task is no longer ours.
+
+        Of a lost attempt only the end of its session is told.
+        """
         pause = 0.1
         told_plainly = False
-        while self._held.reason != "lost":
+        while True:
+            if self._held.reason == "lost":
+                tell = self._stopped
             try:
                 await tell()
             except Unavailable as error:
@@ -145,9 +151,8 @@ class Attempt:
                     return
                 tell = self._stopped
             except asyncio.CancelledError:
-                # Asked to stop while telling: what is told decides.
-                if self._held.reason is None:
-                    raise
+                if _torn_down() and self._held.reason is None:
+                    raise  # else: asked to stop while telling, and what is told decides
             except TenutoError as error:
                 if told_plainly:
                     log.exception("outcome of %s refused", self._work.fence.task)

@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
+from uuid import UUID
 
 from tenuto.clock import Clock
 from tenuto.crash import crash_point
@@ -22,6 +23,8 @@ from tenuto.worker.leases import Held, Leases, Reason
 
 log = logging.getLogger("tenuto.worker")
 
+SWEEP_EVERY = 6
+"""Beats between looks for ends that nobody confirmed."""
 STUCK_EXIT = 70
 """Exit status of a worker that ended itself because a handler would not stop."""
 
@@ -57,6 +60,7 @@ class Heart:
         self._tell = tell
         self._die = die
         self.poke = asyncio.Event()
+        self._beats = 0
 
     async def run(self, stop: asyncio.Event) -> None:
         await repeat(self.beat_once, self._pause, stop, self._engine.clock, self.poke)
@@ -76,6 +80,9 @@ class Heart:
             if held:
                 crash_point("worker.heartbeat_answered")
             await self.register()
+            if self._beats % SWEEP_EVERY == 0:
+                await self._engine.upkeep.sweep_once(self._who.worker, self._who.host, self._runs)
+            self._beats += 1
         except Unavailable as error:
             log.warning("heartbeat failed: %s", error)
         else:
@@ -89,6 +96,16 @@ class Heart:
                 elif beat.held[task].pause:
                     self._ask(each, "pause")
         await self._end_stuck()
+
+    def _runs(self, worker: str, task: UUID) -> bool:
+        """Whether a session of the task may run: here while held, elsewhere while its worker lives.
+
+        A dead worker's supervisors have killed its sessions.
+        """
+        if worker == self._who.worker:
+            return self._leases.get(task) is not None
+        pid = worker.removeprefix(f"{self._who.host}:").partition(":")[0]
+        return not pid.isdigit() or _is_alive(int(pid))
 
     async def register(self) -> None:
         who = self._who
@@ -191,3 +208,13 @@ class HeartThread:
             except Exception:
                 log.exception("a fault in the heart; it starts again")
                 await self._clock.sleep(1.0)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -103,7 +103,6 @@ class Worker:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; then finish or give back what is running."""
         self._who.slots = self.settings.slots
-        await self._sweep()
         unsubscribe = self.engine.core.wakeups.subscribe(self._hear)
         self._start_heart()
         try:
@@ -115,13 +114,6 @@ class Worker:
             unsubscribe()
             await self._drain()
             await self._stop_heart()
-
-    async def _sweep(self) -> None:
-        """Confirm what dead workers of this host could not."""
-        try:
-            await self.engine.upkeep.sweep_once(self._who.host, _is_alive, self.id)
-        except TenutoError as error:
-            log.warning("cannot sweep: %s", error)
 
     async def _fill(self) -> bool:
         """Claim once for free slots; answers whether to try again at once."""
@@ -217,13 +209,3 @@ class Worker:
     def holds(self, task: UUID) -> bool:
         """Whether this worker runs an attempt of the task."""
         return self._leases.get(task) is not None
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

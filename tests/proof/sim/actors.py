@@ -17,6 +17,7 @@ from tests.proof.sim.recorder import Control, Recorder, Submit, Watched
 from tests.proof.sim.store import Database, SimStore
 
 from tenuto.coordinator.coordinator import Coordinator
+from tenuto.engine.upkeep import Sink
 from tenuto.model.errors import Conflict, NotFound, TenutoError, Unavailable
 from tenuto.model.submission import NewTask
 from tenuto.store.protocol import Row
@@ -27,7 +28,7 @@ ACTIONS = ("cancel", "cancel", "pause", "pause", "pause", "resume", "retry", "ar
 FIRST_PID = 100_000_000
 """Beyond what any system hands out: a simulated process is never mistaken for a real one."""
 BUSY_WITHIN_S = 6.0
-SETTLED_S = 4.0
+SETTLED_S = 6.5
 """So long after the last fault nothing of it is under way any more."""
 
 
@@ -58,9 +59,11 @@ class Scene:
         engine.recorder = self.recorder
         return engine
 
-    def is_alive(self, pid: int) -> bool:
-        """As the operating system would say."""
-        return self.processes[pid - FIRST_PID].state in ("running", "stopped")
+    def kill(self, pid: int, signal: int) -> None:
+        """As `os.kill`, which says whether a process is there."""
+        assert signal == 0
+        if self.processes[pid - FIRST_PID].state not in ("running", "stopped"):
+            raise ProcessLookupError(pid)
 
     def alive(self, kind: str) -> list[Process]:
         return [each for each in self.processes if each.kind == kind and each.state == "running"]
@@ -88,7 +91,7 @@ async def work(scene: Scene, process: Process, slot: int) -> None:
     def die() -> None:
         scene.faults.happened["worker ended itself"] += 1
         scene.recorder.suicides += not scene.faults.on
-        if not any(each.deaf and each.process is process for each in scene.recorder.handling):
+        if not scene.recorder.stuck(process):
             scene.recorder.wrong("stuck", f"{process.name} ended itself though nothing was stuck")
         process.kill()
 
@@ -119,7 +122,8 @@ async def coordinate(scene: Scene, process: Process) -> None:
         scene.faults.happened["sink dead"] += 1
         raise Unavailable("nobody is there")
 
-    sinks = ({"nobody": dead_sink} if scene.plan.dead_sink else {}) | {RELAYED: sink}
+    sinks: dict[str, Sink] = {"nobody": dead_sink} if scene.plan.dead_sink else {}
+    sinks[RELAYED] = sink
     coordinator = Coordinator(scene.engine(process), scene.plan.settings, sinks, process.name)
     await coordinator.run(process.stop)
 

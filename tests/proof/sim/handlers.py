@@ -46,11 +46,11 @@ def make_deeds(rng: random.Random, *, child: bool = False) -> list[list[Any]]:
         how = rng.choice([*FAILS, "quota", "quota"]) if rng.random() < 0.97 else "rate limit"
         deeds.append(["fail", how, rng.choice([1, 1, 2, 9])])
     if rng.random() < 0.3:
-        deeds.append(["grind", rng.randint(1, 6), round(rng.uniform(0.5, 3), 3)])
+        deeds.append(["grind", rng.randint(1, 5), round(rng.uniform(0.5, 2.5), 3)])
     if rng.random() < 0.4:
-        deeds.append(["long", round(rng.uniform(3, 16), 3)])
+        deeds.append(["long", round(rng.uniform(2, 10), 3)])
     if rng.random() < 0.06:
-        deeds.append(["deaf", rng.uniform(3, 40)])
+        deeds.append(["deaf", rng.uniform(3, 25)])
     return deeds
 
 
@@ -69,7 +69,7 @@ def make_task(rng: random.Random, title: str, now: float) -> NewTask:
     if rng.random() < 0.2:
         new.timeout_s = rng.randint(1, 4)
     if rng.random() < 0.3:
-        new.lease_s = rng.randint(1, 8)
+        new.lease_s = rng.randint(1, 6)
     if rng.random() < 0.1:
         new.queue_ttl_s = rng.randint(2, 15)
     return new
@@ -138,6 +138,7 @@ class Handlers:
             except asyncio.CancelledError:
                 continue
         me.deaf = False
+        self._recorder.last_deaf[self._process.name] = loop.time()
 
     async def _save(self, context: Context, _me: Handling) -> None:
         await self._insist(lambda: context.save(self._nonce(context)))

@@ -22,7 +22,7 @@ Act = Literal[
 """What happens to processes: killed, stopped and continued, asked to end, cut off from the store
 (or only their heartbeats are), everything stopped at once, all hints under way lost."""
 
-LEASE_S = 5
+LEASE_S = 4
 
 HAPPENS: tuple[str, ...] = (
     *("kill worker", "kill coordinator", "stop worker", "stop coordinator", "drain worker"),
@@ -82,13 +82,13 @@ def make_plan(seed: int) -> Plan:
     def maybe(chance: float, least: float, most: float) -> float:
         return rng.uniform(least, most) if rng.random() < chance else 0.0
 
-    duration = rng.uniform(8, 20)
+    duration = rng.uniform(7, 16)
     writers, mixes = (1, True) if rng.random() < 0.5 else (4, False)
     settings = Settings(
-        heartbeat_s=1.7,
+        heartbeat_s=1.3,
         lease_s=LEASE_S,
         tick_s=2.0,
-        poll_s=rng.choice([2.0, 5.0]),
+        poll_s=rng.choice([2.5, 6.0]),
         slots=rng.choice([2, 3, 5]),
         grace_s=2.0,
         drain_s=rng.choice([0.5, 3.0]),
@@ -139,7 +139,7 @@ def _moments(rng: random.Random, duration: float) -> tuple[Moment, ...]:
         Moment(
             at=rng.uniform(0.5, duration),
             act=act,
-            seconds=rng.uniform(LEASE_S, 3 * LEASE_S) if rng.random() < 0.7 else rng.uniform(0.5, LEASE_S),
+            seconds=LEASE_S * (rng.uniform(1, 3) if rng.random() < 0.7 else rng.uniform(0.1, 1)),
             fuse=rng.randint(1, 60),
         )
         for act in acts

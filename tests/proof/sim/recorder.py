@@ -17,6 +17,9 @@ from tenuto.model.submission import NewTask
 from tenuto.model.task import DEFAULT_LEASE_S, Fence
 from tenuto.store.protocol import Row
 
+A_MOMENT_S = 30.0
+"""As long as a worker may take to give its tasks back before it ends itself."""
+
 
 class Submit(msgspec.Struct, eq=False):
     """One submit: its tasks' titles, its key, and every answer that came back."""
@@ -60,6 +63,7 @@ class Handling(msgspec.Struct, eq=False):
     attempt: int
     since: float
     deaf: bool = False
+    """It does not hear that it is to stop."""
 
 
 class Recorder:
@@ -83,6 +87,8 @@ class Recorder:
         self.handling: list[Handling] = []
         self.healed_at = 0.0
         self.suicides = 0
+        self.last_deaf: dict[str, float] = {}
+        """When a process last had a handler that did not hear."""
 
     def tick(self) -> int:
         """A number for now, above all before."""
@@ -121,6 +127,11 @@ class Recorder:
         first = self.steps.setdefault((task, key), value)
         if first != value:
             self.wrong("step", f"{task} {key} was {first}, then {value}")
+
+    def stuck(self, process: Process) -> bool:
+        """Whether the process has, or had a moment ago, a handler that does not stop."""
+        heard = self._loop.time() - self.last_deaf.get(process.name, -1e9) > A_MOMENT_S
+        return not heard or any(each.deaf and each.process is process for each in self.handling)
 
     def deliver(self, events: Sequence[Row]) -> None:
         self.delivered += [(event["task"], event["seq"]) for event in events]

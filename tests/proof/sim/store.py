@@ -151,7 +151,7 @@ class _Call:
             later(self._loop, there, self._refuse, "given up")
             later(self._loop, there + rng.uniform(0.01, 3.0), self._execute, None, True)
         elif faults.strikes(plan.slow, "slow reply"):
-            later(self._loop, there, self._execute, rng.uniform(1.0, 12.0), False)
+            later(self._loop, there, self._execute, rng.uniform(1.0, 6.0), False)
         else:
             later(self._loop, there, self._execute, back, False)
 

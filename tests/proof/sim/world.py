@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import os
 from collections import Counter
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +20,6 @@ from tests.proof.sim.recorder import Recorder
 from tests.proof.sim.store import database
 
 from tenuto.model.task import TERMINAL
-from tenuto.worker import worker
 
 PATIENCE_S = 90.0
 """Healed, something has to happen within: a lost answer to a cancel, a lease, a run, a backoff."""
@@ -68,7 +68,7 @@ def simulate(seed: int, plan: Plan | None = None) -> Result:
     log.setLevel(logging.ERROR)
     log.propagate = False
     try:
-        with patch.object(worker, "_is_alive", scene.is_alive):
+        with patch.object(os, "kill", scene.kill):
             loop.run_until_complete(_play(scene))
     except Stalled as error:
         scene.recorder.wrong("I24", str(error))

@@ -39,8 +39,8 @@ class FunctionRuntime:
             raise
         except AttemptFailed:
             raise
-        except (Exception, SystemExit) as error:
-            # A handler that calls exit() ends its attempt, not the worker.
+        except BaseException as error:
+            # Whatever a handler raises, exit() included, ends its attempt and not the worker.
             raise AttemptFailed(failure_of(error)) from error
 
 
