@@ -29,11 +29,12 @@ PLANTS: dict[str, "Plant"] = {}
 
 
 class Plant(msgspec.Struct, frozen=True):
-    """A fault, who has to find it, and within how many seeds."""
+    """A fault, and who has to find it."""
 
     apply: Callable[[ExitStack], None]
     seen_by: frozenset[str]
-    within: int
+    harsh: bool
+    """Only what an attempt does after its lease shows it, so there have to be many of those."""
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -46,12 +47,12 @@ class Plant(msgspec.Struct, frozen=True):
 
 
 def plant(
-    *seen_by: str, within: int = 100
+    *seen_by: str, harsh: bool = False
 ) -> Callable[[Callable[[ExitStack], None]], Callable[[ExitStack], None]]:
     """Register a fault under its function's name."""
 
     def register(apply: Callable[[ExitStack], None]) -> Callable[[ExitStack], None]:
-        PLANTS[apply.__name__] = Plant(apply, frozenset(seen_by), within)
+        PLANTS[apply.__name__] = Plant(apply, frozenset(seen_by), harsh)
         return apply
 
     return register
@@ -75,13 +76,13 @@ def swap(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
 FENCE = "task.attempt = done.attempt and task.lease_token = done.token"
 
 
-@plant("I5")
+@plant("I5", harsh=True)
 def complete_guarded_by_status(stack: ExitStack) -> None:
     """As River does: whoever comes first finishes the task, whichever attempt it is."""
     rewrite(stack, "complete_if_owned", FENCE, "done.attempt > 0 and done.token <> ''")
 
 
-@plant("I5", within=400)
+@plant("I5", harsh=True)
 def complete_guarded_by_owner(stack: ExitStack) -> None:
     """The right worker is enough, though it may be its attempt before."""
     same = (
@@ -91,7 +92,7 @@ def complete_guarded_by_owner(stack: ExitStack) -> None:
     rewrite(stack, "complete_if_owned", FENCE, same)
 
 
-@plant("I5")
+@plant("I5", harsh=True)
 def reports_not_fenced(stack: ExitStack) -> None:
     """Failures, releases and confirmations are taken from anybody."""
     swap(stack, decide, "holds", lambda _task, _command: True)
@@ -103,7 +104,7 @@ def complete_after_a_cancel(stack: ExitStack) -> None:
     rewrite(stack, "complete_if_owned", "and task.cancel_requested_at is null", "")
 
 
-@plant("I16", within=200)
+@plant("I16")
 def pause_overrules_a_cancel(stack: ExitStack) -> None:
     """Who confirms a pause is not told that the task was cancelled since."""
     check = decide._check_fence
@@ -171,7 +172,7 @@ def expiry_not_audited(stack: ExitStack) -> None:
     swap(stack, upkeep, "write_changes", silent)
 
 
-@plant("I13", within=200)
+@plant("I13")
 def audit_in_a_second_transaction(stack: ExitStack) -> None:
     """What happened is written first, and told when there is time."""
     queries = sql.load(sql.SQLITE)
@@ -282,7 +283,7 @@ def idempotency_key_dropped(stack: ExitStack) -> None:
     swap(stack, submit.Submitting, "many", forgetful)
 
 
-@plant("I2", within=200)
+@plant("I2")
 def bulk_in_parts(stack: ExitStack) -> None:
     """A submit of many is many submits."""
     many = submit.Submitting.many
@@ -298,7 +299,7 @@ def bulk_in_parts(stack: ExitStack) -> None:
     swap(stack, submit.Submitting, "many", one_by_one)
 
 
-@plant("I3", "I5")
+@plant("I3", "I5", harsh=True)
 def checkpoint_not_fenced(stack: ExitStack) -> None:
     """Any attempt may save as long as the task runs."""
     owned = report.Reporting._owned
@@ -315,14 +316,14 @@ def checkpoint_not_fenced(stack: ExitStack) -> None:
     swap(stack, report.Reporting, "_owned", lenient)
 
 
-@plant("step")
+@plant("step", harsh=True)
 def step_recorded_again(stack: ExitStack) -> None:
     """The last value of a step wins, though the first was used."""
     again = "do update set value = excluded.value"
     rewrite(stack, "step_record", "do nothing", again)
 
 
-@plant("spawn", within=200)
+@plant("spawn")
 def spawn_without_a_key(stack: ExitStack) -> None:
     """Every repetition of a handler makes another child."""
 
@@ -352,7 +353,7 @@ def hints_trusted(stack: ExitStack) -> None:
     swap(stack, worker, "wait_any", for_ever)
 
 
-@plant("zombie", within=200)
+@plant("zombie", harsh=True)
 def lost_lease_not_told(stack: ExitStack) -> None:
     """A handler goes on though its lease was lost."""
     ask = heart.Heart._ask

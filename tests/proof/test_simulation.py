@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.proof.sim.plan import HAPPENS, Moment, Plan, make_plan
+from tests.proof.sim.plan import HAPPENS, Moment, Plan, make_harsh_plan, make_plan
 from tests.proof.sim.store import database
 from tests.proof.sim.world import Result, simulate
 
@@ -45,6 +45,14 @@ def test_whatever_happens_every_task_ends_once(chunk: int) -> None:
         happened += play(seed)
     sys.stdout.write("".join(f"{happened[what]:>7}  {what}\n" for what in HAPPENS))
     assert [what for what in HAPPENS if not happened[what]] == []
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_attempts_that_outlive_their_leases_change_nothing(chunk: int) -> None:
+    for seed in range(chunk * 25, (chunk + 1) * 25):
+        result = simulate(seed, make_harsh_plan(seed))
+        assert not result.broken, complaint(result)
+        assert not result.missed()
 
 
 @pytest.mark.parametrize("seed", regressions())

@@ -184,38 +184,36 @@ async def test_a_wrong_level_costs_no_result(database_url: str, level: Any) -> N
 
 
 class Peak:
-    """How many were inside at once, at most."""
+    """How many are inside at once; the first ones wait until so many are."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected: int) -> None:
         self.now = self.most = 0
+        self.full = threading.Event()
+        self._expected = expected
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
         with self._lock:
             self.now += 1
             self.most = max(self.most, self.now)
+            if self.now >= self._expected:
+                self.full.set()
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self.now -= 1
 
 
-async def turns() -> None:
-    """Let others have their turn, some times."""
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
 async def test_never_more_attempts_than_slots(database_url: str) -> None:
-    peak = Peak()
+    peak = Peak(4)
 
     async def later(_ctx: Any) -> None:
         with peak:
-            await turns()
+            await eventually(peak.full.is_set)
 
     def now(_ctx: Any) -> None:
         with peak:
-            threading.Event().wait(0.01)
+            peak.full.wait(10)
 
     async with working(database_url, {"later": later, "now": now}, slots=4) as inside:
         tasks = [await inside.submit(task_type=("later", "now")[n % 2]) for n in range(40)]
@@ -225,11 +223,11 @@ async def test_never_more_attempts_than_slots(database_url: str) -> None:
 
 
 async def test_an_agent_never_runs_more_than_it_may(database_url: str) -> None:
-    peak = Peak()
+    peak = Peak(2)
 
     async def handler(_ctx: Any) -> None:
         with peak:
-            await turns()
+            await eventually(peak.full.is_set)
 
     async with working(database_url, {}, slots=10) as inside:
         await inside.worker.host_functions("few", {None: handler}, max_concurrent=2)

@@ -53,6 +53,7 @@ class Attempt:
         self._leases.add(self._held)
         try:
             tell = await self._session()
+            self._held.ended = True
             await self._transcript.close()
             await self._insist(tell)
         finally:

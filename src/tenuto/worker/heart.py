@@ -131,7 +131,7 @@ class Heart:
         stuck = [
             each
             for each in self._leases.all()
-            if each.reason is not None and now - each.asked_at > limit
+            if each.reason is not None and not each.ended and now - each.asked_at > limit
         ]
         if stuck:
             log.error("%d handlers do not stop; ending this worker to stop them", len(stuck))

@@ -18,6 +18,8 @@ class Held(msgspec.Struct, eq=False):
     stop: Callable[[Reason], None]
     reason: Reason | None = None
     asked_at: float = 0.0
+    ended: bool = False
+    """The session is over; only its outcome is still to be told."""
 
 
 class Leases:

@@ -122,6 +122,22 @@ def make_plan(seed: int) -> Plan:
     )
 
 
+def make_harsh_plan(seed: int) -> Plan:
+    """The seed's plan with everything in it that makes attempts outlive their leases."""
+    rng = random.Random(f"harsh {seed}")
+    acts: tuple[Act, ...] = ("stop worker", "cut heart off", "cut off", "cut heart off")
+    return msgspec.structs.replace(
+        make_plan(seed),
+        workers=3,
+        max_concurrent=None,
+        late=0.08,
+        stubborn=True,
+        moments=tuple(
+            Moment(rng.uniform(1, 9), act, LEASE_S * rng.uniform(1.2, 3), 1) for act in acts
+        ),
+    )
+
+
 def _moments(rng: random.Random, duration: float) -> tuple[Moment, ...]:
     weights: dict[Act, int] = {
         "kill worker": 6,
