@@ -23,6 +23,7 @@ class Context:
         self._work = work
         self._transcript = transcript
         self._steps: dict[str, tuple[Any, UUID | None]] | None = None
+        self._saves = work.checkpoint_seq
         self.checkpoint: Any = work.checkpoint
 
     @property
@@ -58,7 +59,9 @@ class Context:
     async def save(self, checkpoint: Any) -> None:
         """Keep a checkpoint; the next attempt starts with it."""
         crash_point("worker.before_checkpoint")
-        await self._engine.checkpoint(self._work.fence, checkpoint)
+        # Numbered here: of two saves whose answers are lost, the later one must win in any order.
+        self._saves += 1
+        await self._engine.checkpoint(self._work.fence, checkpoint, self._saves)
         self.checkpoint = checkpoint
         crash_point("worker.checkpoint_saved")
 
