@@ -1,4 +1,4 @@
-"""Two hundred small worlds with faults, each of which has to come out right."""
+"""A thousand small worlds with faults, each of which has to come out right."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from tests.proof.sim.world import Result, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 REGRESSIONS = Path(__file__).parent / "sim" / "regressions.txt"
-CHUNKS, SIZE = 4, 50
+CHUNKS, SIZE = 20, 50
 
 
 def regressions() -> list[int]:

@@ -57,7 +57,7 @@ class Attempt:
             await self._transcript.close()
             await self._insist(tell)
         finally:
-            self._leases.remove(self._work.fence)
+            self._leases.remove(self._held)
 
     async def _session(self) -> Tell:
         """Run to the end of the session; answers how to tell its outcome."""
@@ -147,7 +147,10 @@ class Attempt:
                 await self._engine.clock.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE_S)
             except Conflict as error:
-                if not self._asked(error) or tell == self._stopped:
+                before = self._held.reason
+                if not self._asked(error) or (
+                    tell == self._stopped and before == self._held.reason
+                ):
                     log.warning("%s: %s", self._work.fence.task, error)
                     return
                 tell = self._stopped

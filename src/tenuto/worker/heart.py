@@ -86,10 +86,10 @@ class Heart:
         except Unavailable as error:
             log.warning("heartbeat failed: %s", error)
         else:
-            lost = {fence.task for fence in beat.lost}
+            lost = {(fence.task, fence.attempt) for fence in beat.lost}
             for each in held:
                 task = each.fence.task
-                if task in lost:
+                if (task, each.fence.attempt) in lost:
                     self._ask(each, "lost")
                 elif beat.held[task].cancel:
                     self._ask(each, "cancel")
@@ -103,7 +103,7 @@ class Heart:
         A dead worker's supervisors have killed its sessions.
         """
         if worker == self._who.worker:
-            return self._leases.get(task) is not None
+            return self._leases.runs(task)
         pid = worker.removeprefix(f"{self._who.host}:").partition(":")[0]
         return not pid.isdigit() or _is_alive(int(pid))
 
@@ -118,7 +118,7 @@ class Heart:
 
     def _ask(self, held: Held, reason: Reason) -> None:
         # A lost lease overrules what was asked before: there is nothing left to confirm.
-        if self._leases.get(held.fence.task) is not held or held.reason in (reason, "lost"):
+        if not self._leases.holds(held) or held.reason in (reason, "lost"):
             return
         if held.reason is None:
             held.asked_at = self._engine.clock.elapsed()

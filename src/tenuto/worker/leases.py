@@ -26,25 +26,33 @@ class Leases:
     """The attempts a worker runs, by task. Single operations on it are atomic between threads."""
 
     def __init__(self) -> None:
-        self._held: dict[UUID, Held] = {}
+        self._held: dict[UUID, tuple[Held, ...]] = {}
 
     def add(self, held: Held) -> None:
-        """Hold an attempt; an earlier one of the same task is lost, though it was ours."""
-        before = self._held.get(held.fence.task)
-        self._held[held.fence.task] = held
-        if before is not None:
-            before.stop("lost")
+        """Hold an attempt; earlier ones of the same task are lost, though they were ours."""
+        task = held.fence.task
+        before = self._held.get(task, ())
+        self._held[task] = (*before, held)
+        for each in before:
+            each.stop("lost")
 
-    def remove(self, fence: Fence) -> None:
-        held = self._held.get(fence.task)
-        if held is not None and held.fence.attempt == fence.attempt:
-            del self._held[fence.task]
+    def remove(self, held: Held) -> None:
+        task = held.fence.task
+        rest = tuple(each for each in self._held.get(task, ()) if each is not held)
+        if rest:
+            self._held[task] = rest
+        else:
+            self._held.pop(task, None)
 
-    def get(self, task: UUID) -> Held | None:
-        return self._held.get(task)
+    def holds(self, held: Held) -> bool:
+        return held in self._held.get(held.fence.task, ())
+
+    def runs(self, task: UUID) -> bool:
+        """Whether any attempt of the task is held."""
+        return task in self._held
 
     def all(self) -> list[Held]:
-        return list(self._held.values())
+        return [held for attempts in list(self._held.values()) for held in attempts]
 
     def __len__(self) -> int:
         return len(self._held)

@@ -208,4 +208,4 @@ class Worker:
 
     def holds(self, task: UUID) -> bool:
         """Whether this worker runs an attempt of the task."""
-        return self._leases.get(task) is not None
+        return self._leases.runs(task)
