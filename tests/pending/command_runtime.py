@@ -280,7 +280,7 @@ async def test_a_second_request_leaves_the_kill_its_time(database_url: str, seco
         task = await inside.shell(NASTY)
         pids = await nasty_pids(inside, task)
         await (inside.engine.pause if second == "cancel" else inside.engine.cancel)(task)
-        held = inside.worker._leases.get(task)
+        held = next(each for each in inside.worker._leases.all() if each.fence.task == task)
         assert held is not None
         await eventually(lambda: held.reason is not None)
         if second == "drain":
@@ -304,7 +304,7 @@ async def test_a_cancel_that_finds_the_command_at_its_end_is_confirmed(
     async with working(database_url, heartbeat_s=60) as inside:
         task = await inside.shell(f"echo up; until [ -e '{done}' ]; do sleep 0.05; done")
         await inside.said(task, "up")
-        held = inside.worker._leases.get(task)
+        held = next(each for each in inside.worker._leases.all() if each.fence.task == task)
         assert held is not None
         held.stop = lambda _reason: done.touch()  # the attempt hears of it after its session ended
         await inside.engine.cancel(task)

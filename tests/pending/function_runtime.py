@@ -432,7 +432,7 @@ async def test_a_late_result_of_a_lost_attempt_is_refused(database_url: str) -> 
     async with working(database_url, {None: handler}, heartbeat_s=60, lease_s=600) as inside:
         task = await inside.submit()
         await eventually(lambda: inside.worker.holds(task))
-        held = inside.worker._leases.get(task)
+        held = next(each for each in inside.worker._leases.all() if each.fence.task == task)
         assert held is not None
         held.stop = lambda _reason: None  # nobody tells it
         first: Fence = held.fence
