@@ -175,7 +175,12 @@ def stop_on_signals() -> asyncio.Event:
         loop.add_signal_handler(number, stop.set)
     if os.environ.get(PARENT_PIPE):
         # Standard input is a pipe that only the parent holds: its end is the parent's end.
-        loop.add_reader(0, lambda: stop.set() if not os.read(0, 4096) else None)
+        def read() -> None:
+            if not os.read(0, 4096):
+                loop.remove_reader(0)  # an ended pipe stays readable: one look is enough
+                stop.set()
+
+        loop.add_reader(0, read)
     return stop
 
 

@@ -1,6 +1,7 @@
 """A thousand small worlds with faults, each of which has to come out right."""
 
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -112,9 +113,11 @@ def test_without_faults_no_attempt_is_lost() -> None:
 
 def test_when_everything_stands_still_nothing_runs_again() -> None:
     """A closed lid, a stopped virtual machine: every owner is still there when it goes on."""
-    for seed in range(50):
-        plan = calm(seed, Moment(4 + seed / 20, "close lid", 20 + seed * 10, 1))
-        slow = msgspec.structs.replace(plan, latency=0.2, controls=0)
+    for seed in range(80):
+        rng = random.Random(f"lid {seed}")
+        plan = calm(seed, Moment(rng.uniform(2, 8), "close lid", rng.uniform(20, 600), 1))
+        led = msgspec.structs.replace(plan.settings, leader=True)
+        slow = msgspec.structs.replace(plan, latency=0.3, controls=0, coordinators=1, settings=led)
         result = simulate(seed, slow)
         assert not result.broken, complaint(result)
         if not result.happened["worker ended itself"]:

@@ -73,12 +73,15 @@ class Coordinator:
     async def cycle_once(self) -> Counts:
         """All duties once, if this coordinator leads."""
         counts = Counts()
-        self._notice_gap()
         if self.settings.leader:
             seconds = max(3 * self.settings.tick_s, 1.0)
-            if await self.engine.upkeep.lead(NAME, self.name, seconds) is None:
-                self._done()
+            leadership = await self.engine.upkeep.lead(NAME, self.name, seconds)
+            self._answered()
+            if leadership is None:
+                self.cycles += 1
                 return counts
+        else:
+            self._notice_gap()
         counts.leading = True
         crash_point("coordinator.leading")
         await self._repair(counts)
@@ -86,11 +89,13 @@ class Coordinator:
         if self.cycles % SLOW_EVERY == 0:
             counts.archived = await self.engine.upkeep.archive_once(self.name)
             counts.pruned = await self.engine.upkeep.prune_once()
-        self._done()
+        self.cycles += 1
+        self._answered()
         return counts
 
-    def _done(self) -> None:
-        self.cycles += 1
+    def _answered(self) -> None:
+        """The store answered; if it took long, or nobody asked for long, that was a pause."""
+        self._notice_gap()
         self._last_good = self.engine.clock.elapsed()
 
     def _notice_gap(self) -> None:
@@ -103,19 +108,23 @@ class Coordinator:
 
     async def _repair(self, counts: Counts) -> None:
         upkeep = self.engine.upkeep
-        if self.engine.clock.elapsed() >= self._reap_from:
-            for _ in range(ROUNDS):
-                done = await upkeep.expire_once(self.name)
-                counts.expired += done
-                if done < BATCH:
-                    break
-        crash_point("coordinator.expired")
+        for _ in range(ROUNDS):
+            if self.engine.clock.elapsed() < self._reap_from:
+                break
+            done = await upkeep.expire_once(self.name)
+            self._answered()
+            counts.expired += done
+            if done < BATCH:
+                break
+        if counts.expired:
+            crash_point("coordinator.expired")
         for _ in range(ROUNDS):
             done = await upkeep.promote_once(self.name)
             counts.promoted += done
             if done < BATCH:
                 break
-        crash_point("coordinator.promoted")
+        if counts.promoted:
+            crash_point("coordinator.promoted")
 
     async def _relay(self, counts: Counts) -> None:
         counts.relayed += await self.engine.upkeep.relay_once(ALERTS, _alert, errors=True)

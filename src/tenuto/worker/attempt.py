@@ -10,7 +10,7 @@ from tenuto.crash import crash_point
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.model.commands import Failure
-from tenuto.model.errors import Conflict, Invalid, TenutoError, Unavailable
+from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.model.limits import MAX_ERROR, MAX_STACK, clean
 from tenuto.settings import Settings
 from tenuto.worker.context import Context
@@ -38,6 +38,7 @@ class Attempt:
         self._transcript = Transcript(engine, work.fence, settings.transcript_kb * 1024)
         self._held = Held(work.fence, self.stop)
         self._running: asyncio.Task[Any] | None = None
+        self._stopping = False
         self._receipt: dict[str, Any] = {}
 
     def stop(self, reason: Reason) -> None:
@@ -45,7 +46,9 @@ class Attempt:
         if self._held.reason is None or reason in ("lost", "cancel"):
             self._held.asked_at = self._engine.clock.elapsed()
             self._held.reason = reason
-        if self._running is not None:
+        if self._running is not None and not self._stopping:
+            # Once: a second cancel would cut the killing short and tell of an end too early.
+            self._stopping = True
             self._running.cancel()
 
     async def run(self) -> None:
@@ -157,7 +160,7 @@ class Attempt:
             except asyncio.CancelledError:
                 if _torn_down() and self._held.reason is None:
                     raise  # else: asked to stop while telling, and what is told decides
-            except TenutoError as error:
+            except Exception as error:  # refused, or a fault: neither gets better by waiting
                 if told_plainly:
                     log.exception("outcome of %s refused", self._work.fence.task)
                     return
@@ -166,9 +169,10 @@ class Attempt:
             else:
                 return
 
-    def _refused(self, error: TenutoError) -> Tell:
+    def _refused(self, error: Exception) -> Tell:
         """What cannot be stored as it was told is told as a plain failure."""
-        failure = Failure(message=f"what the attempt reported is refused: {error}")
+        message = f"what the attempt reported is refused: {error}"
+        failure = Failure(message=clean(message, MAX_ERROR))
         return lambda: self._engine.fail(self._work.fence, failure)
 
     def _asked(self, error: Conflict) -> bool:

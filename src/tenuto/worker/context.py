@@ -48,6 +48,11 @@ class Context:
         """The same in every attempt: hand it to whatever must happen once outside."""
         return str(self._work.fence.task)
 
+    @property
+    def full(self) -> bool:
+        """Whether the attempt's transcript takes no more."""
+        return self._transcript.full
+
     def log(self, text: str, level: str = "INFO") -> None:
         """Add to the attempt's transcript."""
         self._transcript.add(level, text)

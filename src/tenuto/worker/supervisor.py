@@ -538,7 +538,8 @@ def main() -> None:
     worker = socket.socket(fileno=int(sys.argv[1]))
     worker.set_inheritable(False)
     zygote = Zygote(worker)
-    worker.sendall(b"+")
+    with contextlib.suppress(OSError):  # a worker that died meanwhile: `run` finds out
+        worker.sendall(b"+")
     zygote.run()
 
 

@@ -15,6 +15,8 @@ LEVELS = frozenset({"DEBUG", "INFO", "WARN", "ERROR", "CRITICAL"})
 GATHER_S = 0.2
 LONGEST_LINE = 16_384
 MOST_LINES = 500
+LINE_COST = 32
+"""Bytes of the cap that a line takes besides its text: an empty line is a row too."""
 
 
 class Transcript:
@@ -29,6 +31,11 @@ class Transcript:
         self._flushing: asyncio.Task[None] | None = None
         self._full = False
 
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is kept."""
+        return self._full
+
     def add(self, level: str, text: str) -> None:
         """Remember text, line by line; beyond the cap one last line says so."""
         level = level if isinstance(level, str) and level in LEVELS else "INFO"
@@ -39,7 +46,7 @@ class Transcript:
     def _line(self, level: str, text: str) -> None:
         if self._full:
             return
-        self._room -= len(text) + 1
+        self._room -= len(text) + LINE_COST
         if self._room < 0:
             self._full = True
             level, text = "WARN", "(transcript full: the rest is not kept)"
@@ -57,13 +64,12 @@ class Transcript:
         await self._flush()
 
     async def _flush_soon(self) -> None:
-        await self._engine.clock.sleep(GATHER_S)
-        try:
+        while True:
+            await self._engine.clock.sleep(GATHER_S)
             await self._flush()
-        finally:
-            self._flushing = None
-            if self._waiting:
-                self._flushing = asyncio.get_running_loop().create_task(self._flush_soon())
+            if not self._waiting:
+                self._flushing = None
+                return
 
     async def _flush(self) -> None:
         while self._waiting:

@@ -21,7 +21,7 @@ import msgspec
 from tenuto.crash import crash_point
 from tenuto.model.commands import Failure
 from tenuto.model.errors import TenutoError
-from tenuto.model.limits import MAX_ERROR, clean
+from tenuto.model.limits import MAX_ERROR, MAX_JSON, clean
 from tenuto.model.retry import ErrorClass
 from tenuto.worker.context import Context
 from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart
@@ -31,6 +31,7 @@ _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ"
 _ENV_LIMIT = 32_000
 _CHUNK = 65_536
 _TAIL_LINES = 20
+_REPORT_LIMIT = 2 * MAX_JSON
 
 
 class _Report:
@@ -38,7 +39,7 @@ class _Report:
 
     def __init__(self) -> None:
         self.output: Any = None
-        self.error: dict[str, Any] | None = None
+        self.error: Any = None
 
 
 class CommandRuntime:
@@ -128,7 +129,7 @@ async def _follow(
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > _CHUNK:
             lines, rest = [*lines, rest], b""
-        for line in lines:
+        for line in lines[-_TAIL_LINES:] if context.full else lines:
             _say(line, level, context, tail)
     if rest:
         _say(rest, level, context, tail)
@@ -142,13 +143,22 @@ def _say(line: bytes, level: str, context: Context, tail: deque[str]) -> None:
 
 async def _listen(reader: asyncio.StreamReader, context: Context, report: _Report) -> None:
     """Do what the command asks for over its report pipe; nonsense is logged, never fatal."""
-    rest = b""
+    rest = bytearray()
+    dropping = False
     while chunk := await reader.read(_CHUNK):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            await _obey(line, context, report)
+        first, *more = chunk.split(b"\n")
+        if not dropping:
+            rest += first
+        if len(rest) > _REPORT_LIMIT:
+            context.log(f"unreadable report: a line of more than {_REPORT_LIMIT:,} bytes", "WARN")
+            rest, dropping = bytearray(), True
+        if more:
+            await _obey(bytes(rest), context, report)
+            for line in more[:-1]:
+                await _obey(line, context, report)
+            rest, dropping = bytearray(more[-1]), False
     if rest:
-        await _obey(rest, context, report)
+        await _obey(bytes(rest), context, report)
 
 
 async def _obey(line: bytes, context: Context, report: _Report) -> None:
@@ -189,14 +199,14 @@ def _resume_at(report: _Report) -> datetime | None:
 
 
 def _failure(end: SessionEnd, report: _Report, tail: deque[str]) -> Failure:
-    said = report.error if isinstance(report.error, dict) else {}
+    said = report.error if isinstance(report.error, dict) else {"message": report.error}
     if end.oom:
         kind, why = ErrorClass.OUT_OF_MEMORY, "killed for want of memory"
     elif end.exit_code is None:
         kind, why = ErrorClass.CRASH, f"killed by signal {end.signal}"
     else:
         kind, why = ErrorClass.ERROR, f"exit code {end.exit_code}"
-    if said.get("class") in {each.value for each in ErrorClass}:
+    if said.get("class") in [each.value for each in ErrorClass]:
         kind = ErrorClass(said["class"])
     last = next((line for line in reversed(tail) if line.strip()), "")
     message = str(said.get("message") or (f"{why}: {last}" if last else why))

@@ -20,6 +20,12 @@ class Stopped(BaseException):
     """Raised inside a plain function whose attempt has to end."""
 
 
+class _Raised(Exception):
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
 class FunctionRuntime:
     """Handlers by task type; the one under `None` takes every other type."""
 
@@ -81,6 +87,10 @@ async def _on_thread(handler: Handler, context: Context, grace_s: float) -> Any:
     thread.start()
     try:
         return await asyncio.shield(future)
+    except _Raised as raised:
+        if isinstance(raised.error, AttemptFailed):
+            raise raised.error from None
+        raise AttemptFailed(failure_of(raised.error)) from raised.error
     except asyncio.CancelledError:
         outside.stopping = True
         _interrupt(thread)
@@ -95,7 +105,8 @@ def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | N
     if isinstance(error, Stopped):
         future.set_result(None)
     elif error is not None:
-        future.set_exception(error)
+        # Wrapped: a future takes no StopIteration, and a loop would end itself by a SystemExit.
+        future.set_exception(_Raised(error))
         future.exception()  # looked at: a cancelled attempt may leave it behind
     else:
         future.set_result(result)
