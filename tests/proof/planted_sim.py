@@ -84,10 +84,10 @@ def complete_guarded_by_status(stack: ExitStack) -> None:
 
 @plant("I5", harsh=True)
 def complete_guarded_by_owner(stack: ExitStack) -> None:
-    """The right worker is enough, though it may be its attempt before."""
+    """The right agent is enough, though it may be its attempt before."""
     same = (
-        "task.worker = coalesce((select a.worker from attempt a where a.task = done.id"
-        " and a.attempt = done.attempt), task.worker) and done.token <> ''"
+        "task.agent = coalesce((select a.agent from attempt a where a.task = done.id"
+        " and a.attempt = done.attempt), task.agent) and done.token <> ''"
     )
     rewrite(stack, "complete_if_owned", FENCE, same)
 
