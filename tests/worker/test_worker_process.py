@@ -11,7 +11,7 @@ from time import monotonic
 from uuid import UUID
 
 import pytest
-from tests.proof.crash.system import PATIENCE, System, stopped, system
+from tests.proof.crash.system import PATIENCE, System, frozen, stopped, system
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
@@ -115,6 +115,29 @@ async def test_up_sees_its_worker_die_and_goes_on_at_once(world: System) -> None
     assert "seen to die" in event.text
 
 
+async def test_workers_drain_quietly_when_up_is_killed(world: System) -> None:
+    up = world.start("up", "--workers", "2", drain_s=2)
+    tasks = await world.submit(*(world.task(MEEK) for _ in range(2)))
+    await flying(world, 2, 2)
+    workers = await world.engine.query.workers(world.engine.workspace)
+    before = {row["pid"]: cpu_seconds(row["pid"]) for row in workers}
+    used = dict(before)
+    up.signal(signal.SIGKILL)
+
+    def gone() -> bool:
+        used.update({pid: cpu_seconds(pid) or used[pid] for pid in used})
+        return not world.others()
+
+    await eventually(gone, PATIENCE, 0.05)
+    assert max(used[pid] - before[pid] for pid in used) < 0.7
+    for task in tasks:
+        view = await world.engine.show(task)
+        assert (view.status, view.tries) == ("PENDING", 0)
+        assert await world.outcomes(task) == ["RELEASED"]
+    workers = await world.engine.query.workers(world.engine.workspace)
+    assert {row["status"] for row in workers} == {"STOPPED"}
+
+
 def cpu_seconds(pid: int) -> float:
     """What a process has used of the processors; nothing when it is gone."""
     try:
@@ -152,6 +175,27 @@ async def expired(world: System, task: UUID, seconds: float) -> bool:
 
 async def renewed(world: System, task: UUID) -> bool:
     return not await expired(world, task, 0)
+
+
+async def test_a_stopped_database_makes_nothing_run_again(
+    postgres_url: str, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    async with system(postgres_url, tmp_path) as world:
+        world.coordinator(lease_s=3)
+        world.worker(lease_s=3)
+        done = tmp_path / "done"
+        [task] = await world.submit(world.task(f"until [ -e '{done}' ]; do sleep 0.05; done"))
+        await flying(world, 1, 1)
+        await eventually(lambda: leads(world), PATIENCE)
+        until = (await world.engine.show(task)).lease_until
+        assert until is not None
+        with frozen(postgres.pid):
+            limit = until + timedelta(seconds=4)
+            await eventually(lambda: world.engine.clock.now() > limit, PATIENCE)
+        await eventually(lambda: renewed(world, task), PATIENCE)
+        done.touch()
+        await world.check([task])
+        assert await world.outcomes(task) == ["COMPLETED"]
 
 
 async def test_an_outage_of_the_database_ends_no_worker(
