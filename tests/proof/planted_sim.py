@@ -120,7 +120,12 @@ def pause_overrules_a_cancel(stack: ExitStack) -> None:
 @plant("I7")
 def heartbeat_revives(stack: ExitStack) -> None:
     """A reaped lease comes back to life when its owner beats again."""
-    rewrite(stack, "heartbeat", "and task.status in ('ASSIGNED', 'RUNNING')", "")
+    rewrite(
+        stack,
+        "heartbeat",
+        "case when task.status in ('ASSIGNED', 'RUNNING') then",
+        "case when true then",
+    )
 
 
 @plant("I7")

@@ -1,7 +1,7 @@
 """Hints over LISTEN/NOTIFY.
 
 NOTIFY takes a lock that all committing notifiers share, so it is never part of a task's
-transaction: hints gather while one notification is under way and go out together.
+transaction. The first hint goes out at once; those that follow it closely gather and go together.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from tenuto.clock import Clock
 CHANNEL = "tenuto_wake"
 _LONGEST = 7_500
 _PAUSE_S = 1.0
+_GATHER_S = 0.005
 _FAULTS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError)
 
 
@@ -76,6 +77,7 @@ class PostgresWakeups:
                     if self._connection is None or self._connection.is_closed():
                         await self._connect()
                     await self._connection.execute("select pg_notify($1, $2)", CHANNEL, payload)
+                await asyncio.sleep(0 if self._closed else _GATHER_S)
         finally:
             self._sending = False
 

@@ -17,6 +17,9 @@ from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Script, Statement
 
 Rows = dict[str, list[tuple[Any, ...]]]
+_COMMON_BODY = 9
+_COMMON_HOT = 8
+"""Columns that most tasks fill; they come first in the rows of the query `submit`."""
 
 
 class Submitted(msgspec.Struct, frozen=True):
@@ -93,7 +96,7 @@ class Submitting:
         for prepared in batch:
             for name, found in prepared.rows.items():
                 rows[name] += found
-        yield Statement("submit", {"now": self._core.now()}, rows)
+        yield _insert(self._core, rows)
         return [None] * len(batch)
 
     async def prepare(
@@ -133,6 +136,21 @@ class Submitting:
         return _Prepared(ids, keys, prints, rows, frozenset(wakes))
 
 
+def _insert(core: Core, rows: Rows) -> Statement:
+    """The statement that writes the rows, without the columns that all of them leave empty."""
+    params = {
+        "now": core.now(),
+        "rare": _any_past(rows["body"], _COMMON_BODY),
+        "timed": _any_past(rows["hot"], _COMMON_HOT),
+    }
+    return Statement("submit", params, rows)
+
+
+def _any_past(rows: list[tuple[Any, ...]], common: int) -> bool | None:
+    nothing = (None,) * (len(rows[0]) - common)
+    return True if any(row[common:] != nothing for row in rows) else None
+
+
 def _same_as(news: Sequence[NewTask]) -> list[int]:
     """For each task of a submit, the first of them that it repeats: by id or idempotency key."""
     first: dict[UUID | str, int] = {}
@@ -153,7 +171,7 @@ def _same_as(news: Sequence[NewTask]) -> list[int]:
 
 def submit_script(core: Core, prepared: _Prepared) -> Script[list[Submitted]]:
     """Insert what is new; what is there already must be the same, or everything is refused."""
-    inserted = yield Statement("submit", {"now": core.now()}, prepared.rows)
+    inserted = yield _insert(core, prepared.rows)
     fresh = {row["id"] for row in inserted}
     stale = [
         (task_id, key)
@@ -210,6 +228,7 @@ def _hot(
         rank(new.priority, base, new.estimate_minutes),
         new.priority,
         new.max_attempts,
+        actor,
         None if new.retry is None else msgspec.json.encode(new.retry).decode(),
         new.lease_s,
         new.timeout_s,
@@ -218,7 +237,6 @@ def _hot(
         new.estimate_minutes,
         new.run_at,
         timer,
-        actor,
     )
 
 
@@ -234,13 +252,17 @@ def _body(
         task_id,
         workspace,
         new.title,
-        new.description,
+        new.task_type,
         new.prompt,
+        limits.json_text("input", new.input),
+        limits.json_text("metadata", new.metadata),
+        new.source,
+        actor,
+        new.description,
         new.system_prompt,
         new.model,
         new.max_turns,
         new.conversation,
-        new.task_type,
         new.agent_type,
         new.target_agent,
         new.runtime,
@@ -251,11 +273,7 @@ def _body(
         new.region,
         new.parent,
         rerun_of,
-        limits.json_text("input", new.input),
-        limits.json_text("metadata", new.metadata),
         new.idempotency_key,
         print_,
         new.trace_id,
-        new.source,
-        actor,
     )

@@ -55,21 +55,23 @@ class Batcher:
         loop = asyncio.get_running_loop()
         waiting = _Waiting(kind, item, key, loop.create_future())
         self._queue.append(waiting)
-        if not self._starting and len(self._running) < self._store.writers:
-            # One turn of the loop later: whatever is ready now joins the batch.
-            self._starting = True
-            loop.call_soon(self._start)
+        self._start()
         return await waiting.future
 
     def _start(self) -> None:
-        self._starting = False
-        while self._queue and len(self._running) < self._store.writers:
-            batch = self._take()
-            if not batch:
-                return
-            task = asyncio.get_running_loop().create_task(self._run(batch))
+        if self._queue and not self._starting and len(self._running) < self._store.writers:
+            self._starting = True
+            task = asyncio.get_running_loop().create_task(self._go())
             self._running.add(task)
             task.add_done_callback(self._ended)
+
+    async def _go(self) -> None:
+        # One turn of the loop after the first caller: whatever is ready by now joins the batch.
+        self._starting = False
+        batch = self._take()
+        self._start()
+        if batch:
+            await self._run(batch)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._running.discard(task)
@@ -117,20 +119,22 @@ class Batcher:
         groups: dict[Kind, list[_Waiting]] = {}
         for waiting in batch:
             groups.setdefault(waiting.kind, []).append(waiting)
-
-        def script() -> Script[list[Answers]]:
-            answers = []
-            for kind, group in groups.items():
-                answers.append((yield from kind.script([waiting.item for waiting in group])))
-            return answers
-
+        items = [(kind, [waiting.item for waiting in group]) for kind, group in groups.items()]
         lone = len(groups) == 1 and batch[0].kind.one_statement
         crash_point("engine.before_commit")
-        results = await (self._store.once(script) if lone else self._store.transact(script))
+        run = self._store.once if lone else self._store.transact
+        results = await run(lambda: _scripts(items))
         crash_point("engine.committed")
         for group, answers in zip(groups.values(), results, strict=True):
             for waiting, answer in zip(group, answers, strict=True):
                 _settle(waiting.future, answer)
+
+
+def _scripts(items: list[tuple[Kind, list[Any]]]) -> Script[list[Answers]]:
+    answers = []
+    for kind, group in items:
+        answers.append((yield from kind.script(group)))
+    return answers
 
 
 def _settle(future: "asyncio.Future[Any]", answer: Any) -> None:

@@ -1,6 +1,5 @@
 """PostgreSQL over asyncpg: every query one statement, every batch one round trip."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -11,12 +10,15 @@ import asyncpg
 from tenuto.clock import Clock, from_micros, to_micros
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.store import schema, sql
+from tenuto.store.pool import Pool
 from tenuto.store.protocol import Row, SchemaState, Script, Statement
 
 T = TypeVar("T")
 
 _MIGRATION_LOCK = 0x74656E75746F
 _RERUNS = 10
+_READERS = 2
+_PATIENCE_S = 10.0
 _LOST = (
     OSError,
     asyncpg.InterfaceError,
@@ -34,15 +36,19 @@ _LOST = (
     asyncpg.ReadOnlySQLTransactionError,
     TimeoutError,
 )
+_CUT = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""After these nobody knows what the connection will say next."""
 _AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
-# The hot statements name their rows by key. A plan made while the table was small must not be kept
-# as a scan once it is large, so scans are off for the connections that write.
+# The statements that write are written so that one plan is right at every size: rows are found by
+# key, by place, or in order of an index. So plans are made once, and scans, which look good as long
+# as a table is small, are off.
 _WRITE_SETTINGS = {
     "application_name": "tenuto",
     "jit": "off",
     "enable_seqscan": "off",
     "enable_mergejoin": "off",
+    "plan_cache_mode": "force_generic_plan",
     "idle_in_transaction_session_timeout": "30s",
 }
 _READ_SETTINGS = {
@@ -77,11 +83,6 @@ class DatabaseClock(Clock):
         return from_micros(int((self._offset + self.elapsed()) * 1e6))
 
 
-async def _no_reset(connection: Any) -> None:
-    """Connections carry no session state, so nothing needs a round trip to clear it."""
-    del connection
-
-
 class PostgresStore:
     """A store in a PostgreSQL database."""
 
@@ -91,8 +92,8 @@ class PostgresStore:
         self.url = url
         self.writers = writers
         self.clock = clock or DatabaseClock()
-        self._write_pool: Any = None
-        self._read_pool: Any = None
+        self._write = Pool(url, writers, _WRITE_SETTINGS)
+        self._read = Pool(url, _READERS, _READ_SETTINGS)
         self._compiled: dict[Any, sql.PostgresQuery] = {}
 
     async def open(self) -> None:
@@ -101,13 +102,8 @@ class PostgresStore:
         await self.sync_clock()
 
     async def close(self) -> None:
-        for pool in (self._write_pool, self._read_pool):
-            if pool is not None:
-                try:
-                    await asyncio.wait_for(pool.close(), 5)
-                except (TimeoutError, *_LOST):
-                    pool.terminate()
-        self._write_pool = self._read_pool = None
+        await self._write.close()
+        await self._read.close()
 
     async def sync_clock(self) -> None:
         """Read the database's clock again when the last reading is old."""
@@ -196,37 +192,52 @@ class PostgresStore:
             return result
 
     async def _run(self, connection: Any, statement: Statement) -> list[Row]:
-        compiled = self._compile(statement)
-        columns = {name: list(zip(*rows, strict=True)) for name, rows in statement.rows.items()}
+        rows = statement.rows
+        single = bool(rows) and all(len(each) <= 1 for each in rows.values())
+        compiled = self._compile(statement, single=single)
         params = statement.params
+        cells: dict[str, Any]
+        if single:
+            cells = {name: each[0] for name, each in rows.items() if each}
+        else:
+            cells = {name: list(zip(*each, strict=True)) for name, each in rows.items()}
         arguments = [
-            params.get(argument) if isinstance(argument, str) else columns[argument[0]][argument[1]]
+            params.get(argument) if isinstance(argument, str) else cells[argument[0]][argument[1]]
             for argument in compiled.arguments
         ]
-        rows: list[Row] = await connection.fetch(compiled.sql, *arguments)
-        return rows
+        found: list[Row] = await connection.fetch(compiled.sql, *arguments)
+        return found
 
-    def _compile(self, statement: Statement) -> sql.PostgresQuery:
+    def _compile(self, statement: Statement, *, single: bool) -> sql.PostgresQuery:
         empty = frozenset(name for name, rows in statement.rows.items() if not rows)
         given = frozenset(
             name for name, value in statement.params.items() if value is not None
         ) | frozenset(statement.literals)
         literals = tuple(statement.literals.items())
-        key = (statement.query, given, literals, empty)
+        key = (statement.query, given, literals, empty, single)
         compiled = self._compiled.get(key)
         if compiled is None:
             query = sql.load(sql.POSTGRES)[statement.query]
-            compiled = sql.for_postgres(sql.variant(query, given, literals, set(empty)))
+            settled = sql.variant(query, given, literals, set(empty))
+            compiled = sql.for_postgres(settled, single=single)
             self._compiled[key] = compiled
         return compiled
 
     @asynccontextmanager
     async def _connection(self, *, read: bool = False) -> AsyncIterator[Any]:
         """A connection; whatever says that the database is gone becomes `Unavailable`."""
+        pool = self._read if read else self._write
         try:
-            pool = await self._pool(read=read)
-            async with pool.acquire(timeout=10) as connection:
+            connection = await pool.take(_PATIENCE_S)
+            broken = True
+            try:
                 yield connection
+                broken = False
+            except Exception as error:
+                broken = isinstance(error, _CUT)
+                raise
+            finally:
+                pool.give(connection, broken=broken)
         except asyncpg.DiskFullError as error:
             raise Unavailable(f"the database has no room left: {error}", "storage_full") from error
         except asyncpg.UniqueViolationError as error:
@@ -239,27 +250,6 @@ class PostgresStore:
             raise Invalid(f"the database address is wrong: {error}", "database_invalid") from error
         except _LOST as error:
             raise Unavailable(f"the database does not answer: {_first_line(error)}") from error
-
-    async def _pool(self, *, read: bool) -> Any:
-        pool = self._read_pool if read else self._write_pool
-        if pool is None:
-            pool = await asyncpg.create_pool(
-                self.url,
-                min_size=0,
-                max_size=2 if read else self.writers,
-                reset=_no_reset,
-                timeout=5,
-                command_timeout=60,
-                server_settings=_READ_SETTINGS if read else _WRITE_SETTINGS,
-                max_inactive_connection_lifetime=0,
-                max_cached_statement_lifetime=0,
-                statement_cache_size=200,
-            )
-            if read:
-                self._read_pool = self._read_pool or pool
-            else:
-                self._write_pool = self._write_pool or pool
-        return pool
 
 
 async def make_scratch(url: str, name: str) -> str:

@@ -55,29 +55,31 @@ from {gone} where workspace.id = gone.workspace;
 -- name: submit
 -- Insert tasks that are not there yet, with their first event; answer the ids that are new.
 -- params: now timestamptz
--- rows: body(task uuid, workspace uuid, title text, description text, prompt text, system_prompt text, model text, max_turns bigint, conversation text, task_type text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, input json, metadata json, idempotency_key text, fingerprint text, trace_id text, source text, created_by text)
--- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, actor text)
+-- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text)
+-- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz)
 -- rows: label(task uuid, workspace uuid, label text)
 -- rows: tag(task uuid, workspace uuid, tag text)
 -- rows: capability(task uuid, workspace uuid, capability text)
 -- as: inserted
-insert into task_body (task, workspace, title, description, prompt, system_prompt, model, max_turns,
-  conversation, task_type, agent_type, target_agent, runtime, command, cwd, env, container, region,
-  parent, rerun_of, input, metadata, idempotency_key, fingerprint, trace_id, source, created_by)
-select body.task, body.workspace, body.title, body.description, body.prompt, body.system_prompt,
-  body.model, body.max_turns, body.conversation, body.task_type, body.agent_type,
-  body.target_agent, body.runtime, body.command, body.cwd, body.env, body.container, body.region,
-  body.parent, body.rerun_of, body.input, body.metadata, body.idempotency_key, body.fingerprint, body.trace_id,
-  body.source, body.created_by
+insert into task_body (task, workspace, title, task_type, prompt, input, metadata, source,
+  created_by[rare: , description, system_prompt, model, max_turns, conversation, agent_type,
+  target_agent, runtime, command, cwd, env, container, region, parent, rerun_of, idempotency_key,
+  fingerprint, trace_id])
+select body.task, body.workspace, body.title, body.task_type, body.prompt, body.input,
+  body.metadata, body.source, body.created_by[rare: , body.description, body.system_prompt,
+  body.model, body.max_turns, body.conversation, body.agent_type, body.target_agent, body.runtime,
+  body.command, body.cwd, body.env, body.container, body.region, body.parent, body.rerun_of,
+  body.idempotency_key, body.fingerprint, body.trace_id]
 from {rows:body}
 where true
 on conflict do nothing
 returning task as id;
-insert into task (id, workspace, lane, status, rank, priority, max_attempts, retry, lease_s,
-  timeout_s, watch_s, queue_ttl_s, estimate_minutes, run_at, due_at, created_at, updated_at)
-select hot.id, hot.workspace, hot.lane, hot.status, hot.rank, hot.priority, hot.max_attempts,
-  hot.retry, hot.lease_s, hot.timeout_s, hot.watch_s, hot.queue_ttl_s, hot.estimate_minutes,
-  hot.run_at, hot.due_at, :now, :now
+insert into task (id, workspace, lane, status, rank, priority, max_attempts, created_at,
+  updated_at[timed: , retry, lease_s, timeout_s, watch_s, queue_ttl_s, estimate_minutes, run_at,
+  due_at])
+select hot.id, hot.workspace, hot.lane, hot.status, hot.rank, hot.priority, hot.max_attempts, :now,
+  :now[timed: , hot.retry, hot.lease_s, hot.timeout_s, hot.watch_s, hot.queue_ttl_s,
+  hot.estimate_minutes, hot.run_at, hot.due_at]
 from {rows:hot of inserted};
 insert into event (task, seq, workspace, xid, kind, level, new, attempt, actor, at)
 select hot.id, 1, hot.workspace, {xid}, 'submitted', 'INFO', hot.status, 0, hot.actor, :now
@@ -108,8 +110,8 @@ join task_body body on body.workspace = :workspace
 -- The best tasks over the lanes, by rank, three times as many as wanted, then those of them that
 -- nobody else is taking. Ranks bound the reading: first a few per lane, then what the best of
 -- those leave possible.
-select t.id from task t
-where t.status = 'PENDING'
+select t.{place} as place from task t
+where t.status = 'PENDING' and t.tries < t.max_attempts and t.attempt < 1000
   and {fragment:fresh_lanes}
   and t.id = any (array(
   select c.id
@@ -135,7 +137,7 @@ for update skip locked
 
 -- fragment: claimable only sqlite
 -- As for PostgreSQL; `json_each` over a correlated array stands for a lateral join.
-select c.value ->> 1 from (
+select c.value ->> 2 from (
   select max(rank) as bound, count(*) as found from (
     select h.value as rank from {each:lanes}, json_each((
       select json_group_array(rank) from (
@@ -143,22 +145,25 @@ select c.value ->> 1 from (
         order by rank, id limit :n / json_array_length(:lanes) + 2))) h
     order by h.value limit :n)
 ) b, {each:lanes}, json_each((
-  select json_group_array(json_array(rank, id)) from (
-    select rank, id from task
-    where lane = lanes.value and status = 'PENDING' and (b.found < :n or rank <= b.bound)
+  select json_group_array(json_array(rank, id, place)) from (
+    select rank, id, {place} as place from task
+    where lane = lanes.value and status = 'PENDING' and tries < max_attempts and attempt < 1000
+      and (b.found < :n or rank <= b.bound)
     order by rank, id limit :n))) c
 where {fragment:fresh_lanes}
 order by c.value ->> 0, c.value ->> 1 limit :n
 
 -- fragment: claim_head only postgres
-select t.id from task t
-where t.lane = :lane and t.status = 'PENDING' and {fragment:fresh_lanes}
+select t.{place} as place from task t
+where t.lane = :lane and t.status = 'PENDING' and t.tries < t.max_attempts and t.attempt < 1000
+  and {fragment:fresh_lanes}
 order by t.rank, t.id limit :n
 for update skip locked
 
 -- fragment: claim_head only sqlite
-select t.id from task t
-where t.lane = :lane and t.status = 'PENDING' and {fragment:fresh_lanes}
+select t.{place} as place from task t
+where t.lane = :lane and t.status = 'PENDING' and t.tries < t.max_attempts and t.attempt < 1000
+  and {fragment:fresh_lanes}
 order by t.rank, t.id limit :n
 
 -- fragment: event_xid
@@ -187,6 +192,14 @@ select moved.id, moved.version, moved.workspace, moved.event_xid, 'claimed', 'IN
   moved.attempt, :agent, :worker, :now
 from {moved}
 
+-- fragment: body_of_moved only postgres
+-- Looked up by key, row by row, whatever the planner guesses the number of rows to be.
+cross join lateral (select b.* from task_body b
+  where b.workspace = moved.workspace and b.task = moved.id offset 0) body
+
+-- fragment: body_of_moved only sqlite
+join task_body body on body.workspace = moved.workspace and body.task = moved.id
+
 -- fragment: claimed_work
 select moved.id as id, moved.workspace as workspace, moved.attempt as attempt,
   moved.tries as tries, moved.max_attempts as max_attempts, moved.lease_until as lease_until,
@@ -195,18 +208,17 @@ select moved.id as id, moved.workspace as workspace, moved.attempt as attempt,
   body.env, body.input, body.metadata, body.parent, body.trace_id,
   (select checkpoint.data from checkpoint where checkpoint.task = moved.id) as checkpoint
 from {moved}
-join task_body body on body.workspace = moved.workspace and body.task = moved.id
+{fragment:body_of_moved}
 
 -- name: claim
 -- Take up to n PENDING tasks, best rank first over several lanes; answer them with their work.
 -- params: lanes bigint[], workspace uuid, lanes_version bigint, n bigint, status text, agent uuid, worker text, token text, lease_s bigint, now timestamptz
--- as: picked(id)
+-- as: picked(place)
 {fragment:claimable};
 -- as: moved
 update task {fragment:taken}
 from {picked}
-where task.id = picked.id and task.status = 'PENDING' and task.tries < task.max_attempts
-  and task.attempt < 1000
+where task.{place} = picked.place
 returning {fragment:taken_columns};
 {fragment:note_claimed};
 -- as: work
@@ -216,13 +228,12 @@ returning {fragment:taken_columns};
 -- name: claim_lane
 -- The same over one lane.
 -- params: lane bigint, workspace uuid, lanes_version bigint, n bigint, status text, agent uuid, worker text, token text, lease_s bigint, now timestamptz
--- as: picked(id)
+-- as: picked(place)
 {fragment:claim_head};
 -- as: moved
 update task {fragment:taken}
 from {picked}
-where task.id = picked.id and task.status = 'PENDING' and task.tries < task.max_attempts
-  and task.attempt < 1000
+where task.{place} = picked.place
 returning {fragment:taken_columns};
 {fragment:note_claimed};
 -- as: work
@@ -251,6 +262,15 @@ select (select count(*) from task
     where task.agent = :agent and task.status in ('ASSIGNED', 'RUNNING'))
   + (select count(*) from attempt where attempt.agent = :agent and attempt.unconfirmed) as load;
 
+-- fragment: is_running
+-- Written so that no partial index fits: rows are found by their key, never by going through all
+-- that run.
+case when task.status = 'RUNNING' then true else false end
+
+-- fragment: is_leased
+-- Written as `is_running` is, for the same reason.
+case when task.status in ('ASSIGNED', 'RUNNING') then true else false end
+
 -- name: complete_if_owned
 -- Finish the attempts whose fence is current and of whom nobody asked otherwise.
 -- params: now timestamptz
@@ -262,7 +282,7 @@ update task set status = 'COMPLETED', version = version + 1, lease_until = null,
   event_xid = {fragment:event_xid}
 from {rows:done}
 where task.id = done.id and task.attempt = done.attempt and task.lease_token = done.token
-  and task.status = 'RUNNING' and task.cancel_requested_at is null
+  and {fragment:is_running} and task.cancel_requested_at is null
   and task.pause_requested_at is null and not task.watched
 returning task.id, task.workspace, task.version, task.attempt, task.agent, task.worker,
   task.session_key, task.started_at, task.event_xid;
@@ -290,7 +310,7 @@ on conflict (task) do update set output = excluded.output, summary = excluded.su
 update task set lease_until = :now + {seconds:{greatest}(coalesce(task.lease_s, 0), :lease_s)}
 from {rows:lease}
 where task.id = lease.id and task.attempt = lease.attempt and task.lease_token = lease.token
-  and task.status in ('ASSIGNED', 'RUNNING')
+  and {fragment:is_leased}
 returning task.id, task.attempt, task.lease_until, task.cancel_requested_at,
   task.pause_requested_at, task.hung_warned_at;
 
@@ -304,7 +324,7 @@ update task set progress_percent = coalesce(report.percent, task.progress_percen
   progress_at = :now
 from {rows:report}
 where task.id = report.id and task.attempt = report.attempt and task.lease_token = report.token
-  and task.status in ('ASSIGNED', 'RUNNING')
+  and {fragment:is_leased}
 returning task.id, task.attempt;
 
 -- name: transcript_append
@@ -316,7 +336,7 @@ select line.id, line.attempt, line.line_no, task.workspace, line.level, line.tex
 from {rows:line}
 join task on task.id = line.id
 where task.attempt = line.attempt and task.lease_token = line.token
-  and task.status in ('ASSIGNED', 'RUNNING')
+  and {fragment:is_leased}
 on conflict (task, attempt, line_no) do nothing
 returning task as id, attempt, line_no;
 

@@ -18,7 +18,8 @@ and its text may say
     {moved}                 the rows that the step `moved` returned, as a table
     {columns:task}          the columns of Task, in order
     {fragment:name}         text under `-- fragment: name`, which may exist once per database
-    {seconds:expr} {greatest} {lock} {skip_locked} {xid} {each:lanes}   spelled by the dialect
+    {seconds:expr} {greatest} {lock} {skip_locked} {xid} {place} {each:lanes}
+                            spelled by the dialect
     [name: text]            text only where the parameter or literal `name` is given
     {literal:name}          words of our own (never a caller's), where an index needs to see them
 
@@ -76,6 +77,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     each: str
     xid: str
     """The number of the transaction, where transactions overlap."""
+    place: str
+    """Where a row is, good for the rest of the statement that found it."""
 
 
 POSTGRES = Dialect(
@@ -86,6 +89,7 @@ POSTGRES = Dialect(
     skip_locked="for update skip locked",
     each="unnest(:{0}) as {0}(value)",
     xid="pg_current_xact_id()::text::bigint",
+    place="ctid",
 )
 SQLITE = Dialect(
     name="sqlite",
@@ -95,6 +99,7 @@ SQLITE = Dialect(
     skip_locked="",
     each="json_each(:{0}) as {0}",
     xid="0",
+    place="rowid",
 )
 
 
@@ -127,6 +132,7 @@ def _spell(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
         "lock": dialect.lock,
         "skip_locked": dialect.skip_locked,
         "xid": dialect.xid,
+        "place": dialect.place,
     }
 
     def replace(match: re.Match[str]) -> str:
@@ -217,12 +223,15 @@ class PostgresQuery(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str | tuple[str, int], ...]
 
 
-def for_postgres(query: Query) -> PostgresQuery:
-    """All steps as one statement of common table expressions."""
+def for_postgres(query: Query, *, single: bool = False) -> PostgresQuery:
+    """All steps as one statement of common table expressions.
+
+    `single`: every set has one row, whose columns are plain arguments.
+    """
     labels = {step.label for step in query.steps}
 
     def open_step(text: str) -> str:
-        text = _ROWS.sub(lambda match: _unnest(query, match[1], match[2]), text)
+        text = _ROWS.sub(lambda match: _set(query, match[1], match[2], single=single), text)
         return _MACRO.sub(lambda match: match[1] if match[1] in labels else match[0], text)
 
     *before, last = [Step(step.label, open_step(step.text)) for step in query.steps]
@@ -230,7 +239,7 @@ def for_postgres(query: Query) -> PostgresQuery:
         before.append(last)
         last = Step("answer", f"select {', '.join(query.columns) or '*'} from {query.answer}")
     ctes = ",\n".join(f"{step.label} as {_once(step)}({step.text})" for step in before)
-    return _number(query, f"with {ctes}\n{last.text}" if ctes else last.text)
+    return _number(query, f"with {ctes}\n{last.text}" if ctes else last.text, single=single)
 
 
 def _once(step: Step) -> str:
@@ -238,18 +247,22 @@ def _once(step: Step) -> str:
     return "materialized " if step.text.startswith("select") else ""
 
 
-def _unnest(query: Query, name: str, of: str | None) -> str:
-    columns = query.rows[name]
-    arrays = ", ".join(f":{name}__{column}" for column, _ in columns)
-    names = ", ".join(column for column, _ in columns)
-    table = f"unnest({arrays}) as {name}({names})"
+def _set(query: Query, name: str, of: str | None, *, single: bool) -> str:
+    """A set as a table, with those of its columns that the query reads."""
+    text = "\n".join(step.text for step in query.steps)
+    first, *others = [column for column, _ in query.rows[name]]
+    columns = [first, *(each for each in others if re.search(rf"\b{name}\.{each}\b", text))]
+    if single:
+        table = f"(select {', '.join(f':{name}__{each} as {each}' for each in columns)}) as {name}"
+    else:
+        arrays = ", ".join(f":{name}__{each}" for each in columns)
+        table = f"unnest({arrays}) as {name}({', '.join(columns)})"
     if of is None:
         return table
-    first, key = columns[0][0], "id"
-    return f"(select {name}.* from {table} join {of} on {of}.{key} = {name}.{first}) as {name}"
+    return f"(select {name}.* from {table} join {of} on {of}.id = {name}.{first}) as {name}"
 
 
-def _number(query: Query, text: str) -> PostgresQuery:
+def _number(query: Query, text: str, *, single: bool) -> PostgresQuery:
     arguments: list[str | tuple[str, int]] = []
 
     def place(match: re.Match[str]) -> str:
@@ -259,7 +272,7 @@ def _number(query: Query, text: str) -> PostgresQuery:
         if column:
             columns = query.rows[rowset]
             index = next(i for i, (each, _) in enumerate(columns) if each == column)
-            argument, kind = (rowset, index), f"{columns[index][1]}[]"
+            argument, kind = (rowset, index), columns[index][1] + ("" if single else "[]")
         else:
             kind = query.params[name]
         if argument not in arguments:

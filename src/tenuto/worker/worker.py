@@ -27,8 +27,11 @@ from tenuto.worker.runtime.protocol import Runtime
 
 log = logging.getLogger("tenuto.worker")
 
-CLAIM_MOST = 100
+CLAIM_MOST = 200
 """Tasks in one claim: enough to share its cost, few enough to spread over workers."""
+
+_TURNS_TO_LEAVE = 2
+"""Turns of the loop after which a claim is on its way; the store then works while we do."""
 
 Connect = Callable[[], AbstractAsyncContextManager[Engine]]
 
@@ -38,6 +41,14 @@ class Hosted(msgspec.Struct, frozen=True):
 
     profile: AgentProfile
     runtime: Runtime
+
+
+class _Claim(msgspec.Struct, frozen=True, eq=False):
+    """A claim that is under way."""
+
+    hosted: Hosted
+    n: int
+    works: "asyncio.Task[list[Work]]"
 
 
 class Worker:
@@ -65,6 +76,7 @@ class Worker:
         self._who = Identity(self.id, host, pid)
         self._heart: Heart | HeartThread | None = None
         self._turn = 0
+        self._ahead: _Claim | None = None
 
     async def host(self, profile: AgentProfile, runtime: Runtime) -> AgentProfile:
         """Take an agent in; it is known to everybody when this returns."""
@@ -112,28 +124,47 @@ class Worker:
                 self._wake.clear()
         finally:
             unsubscribe()
+            await self._give_back()
             await self._drain()
             await self._stop_heart()
 
     async def _fill(self) -> bool:
         """Claim once for free slots; answers whether to try again at once."""
-        free = self.settings.slots - len(self._running)
-        if free <= 0 or not self._hosted:
+        claim = self._ahead or self._reach(0)
+        self._ahead = None
+        if claim is None:
             return False
-        crash_point("worker.before_claim")
+        works = await claim.works
+        if len(works) == claim.n:
+            self._ahead = self._reach(len(works))
+            for _ in range(_TURNS_TO_LEAVE):
+                await asyncio.sleep(0)
+        for work in works:
+            self._start(work, claim.hosted.runtime)
+        several = len(self._hosted) > 1
+        turns_left = self._turn % len(self._hosted) != 0
+        return len(works) == claim.n or turns_left or bool(works and several)
+
+    def _reach(self, taken: int) -> _Claim | None:
+        """A claim under way for the slots that are left besides those just taken."""
+        n = min(self.settings.slots - len(self._running) - taken, CLAIM_MOST)
+        if n <= 0 or not self._hosted:
+            return None
         self._turn += 1
         hosted = self._hosted[self._turn % len(self._hosted)]
-        n = min(free, CLAIM_MOST)
+        works = asyncio.get_running_loop().create_task(self._claim(hosted, n))
+        return _Claim(hosted, n, works)
+
+    async def _claim(self, hosted: Hosted, n: int) -> list[Work]:
+        """Up to n tasks; none when the store does not answer."""
+        crash_point("worker.before_claim")
         try:
             works = await self.engine.claim(hosted.profile, self.id, n, self._lease_s())
         except TenutoError as error:
             log.warning("cannot claim: %s", error)
-            return False
+            return []
         crash_point("worker.claimed")
-        for work in works:
-            self._start(work, hosted.runtime)
-        turns_left = self._turn % len(self._hosted) != 0
-        return len(works) == n or turns_left or bool(works and len(self._hosted) > 1)
+        return works
 
     def _lease_s(self) -> int:
         return max(self.settings.lease_s, int(3 * self.settings.heartbeat_s))
@@ -194,6 +225,17 @@ class Worker:
             ).register()
         except TenutoError as error:
             log.warning("cannot sign off: %s", error)
+
+    async def _give_back(self) -> None:
+        """Release what a claim still under way brings; nothing of it has begun."""
+        if self._ahead is None:
+            return
+        works = await self._ahead.works
+        self._ahead = None
+        releases = (self.engine.release(work.fence) for work in works)
+        for error in await asyncio.gather(*releases, return_exceptions=True):
+            if error is not None:
+                log.warning("cannot give back what was claimed: %s", error)
 
     async def _drain(self) -> None:
         """No new claims; what runs may finish for a while, then goes back with its try."""

@@ -33,11 +33,12 @@ class FunctionRuntime:
 
     def __init__(self) -> None:
         self.handlers: dict[str | None, Handler] = {}
+        self._async: dict[str, tuple[Handler, bool]] = {}
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
         handler = self.handlers.get(context.work.task_type) or self.handlers[None]
         try:
-            if iscoroutinefunction(handler):
+            if self._is_async(context.work.task_type, handler):
                 return await handler(context)
             return await _on_thread(handler, context, grace_s)
         except asyncio.CancelledError:
@@ -48,6 +49,12 @@ class FunctionRuntime:
         except BaseException as error:
             # Whatever a handler raises, exit() included, ends its attempt and not the worker.
             raise AttemptFailed(failure_of(error)) from error
+
+    def _is_async(self, task_type: str, handler: Handler) -> bool:
+        known = self._async.get(task_type)
+        if known is None or known[0] is not handler:
+            known = self._async[task_type] = (handler, iscoroutinefunction(handler))
+        return known[1]
 
 
 def failure_of(error: BaseException) -> Failure:
