@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Any, ClassVar
 
-from bench.harness import main, run_async
+from bench.harness import main
 from bench.peer import Mode, Peer
 from bench.workload import Journal
 
@@ -24,7 +24,7 @@ class _Tenuto(Peer):
     bulk_size = 1000
     help_command = ("orchestrate", "--help")
     notes = "audit trail, fences and lanes on; coordinator in the worker's process"
-    defaults: ClassVar = {"slots": 300}
+    defaults: ClassVar = {"slots": 400}
 
     def url(self) -> str:
         return self.target
@@ -54,7 +54,7 @@ class _Tenuto(Peer):
 
     def work(self, mode: Mode, journal: Journal) -> None:
         slots = self.options["slots"] if mode is Mode.DRAIN else 20
-        run_async(self._work(Settings(database=self.url(), slots=slots), journal))
+        app.run(self._work(Settings(database=self.url(), slots=slots), journal))
 
     async def _work(self, settings: Settings, journal: Journal) -> None:
         async def noop(ctx: Any) -> None:

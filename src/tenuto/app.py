@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("tenuto")
 
-_GC = (20_000, 20, 50)
+_GC = (50_000, 20, 50)
 PARENT_PIPE = "TENUTO_PARENT_PIPE"
 """Set for a child that must stop when its standard input ends."""
 

@@ -21,10 +21,10 @@ async def repeat(
             poke.clear()
 
 
-async def wait_any(events: list[asyncio.Event], seconds: float, clock: Clock) -> None:
-    """Return when one of the events is set or the time is over."""
+async def wait_any(events: list[asyncio.Event], seconds: float, clock: Clock) -> bool:
+    """Return when one of the events is set or the time is over; answers whether one is set."""
     if any(event.is_set() for event in events):
-        return
+        return True
     loop = asyncio.get_running_loop()
     waits: list[asyncio.Task[object]] = [loop.create_task(event.wait()) for event in events]
     waits.append(loop.create_task(clock.sleep(seconds)))
@@ -33,3 +33,4 @@ async def wait_any(events: list[asyncio.Event], seconds: float, clock: Clock) ->
     finally:
         for wait in waits:
             wait.cancel()
+    return any(event.is_set() for event in events)

@@ -73,21 +73,29 @@ def swap(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
     stack.enter_context(patch.object(owner, name, value))
 
 
-FENCE = "task.attempt = done.attempt and task.lease_token = done.token"
+FENCE = """where (task.id, task.attempt, task.lease_token) in
+  (select done.id, done.attempt, done.token from {rows:done})"""
 
 
 @plant("I5", harsh=True)
 def complete_guarded_by_status(stack: ExitStack) -> None:
     """As River does: whoever comes first finishes the task, whichever attempt it is."""
-    rewrite(stack, "complete_if_owned", FENCE, "done.attempt > 0 and done.token <> ''")
+    rewrite(
+        stack,
+        "complete_if_owned",
+        FENCE,
+        "where task.id in (select done.id from {rows:done} where done.attempt > 0"
+        " and done.token <> '')",
+    )
 
 
 @plant("I5", harsh=True)
 def complete_guarded_by_owner(stack: ExitStack) -> None:
     """The right agent is enough, though it may be its attempt before."""
     same = (
-        "task.agent = coalesce((select a.agent from attempt a where a.task = done.id"
-        " and a.attempt = done.attempt), task.agent) and done.token <> ''"
+        "where exists (select 1 from {rows:done} where task.id = done.id and done.token <> ''"
+        " and task.agent = coalesce((select a.agent from attempt a where a.task = done.id"
+        " and a.attempt = done.attempt), task.agent))"
     )
     rewrite(stack, "complete_if_owned", FENCE, same)
 
@@ -352,8 +360,8 @@ def reaper_without_a_clock(stack: ExitStack) -> None:
 def hints_trusted(stack: ExitStack) -> None:
     """A worker looks for tasks only when it is told that there are some."""
 
-    async def for_ever(events: list[asyncio.Event], _seconds: float, clock: Any) -> None:
-        await wait_any(events, 1e9, clock)
+    async def for_ever(events: list[asyncio.Event], _seconds: float, clock: Any) -> bool:
+        return await wait_any(events, 1e9, clock)
 
     swap(stack, worker, "wait_any", for_ever)
 

@@ -1,6 +1,7 @@
 """Claim: an agent takes up to n tasks over its lanes, under a lease."""
 
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -103,7 +104,7 @@ class Claiming:
         wish = _Wish(statement, agent.id, counted)
         try:
             rows: list[Row] = await self._core.batcher.submit(
-                self._counted if counted else self._kind, wish, key=agent.id
+                self._counted if counted else self._kind, wish, key=agent.id.int
             )
         except Unavailable:
             # The answer may be lost and the commit not: the token tells what became ours.
@@ -142,7 +143,7 @@ class Claiming:
 
     async def _understand(self, rows: list[Row], token: str) -> list[Work]:
         works = []
-        for row in sorted(rows, key=lambda each: (each["rank"], each["id"])):
+        for row in sorted(rows, key=itemgetter("rank")):
             try:
                 works.append(_work(row, token))
             except (ValueError, TypeError, msgspec.MsgspecError) as error:

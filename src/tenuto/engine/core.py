@@ -99,7 +99,7 @@ class Core:
     ) -> Change | None:
         """Apply a command to a task: load, decide, write, in a shared transaction."""
         item = Order(task, workspace, command, actor)
-        change: Change | None = await self.batcher.submit(self._orders, item, key=task)
+        change: Change | None = await self.batcher.submit(self._orders, item, key=task.int)
         self.announce([change])
         return change
 

@@ -71,7 +71,7 @@ class Reporting:
             fence=fence, output=limits.json_text("output", output), summary=summary
         )
         moved = await self._core.batcher.submit(
-            self._complete, _Result(command, workspace, actor), key=fence.task
+            self._complete, _Result(command, workspace, actor), key=fence.task.int
         )
         if not moved:
             # Not the plain case: the model says what it is.
@@ -80,7 +80,7 @@ class Reporting:
     def _complete_script(self, results: list[_Result]) -> Script[Answers]:
         done = []
         found = []
-        for result in sorted(results, key=lambda each: each.command.fence.task):
+        for result in sorted(results, key=lambda each: each.command.fence.task.int):
             command, fence = result.command, result.command.fence
             done.append((fence.task, fence.attempt, token_hash(fence.token)))
             if command.output is not None or command.summary is not None:
@@ -131,7 +131,7 @@ class Reporting:
                 raise Invalid("current_step must be text", field="current_step")
             limits.text("current_step", step, limits.MAX_ERROR)
         item = (fence, percent, step, finish_at)
-        if not await self._core.batcher.submit(self._progress, item, key=fence.task):
+        if not await self._core.batcher.submit(self._progress, item, key=fence.task.int):
             raise Conflict(f"attempt {fence.attempt} no longer owns the task", _LOST)
 
     def _progress_script(self, items: list[Any]) -> Script[Answers]:

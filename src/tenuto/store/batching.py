@@ -33,7 +33,7 @@ class Kind(msgspec.Struct, frozen=True, eq=False):
 class _Waiting(msgspec.Struct, eq=False):
     kind: Kind
     item: Any
-    key: Any
+    key: int | None
     future: "asyncio.Future[Any]"
 
 
@@ -47,10 +47,10 @@ class Batcher:
         self._running: set[asyncio.Task[None]] = set()
         self._starting = False
 
-    async def submit(self, kind: Kind, item: Any, key: Any = None) -> Any:
+    async def submit(self, kind: Kind, item: Any, key: int | None = None) -> Any:
         """The answer to the item once its transaction is durable.
 
-        Two items with one key never share a statement.
+        Two items with one key never share a statement. Keys are hashed a lot: ids come as numbers.
         """
         loop = asyncio.get_running_loop()
         waiting = _Waiting(kind, item, key, loop.create_future())
@@ -82,7 +82,7 @@ class Batcher:
     def _take(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
         later: list[_Waiting] = []
-        keys: set[Any] = set()
+        keys: set[int | None] = set()
         while self._queue and len(batch) < self._most:
             waiting = self._queue.popleft()
             if waiting.future.cancelled():
@@ -125,6 +125,7 @@ class Batcher:
         run = self._store.once if lone else self._store.transact
         results = await run(lambda: _scripts(items))
         crash_point("engine.committed")
+        # The next batch leaves before the answers are told: the store works while callers do.
         for group, answers in zip(groups.values(), results, strict=True):
             for waiting, answer in zip(group, answers, strict=True):
                 _settle(waiting.future, answer)

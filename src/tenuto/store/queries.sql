@@ -9,7 +9,7 @@ insert into lane (id, workspace, key, used_at)
 select wanted.id, wanted.workspace, wanted.key, :now
 from {rows:wanted}
 where (select count(*) from lane l where l.workspace = wanted.workspace) < :most
-on conflict (id) do nothing
+on conflict do nothing
 returning id, workspace;
 update workspace set lanes_version = lanes_version + 1
 from {made} where workspace.id = made.workspace;
@@ -180,17 +180,43 @@ set status = :status, version = version + 1, attempt = attempt + 1, tries = trie
   event_xid = {fragment:event_xid}, due_at = :now + {seconds:watch_s}, progress_percent = null, current_step = null,
   progress_at = null, updated_at = :now
 
--- fragment: taken_columns
+-- fragment: those_picked only postgres
+from {picked} where task.{place} = picked.place
+
+-- fragment: those_picked only sqlite
+where task.{place} in (select value from json_each({places:picked}))
+
+-- fragment: taken_columns only postgres
 task.id, task.workspace, task.version, task.attempt, task.tries, task.max_attempts,
   task.lease_until, task.timeout_s, task.checkpoint_seq, task.status, task.rank, task.retry,
   task.event_xid
+
+-- fragment: taken_columns only sqlite
+task.{place} as place
+
+-- fragment: moved only postgres
+-- The tasks that the step `moved` changed, as they are now. The statement's snapshot has them as
+-- they were, so they come from what the update returned.
+{moved}
+
+-- fragment: moved only sqlite
+-- The same; a place a row is all that crosses over, and the rest is read where it stands.
+json_each({places:moved}) as at cross join task as moved on moved.{place} = at.value
 
 -- fragment: note_claimed
 insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, agent, actor,
   at)
 select moved.id, moved.version, moved.workspace, moved.event_xid, 'claimed', 'INFO', 'PENDING', moved.status,
   moved.attempt, :agent, :worker, :now
-from {moved}
+from {fragment:moved}
+
+-- fragment: body_columns
+body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
+  body.env, body.input, body.metadata, body.parent, body.trace_id
+
+-- fragment: moved_columns
+moved.id, moved.workspace, moved.attempt, moved.tries, moved.max_attempts, moved.lease_until,
+  moved.timeout_s, moved.checkpoint_seq, moved.rank, moved.retry
 
 -- fragment: body_of_moved only postgres
 -- Looked up by key, row by row, whatever the planner guesses the number of rows to be.
@@ -198,16 +224,12 @@ cross join lateral (select b.* from task_body b
   where b.workspace = moved.workspace and b.task = moved.id offset 0) body
 
 -- fragment: body_of_moved only sqlite
-join task_body body on body.workspace = moved.workspace and body.task = moved.id
+cross join task_body body on body.workspace = moved.workspace and body.task = moved.id
 
 -- fragment: claimed_work
-select moved.id as id, moved.workspace as workspace, moved.attempt as attempt,
-  moved.tries as tries, moved.max_attempts as max_attempts, moved.lease_until as lease_until,
-  moved.timeout_s as timeout_s, moved.checkpoint_seq as checkpoint_seq, moved.rank as rank,
-  moved.retry as retry, body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
-  body.env, body.input, body.metadata, body.parent, body.trace_id,
+select {fragment:moved_columns}, {fragment:body_columns},
   (select checkpoint.data from checkpoint where checkpoint.task = moved.id) as checkpoint
-from {moved}
+from {fragment:moved}
 {fragment:body_of_moved}
 
 -- name: claim
@@ -217,8 +239,7 @@ from {moved}
 {fragment:claimable};
 -- as: moved
 update task {fragment:taken}
-from {picked}
-where task.{place} = picked.place
+{fragment:those_picked}
 returning {fragment:taken_columns};
 {fragment:note_claimed};
 -- as: work
@@ -232,8 +253,7 @@ returning {fragment:taken_columns};
 {fragment:claim_head};
 -- as: moved
 update task {fragment:taken}
-from {picked}
-where task.{place} = picked.place
+{fragment:those_picked}
 returning {fragment:taken_columns};
 {fragment:note_claimed};
 -- as: work
@@ -243,12 +263,11 @@ returning {fragment:taken_columns};
 -- name: claimed_by_token
 -- What a claim took whose answer was lost.
 -- params: agent uuid, token text
-select task.id, task.workspace, task.attempt, task.tries, task.max_attempts,
-  task.lease_until, task.timeout_s, task.checkpoint_seq, task.rank, task.retry, body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
-  body.env, body.input, body.metadata, body.parent, body.trace_id,
-  (select checkpoint.data from checkpoint where checkpoint.task = task.id) as checkpoint
-from task join task_body body on body.workspace = task.workspace and body.task = task.id
-where task.agent = :agent and task.status in ('ASSIGNED', 'RUNNING') and task.lease_token = :token;
+select {fragment:moved_columns}, {fragment:body_columns},
+  (select checkpoint.data from checkpoint where checkpoint.task = moved.id) as checkpoint
+from task moved join task_body body on body.workspace = moved.workspace and body.task = moved.id
+where moved.agent = :agent and moved.status in ('ASSIGNED', 'RUNNING')
+  and moved.lease_token = :token;
 
 -- name: agent_lock
 -- Hold an agent's row while its capacity is counted and used.
@@ -271,6 +290,21 @@ case when task.status = 'RUNNING' then true else false end
 -- Written as `is_running` is, for the same reason.
 case when task.status in ('ASSIGNED', 'RUNNING') then true else false end
 
+-- fragment: those_done only postgres
+from {rows:done}
+where task.id = done.id and task.attempt = done.attempt and task.lease_token = done.token
+
+-- fragment: those_done only sqlite
+where (task.id, task.attempt, task.lease_token) in
+  (select done.id, done.attempt, done.token from {rows:done})
+
+-- fragment: done_columns only postgres
+task.id, task.workspace, task.version, task.attempt, task.agent, task.worker, task.session_key,
+  task.started_at, task.event_xid
+
+-- fragment: done_columns only sqlite
+task.id, task.{place} as place
+
 -- name: complete_if_owned
 -- Finish the attempts whose fence is current and of whom nobody asked otherwise.
 -- params: now timestamptz
@@ -280,22 +314,20 @@ case when task.status in ('ASSIGNED', 'RUNNING') then true else false end
 update task set status = 'COMPLETED', version = version + 1, lease_until = null, due_at = null,
   hung_warned_at = null, finished_at = :now, updated_at = :now, last_outcome = 'COMPLETED',
   event_xid = {fragment:event_xid}
-from {rows:done}
-where task.id = done.id and task.attempt = done.attempt and task.lease_token = done.token
+{fragment:those_done}
   and {fragment:is_running} and task.cancel_requested_at is null
   and task.pause_requested_at is null and not task.watched
-returning task.id, task.workspace, task.version, task.attempt, task.agent, task.worker,
-  task.session_key, task.started_at, task.event_xid;
+returning {fragment:done_columns};
 insert into attempt (task, attempt, workspace, outcome, agent, worker, session_key, started_at,
   ended_at)
 select moved.id, moved.attempt, moved.workspace, 'COMPLETED', moved.agent, moved.worker,
   moved.session_key, moved.started_at, :now
-from {moved};
+from {fragment:moved};
 insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, agent, actor,
   session_key, at)
 select moved.id, moved.version, moved.workspace, moved.event_xid, 'completed', 'INFO', 'RUNNING', 'COMPLETED',
   moved.attempt, moved.agent, moved.worker, moved.session_key, :now
-from {moved};
+from {fragment:moved};
 insert into task_output (task, workspace, output, summary)
 select result.task, result.workspace, result.output, result.summary
 from {rows:result of moved}

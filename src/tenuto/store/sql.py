@@ -16,6 +16,7 @@ and its text may say
     {rows:done}             the set `done` as a table
     {rows:done of moved}    only those rows whose first column is the first of a row of `moved`
     {moved}                 the rows that the step `moved` returned, as a table
+    {places:moved}          SQLite only: their column `place` as a JSON array
     {columns:task}          the columns of Task, in order
     {fragment:name}         text under `-- fragment: name`, which may exist once per database
     {seconds:expr} {greatest} {lock} {skip_locked} {xid} {place} {each:lanes}
@@ -42,6 +43,7 @@ Column = tuple[str, str]
 Literals = tuple[tuple[str, tuple[str, ...]], ...]
 
 _ROWS = re.compile(r"\{rows:(\w+)(?: of (\w+))?\}")
+_PLACES = re.compile(r"\{places:(\w+)\}")
 _PARAM = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)(?!\w)")
 _MACRO = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
 _OPTIONAL = re.compile(r"\[(\w+): (.*?)\]", flags=re.S)
@@ -296,6 +298,8 @@ class SqliteStep(msgspec.Struct, frozen=True, kw_only=True):
     rowset: str | None = None
     of: str | None = None
     source: str | None = None
+    flat: bool = False
+    """The set is one column, `uses`, given as a plain array."""
 
     @property
     def whole(self) -> bool:
@@ -326,7 +330,12 @@ def _sqlite_step(query: Query, step: Step) -> SqliteStep:
 
     text = _PARAM.sub(place, text)
     uses: tuple[int, ...] = ()
-    if (name := rowset or source) is not None:
+    flat = _PLACES.search(text)
+    if flat is not None:
+        source = flat[1]
+        returned = next(each.returns for each in query.steps if each.label == source)
+        text, uses = _PLACES.sub(f"?{len(order) + 1}", text), (returned.index("place"),)
+    elif (name := rowset or source) is not None:
         text, uses = _with_set(text, name, columns, len(order) + 1)
     return SqliteStep(
         label=step.label,
@@ -336,6 +345,7 @@ def _sqlite_step(query: Query, step: Step) -> SqliteStep:
         rowset=rowset,
         of=of,
         source=source,
+        flat=flat is not None,
     )
 
 

@@ -9,7 +9,7 @@ import fcntl
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
@@ -26,13 +26,18 @@ from tenuto.store.protocol import Row, SchemaState, Script, Statement
 
 T = TypeVar("T")
 
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
 _ENCODE: dict[str, Callable[[Any], Any]] = {
     "uuid": str,
     "timestamptz": to_micros,
     "boolean": int,
-    "bigint[]": lambda values: msgspec.json.encode(values).decode(),
-    "uuid[]": lambda values: msgspec.json.encode(values).decode(),
-    "text[]": lambda values: msgspec.json.encode(values).decode(),
+    "bigint[]": _json,
+    "uuid[]": _json,
+    "text[]": _json,
 }
 _UUIDS = frozenset(
     "id task workspace agent parent target_agent definition flow group_id rerun_of child needs"
@@ -71,9 +76,12 @@ class _Prepared:
     def __init__(self, query: sql.Query) -> None:
         self.query = query
         self.steps = sql.for_sqlite(query)
-        self.row_encoders = {
+        self._row_encoders = {
             name: [(i, _ENCODE[kind]) for i, (_, kind) in enumerate(columns) if kind in _ENCODE]
             for name, columns in query.rows.items()
+        }
+        self._encoded = {
+            step.label: self._encodes(step) for step in self.steps if step.rowset is not None
         }
         self._decoders: list[tuple[int, Callable[[Any], Any]]] | None = None
         self._names: list[str] = []
@@ -82,15 +90,27 @@ class _Prepared:
         encode = _ENCODE.get(self.query.params[name])
         return value if encode is None or value is None else encode(value)
 
-    def row(self, rowset: str, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        encoders = self.row_encoders[rowset]
+    def _encodes(self, step: sql.SqliteStep) -> list[tuple[int, Callable[[Any], Any]]]:
+        """What has to be encoded of the columns that a step reads; JSON spells ids by itself."""
+        return [
+            (i, encode)
+            for i, encode in self._row_encoders[step.rowset or ""]
+            if i in step.uses and not (step.whole and encode is str)
+        ]
+
+    def cells(self, step: sql.SqliteStep, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The columns that a step reads of the rows of its set, encoded."""
+        encoders, uses = self._encoded[step.label], step.uses
         if not encoders:
-            return row
-        cells = list(row)
-        for index, encode in encoders:
-            if cells[index] is not None:
-                cells[index] = encode(cells[index])
-        return tuple(cells)
+            return [[row[index] for index in uses] for row in rows]
+        encoded = []
+        for row in rows:
+            full = list(row)
+            for index, encode in encoders:
+                if full[index] is not None:
+                    full[index] = encode(full[index])
+            encoded.append([full[index] for index in uses])
+        return encoded
 
     def answer(self, rows: list[tuple[Any, ...]], description: Any) -> list[Row]:
         if not rows:
@@ -184,31 +204,34 @@ class _Connection:
         if step.rowset is None and step.source is None:
             cursor = self.raw.execute(step.sql, base)
             return cursor.fetchall(), cursor.description
+        if step.flat:
+            places = [row[step.uses[0]] for row in returned[step.source or ""]]
+            cursor = self.raw.execute(step.sql, (*base, _json(places)))
+            return cursor.fetchall(), cursor.description
         if step.source is not None:
-            inputs = returned[step.source]
+            uses = step.uses
+            inputs = [[row[index] for index in uses] for row in returned[step.source]]
         else:
-            rowset = step.rowset or ""
-            inputs = [prepared.row(rowset, row) for row in statement.rows[rowset]]
-            if step.of is not None:
+            rows = statement.rows[step.rowset or ""]
+            if step.of is not None and len(rows) != len(returned[step.of]):
                 kept = {row[0] for row in returned[step.of]}
-                inputs = [row for row in inputs if row[0] in kept]
+                rows = [row for row in rows if str(row[0]) in kept]
+            inputs = prepared.cells(step, rows)
         return self._with_set(step, base, inputs)
 
     def _with_set(
-        self, step: sql.SqliteStep, base: tuple[Any, ...], inputs: list[tuple[Any, ...]]
+        self, step: sql.SqliteStep, base: tuple[Any, ...], inputs: list[Any]
     ) -> tuple[list[tuple[Any, ...]], Any]:
-        uses = step.uses
         if not inputs:
             return [], None
         if step.whole:
-            cells = msgspec.json.encode([[row[index] for index in uses] for row in inputs])
-            cursor = self.raw.execute(step.sql, (*base, cells.decode()))
+            cursor = self.raw.execute(step.sql, (*base, _json(inputs)))
             return cursor.fetchall(), cursor.description
         found: list[tuple[Any, ...]] = []
         description = None
         execute = self.raw.execute
-        for row in inputs:
-            cursor = execute(step.sql, base + tuple([row[index] for index in uses]))
+        for cells in inputs:
+            cursor = execute(step.sql, (*base, *cells))
             found += cursor.fetchall()
             description = cursor.description
         return found, description

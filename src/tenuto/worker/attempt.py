@@ -28,13 +28,20 @@ class Attempt:
     """Runs one claimed task to an outcome that the store knows, or until it is not ours."""
 
     def __init__(
-        self, engine: Engine, work: Work, runtime: Runtime, leases: Leases, settings: Settings
+        self,
+        engine: Engine,
+        work: Work,
+        runtime: Runtime,
+        leases: Leases,
+        settings: Settings,
+        session_ended: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._work = work
         self._runtime = runtime
         self._leases = leases
         self._settings = settings
+        self._session_ended = session_ended
         self._transcript = Transcript(engine, work.fence, settings.transcript_kb * 1024)
         self._held = Held(work.fence, self.stop)
         self._running: asyncio.Task[Any] | None = None
@@ -55,7 +62,10 @@ class Attempt:
         """The whole pipeline. Never raises but for a worker that is being torn down."""
         self._leases.add(self._held)
         try:
-            tell = await self._session()
+            try:
+                tell = await self._session()
+            finally:
+                self._session_ended()
             self._held.ended = True
             await self._transcript.close()
             await self._insist(tell)

@@ -26,18 +26,18 @@ class Leases:
     """The attempts a worker runs, by task. Single operations on it are atomic between threads."""
 
     def __init__(self) -> None:
-        self._held: dict[UUID, tuple[Held, ...]] = {}
+        self._held: dict[int, tuple[Held, ...]] = {}
 
     def add(self, held: Held) -> None:
         """Hold an attempt; earlier ones of the same task are lost, though they were ours."""
-        task = held.fence.task
+        task = held.fence.task.int
         before = self._held.get(task, ())
         self._held[task] = (*before, held)
         for each in before:
             each.stop("lost")
 
     def remove(self, held: Held) -> None:
-        task = held.fence.task
+        task = held.fence.task.int
         rest = tuple(each for each in self._held.get(task, ()) if each is not held)
         if rest:
             self._held[task] = rest
@@ -45,11 +45,11 @@ class Leases:
             self._held.pop(task, None)
 
     def holds(self, held: Held) -> bool:
-        return held in self._held.get(held.fence.task, ())
+        return held in self._held.get(held.fence.task.int, ())
 
     def runs(self, task: UUID) -> bool:
         """Whether any attempt of the task is held."""
-        return task in self._held
+        return task.int in self._held
 
     def all(self) -> list[Held]:
         return [held for attempts in list(self._held.values()) for held in attempts]

@@ -30,9 +30,6 @@ log = logging.getLogger("tenuto.worker")
 CLAIM_MOST = 200
 """Tasks in one claim: enough to share its cost, few enough to spread over workers."""
 
-_TURNS_TO_LEAVE = 2
-"""Turns of the loop after which a claim is on its way; the store then works while we do."""
-
 Connect = Callable[[], AbstractAsyncContextManager[Engine]]
 
 
@@ -41,14 +38,6 @@ class Hosted(msgspec.Struct, frozen=True):
 
     profile: AgentProfile
     runtime: Runtime
-
-
-class _Claim(msgspec.Struct, frozen=True, eq=False):
-    """A claim that is under way."""
-
-    hosted: Hosted
-    n: int
-    works: "asyncio.Task[list[Work]]"
 
 
 class Worker:
@@ -72,11 +61,17 @@ class Worker:
         self._hosted: list[Hosted] = []
         self._leases = Leases()
         self._running: set[asyncio.Task[None]] = set()
+        self._sessions = 0
         self._wake = asyncio.Event()
         self._who = Identity(self.id, host, pid)
         self._heart: Heart | HeartThread | None = None
+        self._claims: set[asyncio.Task[None]] = set()
+        self._reserved = 0
         self._turn = 0
-        self._ahead: _Claim | None = None
+        self._dry: set[int] = set()
+        self._hints = 0
+        self._plenty = False
+        self._stopping = False
 
     async def host(self, profile: AgentProfile, runtime: Runtime) -> AgentProfile:
         """Take an agent in; it is known to everybody when this returns."""
@@ -119,66 +114,93 @@ class Worker:
         self._start_heart()
         try:
             while not stop.is_set():
-                if not await self._fill():
-                    await wait_any([self._wake, stop], self.settings.poll_s, self.engine.clock)
+                self._reach()
+                if not await wait_any([self._wake, stop], self.settings.poll_s, self.engine.clock):
+                    self._look_again()
                 self._wake.clear()
         finally:
             unsubscribe()
-            await self._give_back()
             await self._drain()
             await self._stop_heart()
 
-    async def _fill(self) -> bool:
-        """Claim once for free slots; answers whether to try again at once."""
-        claim = self._ahead or self._reach(0)
-        self._ahead = None
-        if claim is None:
-            return False
-        works = await claim.works
-        if len(works) == claim.n:
-            self._ahead = self._reach(len(works))
-            for _ in range(_TURNS_TO_LEAVE):
-                await asyncio.sleep(0)
-        for work in works:
-            self._start(work, claim.hosted.runtime)
-        several = len(self._hosted) > 1
-        turns_left = self._turn % len(self._hosted) != 0
-        return len(works) == claim.n or turns_left or bool(works and several)
+    def _reach(self) -> None:
+        """Start to claim for the free slots, unless every agent was just left without a task.
 
-    def _reach(self, taken: int) -> _Claim | None:
-        """A claim under way for the slots that are left besides those just taken."""
-        n = min(self.settings.slots - len(self._running) - taken, CLAIM_MOST)
-        if n <= 0 or not self._hosted:
-            return None
-        self._turn += 1
-        hosted = self._hosted[self._turn % len(self._hosted)]
-        works = asyncio.get_running_loop().create_task(self._claim(hosted, n))
-        return _Claim(hosted, n, works)
+        A second claim may be under way while the queue is full: the store works while we do.
+        """
+        while len(self._claims) < (2 if self._plenty else 1):
+            n = min(self._free(), CLAIM_MOST)
+            index = self._next_agent()
+            if n <= 0 or index is None or self._stopping:
+                return
+            self._reserved += n
+            claim = asyncio.get_running_loop().create_task(self._claim(index, n))
+            self._claims.add(claim)
+            claim.add_done_callback(self._claims.discard)
 
-    async def _claim(self, hosted: Hosted, n: int) -> list[Work]:
-        """Up to n tasks; none when the store does not answer."""
-        crash_point("worker.before_claim")
+    def _free(self) -> int:
+        """Slots without a session.
+
+        The next task need not wait until an outcome is stored, but not too many may be untold.
+        """
+        untold = len(self._running) - self._sessions
+        return self.settings.slots - self._sessions - self._reserved - max(0, untold - CLAIM_MOST)
+
+    def _next_agent(self) -> int | None:
+        """Agents take turns; those left without a task wait for a hint."""
+        for _ in self._hosted:
+            self._turn = (self._turn + 1) % len(self._hosted)
+            if self._turn not in self._dry:
+                return self._turn
+        return None
+
+    def _look_again(self) -> None:
+        self._hints += 1
+        self._dry.clear()
+
+    async def _claim(self, index: int, n: int) -> None:
+        """Claim up to n tasks for an agent and start them; none when the store does not answer."""
+        hosted, hints = self._hosted[index], self._hints
+        works: list[Work] = []
         try:
+            crash_point("worker.before_claim")
             works = await self.engine.claim(hosted.profile, self.id, n, self._lease_s())
+            crash_point("worker.claimed")
+            if self._stopping:
+                await self._give_back(works)
+                return
+            for work in works:
+                self._start(work, hosted.runtime)
         except TenutoError as error:
             log.warning("cannot claim: %s", error)
-            return []
-        crash_point("worker.claimed")
-        return works
+        finally:
+            self._reserved -= n
+        self._plenty = len(works) == n
+        if not self._plenty and hints == self._hints:
+            self._dry.add(index)
+        self._wake.set()
 
     def _lease_s(self) -> int:
         return max(self.settings.lease_s, int(3 * self.settings.heartbeat_s))
 
     def _start(self, work: Work, runtime: Runtime) -> None:
-        attempt = Attempt(self.engine, work, runtime, self._leases, self.settings)
+        attempt = Attempt(
+            self.engine, work, runtime, self._leases, self.settings, self._session_ended
+        )
         task = asyncio.get_running_loop().create_task(attempt.run())
+        self._sessions += 1
         self._running.add(task)
         task.add_done_callback(self._ended)
+
+    def _session_ended(self) -> None:
+        self._sessions -= 1
+        self._wake.set()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._running.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("an attempt ended in a fault", exc_info=task.exception())
+        self._look_again()  # an agent that had reached its own limit may take one more
         self._wake.set()
 
     def _hear(self, topic: str) -> None:
@@ -186,7 +208,8 @@ class Worker:
             if self._heart is not None:
                 self._poke()
         elif topic.startswith("lane:") or topic == EVERYTHING:
-            self._wake.set()
+            self._look_again()
+            self._reach()
 
     def _poke(self) -> None:
         if isinstance(self._heart, HeartThread):
@@ -226,12 +249,8 @@ class Worker:
         except TenutoError as error:
             log.warning("cannot sign off: %s", error)
 
-    async def _give_back(self) -> None:
-        """Release what a claim still under way brings; nothing of it has begun."""
-        if self._ahead is None:
-            return
-        works = await self._ahead.works
-        self._ahead = None
+    async def _give_back(self, works: Sequence[Work]) -> None:
+        """Release tasks that were claimed and not begun."""
         releases = (self.engine.release(work.fence) for work in works)
         for error in await asyncio.gather(*releases, return_exceptions=True):
             if error is not None:
@@ -239,8 +258,11 @@ class Worker:
 
     async def _drain(self) -> None:
         """No new claims; what runs may finish for a while, then goes back with its try."""
+        self._stopping = True
         self._who.status = "DRAINING"
         crash_point("worker.draining")
+        if self._claims:
+            await asyncio.wait(self._claims)
         if self._running:
             await asyncio.wait(self._running, timeout=self.settings.drain_s)
         for held in self._leases.all():
