@@ -20,7 +20,11 @@ CHEATS = re.compile(
 )
 MAY_CHEAT = {SOURCE / "clock.py", SOURCE / "worker" / "supervisor.py"}
 DRIVERS = {
-    "asyncpg": {SOURCE / "store" / "postgres.py", SOURCE / "broker" / "postgres.py"},
+    "asyncpg": {
+        SOURCE / "store" / "postgres.py",
+        SOURCE / "store" / "pool.py",
+        SOURCE / "broker" / "postgres.py",
+    },
     "sqlite3": {SOURCE / "store" / "sqlite.py"},
 }
 EVASIONS = re.compile(

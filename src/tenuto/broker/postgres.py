@@ -18,7 +18,7 @@ from tenuto.clock import Clock
 CHANNEL = "tenuto_wake"
 _LONGEST = 7_500
 _PAUSE_S = 1.0
-_GATHER_S = 0.005
+_GATHER_S = 0.01
 _FAULTS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError)
 
 
@@ -77,7 +77,7 @@ class PostgresWakeups:
                     if self._connection is None or self._connection.is_closed():
                         await self._connect()
                     await self._connection.execute("select pg_notify($1, $2)", CHANNEL, payload)
-                await asyncio.sleep(0 if self._closed else _GATHER_S)
+                await self._clock.sleep(0 if self._closed else _GATHER_S)
         finally:
             self._sending = False
 

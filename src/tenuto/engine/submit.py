@@ -11,7 +11,8 @@ from tenuto.crash import crash_point
 from tenuto.engine.core import Core
 from tenuto.model import limits
 from tenuto.model.errors import Conflict, Invalid, Unavailable
-from tenuto.model.submission import NewTask, check, fingerprint, requirements
+from tenuto.model.matching import Requirements
+from tenuto.model.submission import NewTask, check, fingerprint, requirements, same_lane
 from tenuto.model.task import Status, Task, due_at, rank, watch_seconds
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Script, Statement
@@ -118,22 +119,38 @@ class Submitting:
             prints.append(fingerprint(new) if named else None)
             ids.append(task_id)
             rows["body"].append(_body(new, task_id, workspace, prints[-1], actor, rerun_of))
-            rows["label"] += [(task_id, workspace, name) for name in dict.fromkeys(new.tags)]
-            rows["tag"] += [(task_id, workspace, name) for name in dict.fromkeys(new.task_tags)]
-            rows["capability"] += [
-                (task_id, workspace, name) for name in dict.fromkeys(new.capabilities)
-            ]
-        needs = [requirements(new, workspace) for new in news]
-        lanes = await self._core.lanes.ensure(set(needs))
+            for name, words in (
+                ("label", new.tags),
+                ("tag", new.task_tags),
+                ("capability", new.capabilities),
+            ):
+                if words:
+                    rows[name] += [(task_id, workspace, word) for word in dict.fromkeys(words)]
+        places, wanted = _lane_wishes(news, workspace)
+        numbers = await self._core.lanes.ensure(set(wanted))
+        lanes = [numbers[each] for each in wanted]
         now = self._core.now()
         wakes = set()
-        for new, task_id, needed in zip(news, ids, needs, strict=True):
-            hot = _hot(new, task_id, workspace, lanes[needed], actor, now)
+        for new, task_id, place in zip(news, ids, places, strict=True):
+            hot = _hot(new, task_id, workspace, lanes[place], actor, now)
             if hot[3] is Status.PENDING:
-                wakes.add(lanes[needed])
+                wakes.add(lanes[place])
             rows["hot"].append(hot)
         keys = [new.idempotency_key for new in news]
         return _Prepared(ids, keys, prints, rows, frozenset(wakes))
+
+
+def _lane_wishes(news: Sequence[NewTask], workspace: UUID) -> tuple[list[int], list[Requirements]]:
+    """For each task its place in the list of requirements; tasks in a row often share theirs."""
+    places: list[int] = []
+    wanted: list[Requirements] = []
+    last: NewTask | None = None
+    for new in news:
+        if last is None or not same_lane(last, new):
+            wanted.append(requirements(new, workspace))
+        last = new
+        places.append(len(wanted) - 1)
+    return places, wanted
 
 
 def _insert(core: Core, rows: Rows) -> Statement:

@@ -2,6 +2,7 @@
 
 import hashlib
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Literal
 from uuid import UUID
 
@@ -148,6 +149,26 @@ def requirements(new: NewTask, workspace: UUID) -> Requirements:
         region=new.region,
         model=new.model,
     )
+
+
+_LANE_FIELDS = attrgetter(
+    "task_type",
+    "agent_type",
+    "target_agent",
+    "runtime",
+    "command",
+    "task_tags",
+    "capabilities",
+    "container",
+    "region",
+    "model",
+)
+
+
+def same_lane(one: NewTask, other: NewTask) -> bool:
+    """Whether two tasks of a workspace require the same, seen at a glance."""
+    same: bool = _LANE_FIELDS(one) == _LANE_FIELDS(other)
+    return same
 
 
 def fingerprint(new: NewTask) -> str:

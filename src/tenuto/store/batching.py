@@ -52,8 +52,7 @@ class Batcher:
 
         Two items with one key never share a statement. Keys are hashed a lot: ids come as numbers.
         """
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(kind, item, key, loop.create_future())
+        waiting = _Waiting(kind, item, key, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
         self._start()
         return await waiting.future

@@ -228,7 +228,8 @@ cross join task_body body on body.workspace = moved.workspace and body.task = mo
 
 -- fragment: claimed_work
 select {fragment:moved_columns}, {fragment:body_columns},
-  (select checkpoint.data from checkpoint where checkpoint.task = moved.id) as checkpoint
+  case when moved.checkpoint_seq > 0
+    then (select checkpoint.data from checkpoint where checkpoint.task = moved.id) end as checkpoint
 from {fragment:moved}
 {fragment:body_of_moved}
 
@@ -264,7 +265,8 @@ returning {fragment:taken_columns};
 -- What a claim took whose answer was lost.
 -- params: agent uuid, token text
 select {fragment:moved_columns}, {fragment:body_columns},
-  (select checkpoint.data from checkpoint where checkpoint.task = moved.id) as checkpoint
+  case when moved.checkpoint_seq > 0
+    then (select checkpoint.data from checkpoint where checkpoint.task = moved.id) end as checkpoint
 from task moved join task_body body on body.workspace = moved.workspace and body.task = moved.id
 where moved.agent = :agent and moved.status in ('ASSIGNED', 'RUNNING')
   and moved.lease_token = :token;

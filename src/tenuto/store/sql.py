@@ -90,7 +90,7 @@ POSTGRES = Dialect(
     lock="for update",
     skip_locked="for update skip locked",
     each="unnest(:{0}) as {0}(value)",
-    xid="pg_current_xact_id()::text::bigint",
+    xid="(select pg_current_xact_id()::text::bigint)",
     place="ctid",
 )
 SQLITE = Dialect(

@@ -71,6 +71,8 @@ class Attempt:
             await self._insist(tell)
         finally:
             self._leases.remove(self._held)
+            # Nothing may refer to itself: what is over is freed at once, not by the collector.
+            self._held.stop = _over
 
     async def _session(self) -> Tell:
         """Run to the end of the session; answers how to tell its outcome."""
@@ -194,6 +196,10 @@ class Attempt:
         self._held.reason = reason
         self._receipt = self._receipt or {"state": "ended", "how": "finished by itself"}
         return True
+
+
+def _over(_reason: Reason) -> None:
+    """Stops an attempt that has ended already."""
 
 
 def _torn_down() -> bool:

@@ -93,7 +93,6 @@ CREATE TABLE event (
   at integer not null
 ) strict;
 CREATE INDEX event_alert on event (position) where level in ('ERROR', 'CRITICAL');
-CREATE INDEX event_error on event (workspace, at) where level in ('ERROR', 'CRITICAL');
 CREATE UNIQUE INDEX event_task_seq on event (task, seq);
 CREATE TABLE flow (
   id text primary key,
@@ -246,9 +245,6 @@ CREATE TABLE task_body (
   created_by text,
   primary key (workspace, task)
 ) strict;
-CREATE UNIQUE INDEX task_body_activation on task_body (flow, definition, activation)
-  where flow is not null;
-CREATE INDEX task_body_group on task_body (group_id) where group_id is not null;
 CREATE UNIQUE INDEX task_body_idempotency on task_body (workspace, idempotency_key)
   where idempotency_key is not null;
 CREATE INDEX task_body_parent on task_body (parent) where parent is not null;

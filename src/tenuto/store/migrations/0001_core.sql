@@ -216,10 +216,7 @@ create table task_body (
 );
 create unique index task_body_idempotency on task_body (workspace, idempotency_key)
   where idempotency_key is not null;
-create unique index task_body_activation on task_body (flow, definition, activation)
-  where flow is not null;
 create index task_body_parent on task_body (parent) where parent is not null;
-create index task_body_group on task_body (group_id) where group_id is not null;
 
 create table task_output (
   task uuid primary key,
@@ -338,7 +335,6 @@ create table event (
 );
 create index event_order on event (xid, position);
 create index event_at on event using brin (at);
-create index event_error on event (workspace, at) where level in ('ERROR', 'CRITICAL');
 create index event_alert on event (xid, position) where level in ('ERROR', 'CRITICAL');
 alter table task set (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02,
   autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.05);
@@ -366,7 +362,6 @@ create table event (
   at timestamptz not null
 );
 create unique index event_task_seq on event (task, seq);
-create index event_error on event (workspace, at) where level in ('ERROR', 'CRITICAL');
 create index event_alert on event (position) where level in ('ERROR', 'CRITICAL');
 -- end only
 
