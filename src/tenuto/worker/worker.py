@@ -167,7 +167,7 @@ class Worker:
             works = await self.engine.claim(hosted.profile, self.id, n, self._lease_s())
             crash_point("worker.claimed")
             if self._stopping:
-                await self._give_back(works)
+                await asyncio.gather(*(self._give_back(work) for work in works))
                 return
             for work in works:
                 self._start(work, hosted.runtime)
@@ -249,12 +249,12 @@ class Worker:
         except TenutoError as error:
             log.warning("cannot sign off: %s", error)
 
-    async def _give_back(self, works: Sequence[Work]) -> None:
-        """Release tasks that were claimed and not begun."""
-        releases = (self.engine.release(work.fence) for work in works)
-        for error in await asyncio.gather(*releases, return_exceptions=True):
-            if error is not None:
-                log.warning("cannot give back what was claimed: %s", error)
+    async def _give_back(self, work: Work) -> None:
+        """Release a task that was claimed and not begun."""
+        try:
+            await self.engine.release(work.fence)
+        except TenutoError as error:
+            log.warning("cannot give back %s: %s", work.fence.task, error)
 
     async def _drain(self) -> None:
         """No new claims; what runs may finish for a while, then goes back with its try."""
