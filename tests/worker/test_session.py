@@ -248,7 +248,7 @@ async def test_a_command_leads_its_own_session(supervisor: Supervisor) -> None:
         (["/"], "not_executable"),
         (["a\0b"], "spawn_failed"),
         ([], "spawn_failed"),
-        (["true", "x" * 3_000_000], "spawn_failed"),
+        (["true", "x" * 3_000_000], "too_large"),
     ],
 )
 async def test_a_command_that_cannot_start(

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
@@ -25,7 +26,10 @@ PAYLOAD = {"payload": "x" * 186}
 """200 bytes of JSON."""
 BULK = 1000
 CALLERS = 64
-SLOTS = 300
+SLOTS = 400
+KEPT = 1_000_000
+IDLE_S = 5.0
+SETTLE_S = 20.0
 
 
 def new(task_type: str = "noop", **options: Any) -> NewTask:
@@ -60,9 +64,13 @@ class Bench:
     async def pause(self, seconds: float) -> None:
         await wait_any([], seconds, self.engine.clock)
 
-    async def fill(self, n: int, task_type: str = "noop") -> None:
+    async def fill(self, n: int, task_type: str = "noop") -> list[UUID]:
+        """Submit so many; their ids, in the order of the queue."""
+        ids: list[UUID] = []
         for start in range(0, n, BULK):
-            await self.engine.submit_many([new(task_type) for _ in range(min(BULK, n - start))])
+            news = [new(task_type) for _ in range(min(BULK, n - start))]
+            ids += [task.id for task in await self.engine.submit_many(news)]
+        return ids
 
     async def start_worker(self, slots: int = SLOTS, *extra: str) -> asyncio.subprocess.Process:
         env = os.environ | {"TENUTO_DATABASE": self.url, app.PARENT_PIPE: "1"}
@@ -129,16 +137,19 @@ async def submit_bulk(bench: Bench) -> Figures:
 
 
 async def _drain(bench: Bench, workers: int) -> float:
-    """Tasks a second from the first completion seen to the last."""
-    await bench.fill(bench.tasks)
+    """Tasks a second, from the first start to the last end that the store recorded."""
+    ids = await bench.fill(bench.tasks)
+    before = await bench.completed()
     for _ in range(workers):
         await bench.start_worker()
-    while (first := await bench.completed()) == 0:
-        await bench.pause(0.01)
-    start = bench.elapsed()
-    while (now := await bench.completed()) < bench.tasks:
-        await bench.pause(0.02)
-    return (now - first) / (bench.elapsed() - start)
+    while (await bench.engine.show(ids[-1])).finished_at is None:
+        await bench.pause(0.05)
+    while await bench.completed() < before + bench.tasks:  # goes through every row: at the end only
+        await bench.pause(0.05)
+    views = [await bench.engine.show(task) for task in (*ids[:200], *ids[-1000:])]
+    first = min(view.started_at for view in views if view.started_at is not None)
+    last = max(view.finished_at for view in views if view.finished_at is not None)
+    return bench.tasks / (last - first).total_seconds()
 
 
 async def drain_1(bench: Bench) -> Figures:
@@ -149,8 +160,30 @@ async def drain_2(bench: Bench) -> Figures:
     return {"drain, 2 workers /s": await _drain(bench, 2)}
 
 
+async def kept(bench: Bench) -> Figures:
+    """The drain rate of a database that keeps few finished tasks, then a million."""
+    figures = {"drain, few rows kept /s": await _settled_drain(bench)}
+    while (done := await bench.completed()) < KEPT:
+        await bench.fill(min(50_000, KEPT - done))
+        await bench.start_worker()
+        while await bench.completed() < min(done + 50_000, KEPT):
+            await bench.pause(0.5)
+        await bench.kill_workers()
+    return figures | {f"drain, {KEPT:,} rows kept /s": await _settled_drain(bench)}
+
+
+async def _settled_drain(bench: Bench) -> float:
+    """The median of three drains, once the database has caught up with what went before."""
+    await bench.pause(SETTLE_S)
+    rates = []
+    for _ in range(3):
+        rates.append(await _drain(bench, 1))
+        await bench.kill_workers()
+    return sorted(rates)[1]
+
+
 async def idle(bench: Bench) -> Figures:
-    """From submit to start, one at a time, to an idle worker in another process; its memory too."""
+    """From submit to start, one at a time, to an idle worker in another process; its costs too."""
     worker = await bench.start_worker(10)
     waits = []
     for number in range(105):
@@ -162,16 +195,24 @@ async def idle(bench: Bench) -> Figures:
             waits.append(1000 * (view.output - start))
     waits.sort()
     figures = {"idle latency p50 ms": waits[50], "idle latency p99 ms": waits[98]}
-    return figures | _memory(worker.pid)
+    if sys.platform != "linux":
+        return figures
+    before = _cpu_s(worker.pid)
+    await bench.pause(IDLE_S)
+    busy = 100 * (_cpu_s(worker.pid) - before) / IDLE_S
+    return figures | {"idle worker MB": _memory_mb(worker.pid), "idle worker, % of a core": busy}
 
 
-def _memory(pid: int) -> Figures:
-    """The process's resident memory, where the system tells."""
-    status = Path(f"/proc/{pid}/status")
-    if not status.exists():
-        return {}
-    line = next(each for each in status.read_text().splitlines() if each.startswith("VmRSS"))
-    return {"idle worker MB": int(line.split()[1]) / 1024}
+def _memory_mb(pid: int) -> float:
+    """The process's resident memory."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(each for each in lines if each.startswith("VmRSS")).split()[1]) / 1024
+
+
+def _cpu_s(pid: int) -> float:
+    """Seconds of processor time that the process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def recovery(bench: Bench) -> Figures:
@@ -271,6 +312,7 @@ MEASURES = {
     "bulk": Measure(submit_bulk),
     "drain-1": Measure(drain_1),
     "drain-2": Measure(drain_2),
+    "kept": Measure(kept, usual=False),
     "idle": Measure(idle),
     "claim": Measure(claim),
     "claim-large": Measure(claim_large, usual=False),

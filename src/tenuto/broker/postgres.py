@@ -18,7 +18,7 @@ from tenuto.clock import Clock
 CHANNEL = "tenuto_wake"
 _LONGEST = 7_500
 _PAUSE_S = 1.0
-_GATHER_S = 0.01
+_GATHER_S = 0.002
 _FAULTS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError)
 
 

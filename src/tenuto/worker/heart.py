@@ -7,6 +7,7 @@ heart ends the whole worker: killing the process is the only way to stop code th
 
 import asyncio
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from uuid import UUID
 from tenuto.clock import Clock
 from tenuto.crash import crash_point
 from tenuto.engine.engine import Engine
+from tenuto.engine.report import Beat
 from tenuto.loop import repeat
 from tenuto.model.errors import TenutoError, Unavailable
 from tenuto.settings import Settings
@@ -27,6 +29,11 @@ SWEEP_EVERY = 6
 """Beats between looks for ends that nobody confirmed."""
 STUCK_EXIT = 70
 """Exit status of a worker that ended itself because a handler would not stop."""
+
+
+def lease_seconds(settings: Settings) -> int:
+    """How long a lease lasts: whole seconds, three beats at least."""
+    return max(settings.lease_s, math.ceil(3 * settings.heartbeat_s))
 
 
 class Identity:
@@ -76,26 +83,36 @@ class Heart:
         if held:
             crash_point("worker.before_heartbeat")
         try:
-            beat = await self._engine.heartbeat([each.fence for each in held], self._lease_s())
+            # A beat that hangs must not keep the next one from trying another connection.
+            async with asyncio.timeout(self._settings.heartbeat_s):
+                beat = await self._engine.heartbeat(
+                    [each.fence for each in held], lease_seconds(self._settings)
+                )
             if held:
                 crash_point("worker.heartbeat_answered")
-            await self.register()
-            if self._beats % SWEEP_EVERY == 0:
-                await self._engine.upkeep.sweep_once(self._who.worker, self._who.host, self._runs)
-            self._beats += 1
-        except Unavailable as error:
-            log.warning("heartbeat failed: %s", error)
-        else:
-            lost = {(fence.task, fence.attempt) for fence in beat.lost}
-            for each in held:
-                task = each.fence.task
-                if (task, each.fence.attempt) in lost:
-                    self._ask(each, "lost")
-                elif beat.held[task].cancel:
-                    self._ask(each, "cancel")
-                elif beat.held[task].pause:
-                    self._ask(each, "pause")
+            self._pass_on(held, beat)
+            async with asyncio.timeout(self._settings.heartbeat_s):
+                await self._look_after()
+        except (Unavailable, TimeoutError) as error:
+            log.warning("heartbeat failed: %s", error or "the store does not answer in time")
         await self._end_stuck()
+
+    def _pass_on(self, held: list[Held], beat: Beat) -> None:
+        lost = {(fence.task, fence.attempt) for fence in beat.lost}
+        for each in held:
+            task = each.fence.task
+            if (task, each.fence.attempt) in lost:
+                self._ask(each, "lost")
+            elif beat.held[task].cancel:
+                self._ask(each, "cancel")
+            elif beat.held[task].pause:
+                self._ask(each, "pause")
+
+    async def _look_after(self) -> None:
+        await self.register()
+        if self._beats % SWEEP_EVERY == 0:
+            await self._engine.upkeep.sweep_once(self._who.worker, self._who.host, self._runs)
+        self._beats += 1
 
     def _runs(self, worker: str, task: UUID) -> bool:
         """Whether a session of the task may run: here while held, elsewhere while its worker lives.
@@ -113,9 +130,6 @@ class Heart:
             who.worker, who.host, who.pid, who.agents, who.slots, who.status
         )
 
-    def _lease_s(self) -> int:
-        return max(self._settings.lease_s, int(3 * self._settings.heartbeat_s))
-
     def _ask(self, held: Held, reason: Reason) -> None:
         # A lost lease overrules what was asked before: there is nothing left to confirm.
         if not self._leases.holds(held) or held.reason in (reason, "lost"):
@@ -128,11 +142,12 @@ class Heart:
     async def _end_stuck(self) -> None:
         limit = self._settings.grace_s + 2.0
         now = self._engine.clock.elapsed()
-        stuck = [
-            each
-            for each in self._leases.all()
-            if each.reason is not None and not each.ended and now - each.asked_at > limit
-        ]
+        stopping = [each for each in self._leases.all() if each.reason and not each.ended]
+        for each in stopping:
+            each.looks += 1
+        # Both by the clock and by looks: a machine that slept gave the handler no time to stop.
+        enough = limit / self._pause()
+        stuck = [each for each in stopping if now - each.asked_at > limit and each.looks > enough]
         if stuck:
             log.error("%d handlers do not stop; ending this worker to stop them", len(stuck))
             await self._give_back(stuck)
@@ -141,6 +156,8 @@ class Heart:
     async def _give_back(self, stuck: list[Held]) -> None:
         receipt = {"state": "killed", "how": "the worker process ended itself"}
         for held in self._leases.all():
+            if held.ended:
+                continue  # its outcome is being told
             fence = held.fence
             with suppress(TenutoError):
                 if held not in stuck or held.reason == "drain":

@@ -18,6 +18,8 @@ class Held(msgspec.Struct, eq=False):
     stop: Callable[[Reason], None]
     reason: Reason | None = None
     asked_at: float = 0.0
+    looks: int = 0
+    """How often the heart has found it still running since it was asked to stop."""
     ended: bool = False
     """The session is over; only its outcome is still to be told."""
 

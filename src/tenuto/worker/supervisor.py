@@ -54,6 +54,7 @@ SPAWN_CODES = {
     errno.EACCES: "not_executable",
     errno.EPERM: "not_executable",
     errno.ENOEXEC: "not_executable",
+    errno.E2BIG: "too_large",
 }
 
 

@@ -20,7 +20,7 @@ from tenuto.model.errors import TenutoError
 from tenuto.model.matching import AgentProfile
 from tenuto.settings import Settings
 from tenuto.worker.attempt import Attempt
-from tenuto.worker.heart import Heart, HeartThread, Identity
+from tenuto.worker.heart import Heart, HeartThread, Identity, lease_seconds
 from tenuto.worker.leases import Held, Leases, Reason
 from tenuto.worker.runtime.function import FunctionRuntime, Handler
 from tenuto.worker.runtime.protocol import Runtime
@@ -164,7 +164,9 @@ class Worker:
         works: list[Work] = []
         try:
             crash_point("worker.before_claim")
-            works = await self.engine.claim(hosted.profile, self.id, n, self._lease_s())
+            works = await self.engine.claim(
+                hosted.profile, self.id, n, lease_seconds(self.settings)
+            )
             crash_point("worker.claimed")
             if self._stopping:
                 await asyncio.gather(*(self._give_back(work) for work in works))
@@ -173,15 +175,14 @@ class Worker:
                 self._start(work, hosted.runtime)
         except TenutoError as error:
             log.warning("cannot claim: %s", error)
+        except Exception:
+            log.exception("a fault while claiming; the next look goes on")
         finally:
             self._reserved -= n
         self._plenty = len(works) == n
         if not self._plenty and hints == self._hints:
             self._dry.add(index)
         self._wake.set()
-
-    def _lease_s(self) -> int:
-        return max(self.settings.lease_s, int(3 * self.settings.heartbeat_s))
 
     def _start(self, work: Work, runtime: Runtime) -> None:
         attempt = Attempt(
