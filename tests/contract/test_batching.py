@@ -107,7 +107,7 @@ async def test_a_lone_caller_waits_for_nobody(busy: Engine, counting: Counting) 
 
 async def test_64_submits_share_transactions(busy: Engine, counting: Counting, raw: Raw) -> None:
     answers = await asyncio.gather(*(busy.submit(new(f"t{n}")) for n in range(64)))
-    assert counting.transactions <= counting.writers
+    assert counting.transactions <= 1 + counting.writers  # the first waits for nobody
     assert len({each.id for each in answers}) == 64
     for answer, n in zip(answers, range(64), strict=True):
         assert (await busy.show(answer.id)).title == f"t{n}"

@@ -43,7 +43,7 @@ class Submitting:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._kind = Kind("submit", self._script, one_statement=True)
+        self._kind = Kind("submit", self._script, one_statement=True, at_once=True)
 
     async def many(
         self,

@@ -28,6 +28,8 @@ class Kind(msgspec.Struct, frozen=True, eq=False):
     """The script yields exactly once, so it needs no transaction around it."""
     alone: bool = False
     """Items share no statement; where kinds do not mix, each gets its own transaction."""
+    at_once: bool = False
+    """A caller who finds nobody writing does not wait a turn for company: most come alone."""
 
 
 class _Waiting(msgspec.Struct, eq=False):
@@ -44,7 +46,7 @@ class Batcher:
         self._store = store
         self._most = most
         self._queue: deque[_Waiting] = deque()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
         self._starting = False
 
     async def submit(self, kind: Kind, item: Any, key: int | None = None) -> Any:
@@ -52,10 +54,26 @@ class Batcher:
 
         Two items with one key never share a statement. Keys are hashed a lot: ids come as numbers.
         """
+        if kind.at_once and not self._queue and not self._running:
+            return await self._alone(kind, item)
         waiting = _Waiting(kind, item, key, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
         self._start()
         return await waiting.future
+
+    async def _alone(self, kind: Kind, item: Any) -> Any:
+        """The same where nobody else is writing: without a batch, in the caller's own task."""
+        caller = asyncio.current_task()
+        assert caller is not None
+        self._running.add(caller)
+        try:
+            [answer] = await self._transaction([(kind, [item])])
+        finally:
+            self._running.discard(caller)
+            self._start()
+        if isinstance(answer[0], BaseException):
+            raise answer[0]
+        return answer[0]
 
     def _start(self) -> None:
         if self._queue and not self._starting and len(self._running) < self._store.writers:
@@ -119,15 +137,18 @@ class Batcher:
         for waiting in batch:
             groups.setdefault(waiting.kind, []).append(waiting)
         items = [(kind, [waiting.item for waiting in group]) for kind, group in groups.items()]
-        lone = len(groups) == 1 and batch[0].kind.one_statement
-        crash_point("engine.before_commit")
-        run = self._store.once if lone else self._store.transact
-        results = await run(lambda: _scripts(items))
-        crash_point("engine.committed")
-        # The next batch leaves before the answers are told: the store works while callers do.
+        results = await self._transaction(items)
         for group, answers in zip(groups.values(), results, strict=True):
             for waiting, answer in zip(group, answers, strict=True):
                 _settle(waiting.future, answer)
+
+    async def _transaction(self, items: list[tuple[Kind, list[Any]]]) -> list[Answers]:
+        crash_point("engine.before_commit")
+        plain = len(items) == 1 and items[0][0].one_statement
+        run = self._store.once if plain else self._store.transact
+        results = await run(lambda: _scripts(items))
+        crash_point("engine.committed")
+        return results
 
 
 def _scripts(items: list[tuple[Kind, list[Any]]]) -> Script[list[Answers]]:
