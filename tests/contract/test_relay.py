@@ -216,3 +216,22 @@ async def test_a_batch_that_waited_for_a_lock_keeps_the_order_of_a_task(
     await drain(engine, inbox)
     assert (await engine.show(last)).status == "PAUSED"
     assert inbox.by_task()[last] == [1, 2, 3]
+
+
+async def test_a_restore_from_a_server_that_was_further(engine: Engine, raw: Raw) -> None:
+    read, unread = Inbox(), Inbox()
+    first = await running(engine)
+    assert await drain(engine, read) == 2
+    await engine.complete(first)
+    if raw.path:
+        assert not await engine.upkeep.restamp()  # SQLite has no transaction numbers
+    else:
+        for table, column in (("event", "xid"), ("task", "event_xid"), ("cursor", "xid")):
+            await raw.execute(f"update {table} set {column} = {column} + 1000000000")
+        assert await drain(engine, unread) == 0
+        assert await engine.upkeep.restamp()
+        assert not await engine.upkeep.restamp()
+    second = await running(engine)
+    await drain(engine, unread)
+    assert unread.by_task() == {first.task: [3], second.task: [1, 2]}
+    assert await engine.upkeep.audit() == []

@@ -46,32 +46,39 @@ def migrate(given: Globals) -> None:
 @command("check", "orchestrate db check", "orchestrate db check --json")
 @click.pass_obj
 def check(given: Globals) -> int:
-    """Check that the schema fits and that tasks and audit trail agree; exit code 1 if not."""
+    """Check that the schema fits and that tasks and audit trail agree; exit code 1 if not.
+
+    Events that were restored from another server are numbered anew, so run it once after a restore.
+    """
     from tenuto import app
     from tenuto.cli.render import print_json, printable
     from tenuto.engine.engine import Engine
 
     store = app.open_store(settings(given).url())
 
-    async def main() -> "tuple[SchemaState, list[str]]":
+    async def main() -> "tuple[SchemaState, bool, list[str]]":
         try:
             await store.open()
-            return await store.schema(), await Engine(store).upkeep.audit()
+            upkeep = Engine(store).upkeep
+            return await store.schema(), await upkeep.restamp(), await upkeep.audit()
         finally:
             await store.close()
 
-    state, mismatches = app.run(main())
+    state, restamped, mismatches = app.run(main())
     if given.json:
         print_json(
             {
                 "ok": not mismatches,
                 "schema": state.schema,
                 "compat": state.compat,
+                "restamped": restamped,
                 "mismatches": mismatches,
             }
         )
     else:
         print(f"schema {state.schema} fits")
+        if restamped:
+            print("events restored from another server were numbered anew")
         for mismatch in mismatches:
             print(printable(mismatch))
         print(f"{len(mismatches)} mismatches between tasks and audit trail")

@@ -248,6 +248,20 @@ class Upkeep:
         rows = await self._core.store.fetch(Statement("leader", {"name": name}))
         return Leadership(rows[0]["holder"], rows[0]["epoch"], rows[0]["until"]) if rows else None
 
+    async def restamp(self) -> bool:
+        """Make events readable that were restored from another server; answers whether any were.
+
+        For a database that nobody else uses meanwhile. Subscribers may get events again.
+        """
+        if not await self._core.store.fetch(Statement("events_ahead")):
+            return False
+
+        def script() -> Script[None]:
+            yield Statement("restamp")
+
+        await self._core.store.once(script)
+        return True
+
     async def audit(self, limit: int = 100) -> list[str]:
         """Where rows and audit trail disagree: nothing, unless there is a fault."""
         found = []

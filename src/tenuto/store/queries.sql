@@ -824,6 +824,24 @@ from event
 {fragment:from_there_on}
 limit :most;
 
+-- fragment: next_xid only postgres
+pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+
+-- fragment: next_xid only sqlite
+1
+
+-- name: events_ahead
+-- An event whose transaction is still to come: the table was restored from another server.
+select event.xid from event where event.xid >= {fragment:next_xid} limit 1;
+
+-- name: restamp
+-- Number events anew after a restore, by position. A subscriber goes back to the first it missed.
+update cursor set xid = 0, position = coalesce(
+  (select min(e.position) - 1 from event e where (e.xid, e.position) > (cursor.xid, cursor.position)),
+  (select max(e.position) from event e), 0);
+update task set event_xid = 0 where event_xid > 0;
+update event set xid = 0 where xid > 0;
+
 -- name: audit_mismatches
 -- Tasks whose row and audit trail disagree: the oracle of I13. Pruned trails are left out.
 -- params: most bigint, before timestamptz

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from contextvars import copy_context
 from typing import Any
 from uuid import UUID
 
@@ -72,6 +73,7 @@ class Worker:
         self._hints = 0
         self._plenty = False
         self._stopping = False
+        self._context = copy_context()
 
     async def host(self, profile: AgentProfile, runtime: Runtime) -> AgentProfile:
         """Take an agent in; it is known to everybody when this returns."""
@@ -110,6 +112,7 @@ class Worker:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; then finish or give back what is running."""
         self._who.slots = self.settings.slots
+        self._context = copy_context()
         unsubscribe = self.engine.core.wakeups.subscribe(self._hear)
         self._start_heart()
         try:
@@ -210,7 +213,8 @@ class Worker:
                 self._poke()
         elif topic.startswith("lane:") or topic == EVERYTHING:
             self._look_again()
-            self._reach()
+            # In our own context: what a claim starts must not inherit that of whoever hinted.
+            asyncio.get_running_loop().call_soon(self._reach, context=self._context)
 
     def _poke(self) -> None:
         if isinstance(self._heart, HeartThread):

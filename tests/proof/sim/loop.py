@@ -56,8 +56,9 @@ class Process:
 
     def end(self) -> None:
         """Its main coroutine is over: what it left behind goes with it, as at the exit of one."""
-        if self.state == "running":
+        if self.state in ("running", "stopped"):
             self.state = "ended"
+            self.parked.clear()
             self.gone.set()
 
 
