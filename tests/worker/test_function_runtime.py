@@ -5,6 +5,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextvars import ContextVar
 from datetime import datetime, timedelta
 from pathlib import Path
 from time import monotonic
@@ -74,6 +75,21 @@ def repeating(kind: str, done: Counter[str], children: list[UUID]) -> Callable[[
         return [number, nothing, before]
 
     return later if kind == "later" else now
+
+
+async def test_a_child_inherits_nothing_from_its_parents_context(database_url: str) -> None:
+    user: ContextVar[str] = ContextVar("user", default="nobody")
+
+    async def parent(ctx: Any) -> str:
+        user.set("the parent's")
+        return str(await ctx.spawn("child", NewTask(title="child", task_type="child")))
+
+    async def child(_ctx: Any) -> str:
+        return user.get()
+
+    async with working(database_url, {"default": parent, "child": child}) as inside:
+        view = await inside.ended(await inside.submit())
+        assert (await inside.ended(UUID(view.output))).output == "nobody"
 
 
 @pytest.mark.parametrize("kind", ["later", "now"])
