@@ -56,20 +56,22 @@ class Clock:
 
     def new_id(self) -> UUID:
         """A UUIDv7 above every other that this clock made: ids sort by creation."""
-        millis = int(self.now().timestamp() * 1000)
-        random_bits = self._random.getrandbits(74)
-        value = (
-            (millis << 80)
-            | (7 << 76)
-            | ((random_bits >> 62) << 64)
-            | (2 << 62)
-            | (random_bits & ((1 << 62) - 1))
-        )
-        if value <= self._last_id:
-            # Within one millisecond: step by a random amount that stays inside the low field.
-            value = self._last_id + 1 + (random_bits & 0xFFFFFFFF)
-        self._last_id = value
-        return UUID(int=value)
+        return self.new_ids(1)[0]
+
+    def new_ids(self, count: int) -> list[UUID]:
+        """As many of them, in order."""
+        base = int(self.now().timestamp() * 1000) << 80 | 7 << 76 | 2 << 62
+        getrandbits, last, ids = self._random.getrandbits, self._last_id, []
+        for _ in range(count):
+            high, low = divmod(getrandbits(74), 1 << 62)
+            value = base | high << 64 | low
+            if value <= last:
+                # Within one millisecond: step by a random amount that stays inside the low field.
+                value = last + 1 + (low & 0xFFFFFFFF)
+            last = value
+            ids.append(UUID(int=value))
+        self._last_id = last
+        return ids
 
     def new_token(self) -> str:
         """128 bits nobody can guess."""

@@ -277,3 +277,41 @@ async def test_lanes_are_limited_within_one_bulk(
     assert await refusal(engine.submit_many(bulk)) == "too_many_lanes"
     assert await raw.count("task") == 0
     assert await raw.count("lane") <= 3
+
+
+async def test_long_sets_keep_what_their_tasks_share_and_what_they_do_not(
+    engine: Engine, raw: Raw
+) -> None:
+    fields: tuple[tuple[str, Any, Any], ...] = (
+        ("prompt", "p", None),
+        ("priority", 3, 9),
+        ("max_attempts", 2, 5),
+        ("source", None, "s"),
+        ("input", 1, None),
+        ("timeout_s", 60, None),
+    )
+    for shared in range(2 ** len(fields)):
+        sent = []
+        for index in range(70):
+            values = {
+                name: one if shared >> place & 1 or index % 2 else other
+                for place, (name, one, other) in enumerate(fields)
+            }
+            sent.append(new(title=f"{shared}.{index}", **values))
+        await engine.submit_many(sent)
+        stored = await raw.fetch(
+            "select title, prompt, source, input, priority, max_attempts, timeout_s"
+            f" from task_body join task on id = task where title like '{shared}.%' order by id"
+        )
+        assert stored == [
+            (
+                each.title,
+                each.prompt,
+                each.source,
+                None if each.input is None else str(each.input),
+                each.priority,
+                each.max_attempts,
+                each.timeout_s,
+            )
+            for each in sent
+        ]

@@ -224,11 +224,11 @@ class Reporting:
         child = uuid5(fence.task, key)
         born = msgspec.structs.replace(new, id=child, parent=fence.task)
         check(born)
-        prepared = await self._submitting.prepare([born], workspace, actor)
+        draft = await self._submitting.draft([born], workspace, actor)
 
         def script() -> Script[UUID]:
             task = yield from self._owned(fence)
-            made = yield from submit_script(self._core, prepared)
+            made = yield from submit_script(self._core, draft, workspace)
             if not (yield self._step(task, fence, key, None, made[0].id)):
                 before = yield Statement("step", {"id": fence.task, "key": key})
                 if before[0]["child"] != made[0].id:
@@ -236,7 +236,7 @@ class Reporting:
             return made[0].id
 
         known = await self._core.store.transact(script)
-        self._submitting.announce(prepared)
+        self._submitting.announce(draft)
         return known
 
     def _step(

@@ -30,12 +30,14 @@ class Submitted(msgspec.Struct, frozen=True):
     created: bool = True
 
 
-class _Prepared(msgspec.Struct, frozen=True):
+class Draft(msgspec.Struct, frozen=True):
+    """Tasks spelled out as rows, with the lanes whose workers to wake."""
+
     ids: list[UUID]
     keys: list[str | None]
     prints: list[str | None]
     rows: Rows
-    wakes: frozenset[int]
+    wakes: set[int]
 
 
 class Submitting:
@@ -62,63 +64,71 @@ class Submitting:
             check(new)
         places = _same_as(news)
         unique = sorted(set(places))
-        prepared = await self.prepare(
+        draft = await self.draft(
             [news[place] for place in unique], workspace, actor, rerun_of=rerun_of
         )
-        if any(prepared.prints):
+        if any(draft.prints):
             crash_point("engine.before_commit")
-            done = await self._core.store.transact(lambda: submit_script(self._core, prepared))
+            done = await self._core.store.transact(
+                lambda: submit_script(self._core, draft, workspace)
+            )
             crash_point("engine.committed")
         else:
-            done = await self._plain(prepared)
-        self.announce(prepared)
+            done = await self._plain(draft, workspace)
+        self.announce(draft)
         known = dict(zip(unique, done, strict=True))
         return [
             known[place] if place == index else Submitted(known[place].id, created=False)
             for index, place in enumerate(places)
         ]
 
-    def announce(self, prepared: _Prepared) -> None:
+    def announce(self, draft: Draft) -> None:
         """Hint at the tasks that can be claimed at once."""
         crash_point("engine.before_announce")
-        if prepared.wakes:
-            self._core.wakeups.announce([f"lane:{lane}" for lane in prepared.wakes])
+        if draft.wakes:
+            self._core.wakeups.announce([f"lane:{lane}" for lane in draft.wakes])
 
-    async def _plain(self, prepared: _Prepared) -> list[Submitted]:
+    async def _plain(self, draft: Draft, workspace: UUID) -> list[Submitted]:
+        """Insert tasks whose ids are new for certain."""
         try:
-            await self._core.batcher.submit(self._kind, prepared)
+            await self._core.batcher.submit(self._kind, draft.rows)
         except Unavailable:
             # The answer may be lost and the commit not. Ids are ours, so asking again is safe.
-            return await self._core.store.transact(lambda: submit_script(self._core, prepared))
-        return [Submitted(each) for each in prepared.ids]
+            return await self._core.store.transact(
+                lambda: submit_script(self._core, draft, workspace)
+            )
+        return [Submitted(each) for each in draft.ids]
 
-    def _script(self, batch: list[_Prepared]) -> Script[Answers]:
-        rows: Rows = {"body": [], "hot": [], "label": [], "tag": [], "capability": []}
-        for prepared in batch:
-            for name, found in prepared.rows.items():
-                rows[name] += found
+    async def _named(self, draft: Draft, workspace: UUID) -> list[Submitted]:
+        """Insert tasks that may be there already."""
+        return await self._core.store.transact(lambda: submit_script(self._core, draft, workspace))
+
+    def _script(self, batch: list[Rows]) -> Script[Answers]:
+        rows = batch[0]
+        if len(batch) > 1:
+            rows = {name: [row for each in batch for row in each[name]] for name in rows}
         yield _insert(self._core, rows)
         return [None] * len(batch)
 
-    async def prepare(
+    async def draft(
         self,
         news: Sequence[NewTask],
         workspace: UUID,
         actor: str | None,
         *,
         rerun_of: UUID | None = None,
-    ) -> _Prepared:
-        """Checked tasks spelled out as rows; nothing is written but, at the end, the lanes."""
+    ) -> Draft:
+        """Checked tasks spelled out; nothing is written but, at the end, the lanes."""
         rows: Rows = {"body": [], "hot": [], "label": [], "tag": [], "capability": []}
-        prints: list[str | None] = []
-        ids = []
-        new_id = self._core.clock.new_id
-        for new in news:
-            task_id = new.id or new_id()
-            named = new.id is not None or new.idempotency_key is not None
-            prints.append(fingerprint(new) if named else None)
-            ids.append(task_id)
-            rows["body"].append(_body(new, task_id, workspace, prints[-1], actor, rerun_of))
+        made = self._core.clock.new_ids(len(news))
+        ids = [new.id or fresh for new, fresh in zip(news, made, strict=True)]
+        keys = [new.idempotency_key for new in news]
+        prints = [
+            fingerprint(new) if new.id is not None or key is not None else None
+            for new, key in zip(news, keys, strict=True)
+        ]
+        for new, task_id, print_ in zip(news, ids, prints, strict=True):
+            rows["body"].append(_body(new, task_id, workspace, print_, actor, rerun_of))
             for name, words in (
                 ("label", new.tags),
                 ("tag", new.task_tags),
@@ -136,8 +146,7 @@ class Submitting:
             if hot[3] is Status.PENDING:
                 wakes.add(lanes[place])
             rows["hot"].append(hot)
-        keys = [new.idempotency_key for new in news]
-        return _Prepared(ids, keys, prints, rows, frozenset(wakes))
+        return Draft(ids, keys, prints, rows, wakes)
 
 
 def _lane_wishes(news: Sequence[NewTask], workspace: UUID) -> tuple[list[int], list[Requirements]]:
@@ -170,6 +179,8 @@ def _any_past(rows: list[tuple[Any, ...]], common: int) -> bool | None:
 
 def _same_as(news: Sequence[NewTask]) -> list[int]:
     """For each task of a submit, the first of them that it repeats: by id or idempotency key."""
+    if not any(new.id or new.idempotency_key for new in news):
+        return list(range(len(news)))
     first: dict[UUID | str, int] = {}
     places = []
     for index, new in enumerate(news):
@@ -186,22 +197,21 @@ def _same_as(news: Sequence[NewTask]) -> list[int]:
     return places
 
 
-def submit_script(core: Core, prepared: _Prepared) -> Script[list[Submitted]]:
+def submit_script(core: Core, draft: Draft, workspace: UUID) -> Script[list[Submitted]]:
     """Insert what is new; what is there already must be the same, or everything is refused."""
-    inserted = yield _insert(core, prepared.rows)
+    inserted = yield _insert(core, draft.rows)
     fresh = {row["id"] for row in inserted}
     stale = [
         (task_id, key)
-        for task_id, key in zip(prepared.ids, prepared.keys, strict=True)
+        for task_id, key in zip(draft.ids, draft.keys, strict=True)
         if task_id not in fresh
     ]
     if not stale:
-        return [Submitted(each) for each in prepared.ids]
-    workspace = prepared.rows["hot"][0][1]
+        return [Submitted(each) for each in draft.ids]
     before = yield Statement("submitted_before", {"workspace": workspace}, {"wanted": stale})
     earlier = {row["wanted_id"]: row for row in before}
     answers = []
-    for task_id, print_ in zip(prepared.ids, prepared.prints, strict=True):
+    for task_id, print_ in zip(draft.ids, draft.prints, strict=True):
         if task_id in fresh:
             answers.append(Submitted(task_id))
             continue

@@ -57,7 +57,6 @@ class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 _NAMES = (
     "model",
-    "task_type",
     "agent_type",
     "runtime",
     "container",
@@ -72,9 +71,25 @@ _SECONDS = ("timeout_s", "queue_ttl_s", "lease_s")
 _LISTS = ("tags", "task_tags", "capabilities")
 
 
+_USUAL = ("title", "id", "parent", "input", "metadata", "task_type", "priority", "max_attempts")
+_RARE = attrgetter(*(name for name in NewTask.__struct_fields__ if name not in _USUAL))
+_NOTHING_RARE = _RARE(NewTask(title="-"))
+
+
 def check(new: NewTask) -> None:
-    """Raise `Invalid` unless every field is in range and can be stored."""
+    """Raise `Invalid` unless every field is in range and can be stored.
+
+    What `input` and `metadata` hold is looked at when they are encoded.
+    """
     limits.text("title", new.title, limits.MAX_TITLE, empty=False)
+    limits.text("task_type", new.task_type, limits.MAX_NAME, empty=False)
+    limits.number("priority", new.priority, 1, 10)
+    limits.number("max_attempts", new.max_attempts, 1, limits.MAX_ATTEMPTS)
+    if _RARE(new) != _NOTHING_RARE:
+        _check_rare(new)
+
+
+def _check_rare(new: NewTask) -> None:
     for field in _NAMES:
         if (value := getattr(new, field)) is not None:
             limits.text(field, value, limits.MAX_NAME, empty=False)
@@ -90,8 +105,6 @@ def check(new: NewTask) -> None:
 
 
 def _check_numbers(new: NewTask) -> None:
-    limits.number("priority", new.priority, 1, 10)
-    limits.number("max_attempts", new.max_attempts, 1, limits.MAX_ATTEMPTS)
     for field in _SECONDS:
         if (seconds := getattr(new, field)) is not None:
             limits.number(field, seconds, 1, limits.MAX_SECONDS)

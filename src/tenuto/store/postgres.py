@@ -1,6 +1,8 @@
 """PostgreSQL over asyncpg: every query one statement, every batch one round trip."""
 
-from collections.abc import AsyncIterator, Callable
+import math
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar
@@ -19,6 +21,9 @@ _MIGRATION_LOCK = 0x74656E75746F
 _RERUNS = 10
 _READERS = 2
 _PATIENCE_S = 10.0
+_FOLD = 64
+"""Sets from this size on send a value that all rows share once: arrays cost by the element."""
+_SPELLINGS = 32
 _LOST = (
     OSError,
     asyncpg.InterfaceError,
@@ -95,6 +100,7 @@ class PostgresStore:
         self._write = Pool(url, writers, _WRITE_SETTINGS)
         self._read = Pool(url, _READERS, _READ_SETTINGS)
         self._compiled: dict[Any, sql.PostgresQuery] = {}
+        self._spellings: defaultdict[str, set[sql.Same]] = defaultdict(set)
 
     async def open(self) -> None:
         state = await self.schema()
@@ -192,15 +198,11 @@ class PostgresStore:
             return result
 
     async def _run(self, connection: Any, statement: Statement) -> list[Row]:
-        rows = statement.rows
-        single = bool(rows) and all(len(each) <= 1 for each in rows.values())
-        compiled = self._compile(statement, single=single)
+        cells, same = _columns(statement.rows, fold=_FOLD)
+        if not self._spelled(statement.query, same):
+            cells, same = _columns(statement.rows)
+        compiled = self._compile(statement, same)
         params = statement.params
-        cells: dict[str, Any]
-        if single:
-            cells = {name: each[0] for name, each in rows.items() if each}
-        else:
-            cells = {name: list(zip(*each, strict=True)) for name, each in rows.items()}
         arguments = [
             params.get(argument) if isinstance(argument, str) else cells[argument[0]][argument[1]]
             for argument in compiled.arguments
@@ -208,18 +210,25 @@ class PostgresStore:
         found: list[Row] = await connection.fetch(compiled.sql, *arguments)
         return found
 
-    def _compile(self, statement: Statement, *, single: bool) -> sql.PostgresQuery:
+    def _spelled(self, query: str, same: sql.Same) -> bool:
+        """Whether the query is, or may yet be, spelled like this: every spelling has its plan."""
+        spellings = self._spellings[query]
+        if same not in spellings and len(spellings) < _SPELLINGS:
+            spellings.add(same)
+        return same in spellings
+
+    def _compile(self, statement: Statement, same: sql.Same) -> sql.PostgresQuery:
         empty = frozenset(name for name, rows in statement.rows.items() if not rows)
         given = frozenset(
             name for name, value in statement.params.items() if value is not None
         ) | frozenset(statement.literals)
         literals = tuple(statement.literals.items())
-        key = (statement.query, given, literals, empty, single)
+        key = (statement.query, given, literals, empty, same)
         compiled = self._compiled.get(key)
         if compiled is None:
             query = sql.load(sql.POSTGRES)[statement.query]
             settled = sql.variant(query, given, literals, set(empty))
-            compiled = sql.for_postgres(settled, single=single)
+            compiled = sql.for_postgres(settled, same)
             self._compiled[key] = compiled
         return compiled
 
@@ -250,6 +259,28 @@ class PostgresStore:
             raise Invalid(f"the database address is wrong: {error}", "database_invalid") from error
         except _LOST as error:
             raise Unavailable(f"the database does not answer: {_first_line(error)}") from error
+
+
+def _columns(
+    rows: Mapping[str, Sequence[tuple[Any, ...]]], fold: float = math.inf
+) -> tuple[dict[str, Sequence[Any]], sql.Same]:
+    """Each set by column, and the columns that are plain values: of single rows and long sets."""
+    cells: dict[str, Sequence[Any]] = {}
+    same = []
+    for name, each in rows.items():
+        if len(each) == 1:
+            cells[name] = each[0]
+            same += [(name, index) for index in range(len(each[0]))]
+            continue
+        columns: list[Any] = list(zip(*each, strict=True))
+        cells[name] = columns
+        if len(each) < fold:
+            continue
+        for index, column in enumerate(columns):
+            if index and column.count(column[0]) == len(column):
+                columns[index] = column[0]
+                same.append((name, index))
+    return cells, frozenset(same)
 
 
 async def make_scratch(url: str, name: str) -> str:

@@ -225,15 +225,16 @@ class PostgresQuery(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str | tuple[str, int], ...]
 
 
-def for_postgres(query: Query, *, single: bool = False) -> PostgresQuery:
-    """All steps as one statement of common table expressions.
+Same = frozenset[tuple[str, int]]
+"""Columns `(set, index)` that have one value in all rows of their set, of a single row all."""
 
-    `single`: every set has one row, whose columns are plain arguments.
-    """
+
+def for_postgres(query: Query, same: Same = frozenset()) -> PostgresQuery:
+    """All steps as one statement of common table expressions; the same columns come once."""
     labels = {step.label for step in query.steps}
 
     def open_step(text: str) -> str:
-        text = _ROWS.sub(lambda match: _set(query, match[1], match[2], single=single), text)
+        text = _ROWS.sub(lambda match: _set(query, match[1], match[2], same), text)
         return _MACRO.sub(lambda match: match[1] if match[1] in labels else match[0], text)
 
     *before, last = [Step(step.label, open_step(step.text)) for step in query.steps]
@@ -241,7 +242,7 @@ def for_postgres(query: Query, *, single: bool = False) -> PostgresQuery:
         before.append(last)
         last = Step("answer", f"select {', '.join(query.columns) or '*'} from {query.answer}")
     ctes = ",\n".join(f"{step.label} as {_once(step)}({step.text})" for step in before)
-    return _number(query, f"with {ctes}\n{last.text}" if ctes else last.text, single=single)
+    return _number(query, f"with {ctes}\n{last.text}" if ctes else last.text, same)
 
 
 def _once(step: Step) -> str:
@@ -249,22 +250,28 @@ def _once(step: Step) -> str:
     return "materialized " if step.text.startswith("select") else ""
 
 
-def _set(query: Query, name: str, of: str | None, *, single: bool) -> str:
+def _set(query: Query, name: str, of: str | None, same: Same) -> str:
     """A set as a table, with those of its columns that the query reads."""
     text = "\n".join(step.text for step in query.steps)
-    first, *others = [column for column, _ in query.rows[name]]
-    columns = [first, *(each for each in others if re.search(rf"\b{name}\.{each}\b", text))]
-    if single:
-        table = f"(select {', '.join(f':{name}__{each} as {each}' for each in columns)}) as {name}"
-    else:
-        arrays = ", ".join(f":{name}__{each}" for each in columns)
-        table = f"unnest({arrays}) as {name}({', '.join(columns)})"
+    names = [column for column, _ in query.rows[name]]
+    once: list[str] = []
+    varied: list[str] = []
+    for index, each in enumerate(names):
+        if index == 0 or re.search(rf"\b{name}\.{each}\b", text):
+            (once if (name, index) in same else varied).append(each)
+    arrays = ", ".join(f":{name}__{each}" for each in varied)
+    table = f"unnest({arrays}) as {name}({', '.join(varied)})"
+    if once:
+        cells = [f":{name}__{each} as {each}" for each in once]
+        cells += [f"{name}.{each}" for each in varied]
+        source = f" from {table}" if varied else ""
+        table = f"(select {', '.join(cells)}{source}) as {name}"
     if of is None:
         return table
-    return f"(select {name}.* from {table} join {of} on {of}.id = {name}.{first}) as {name}"
+    return f"(select {name}.* from {table} join {of} on {of}.id = {name}.{names[0]}) as {name}"
 
 
-def _number(query: Query, text: str, *, single: bool) -> PostgresQuery:
+def _number(query: Query, text: str, same: Same) -> PostgresQuery:
     arguments: list[str | tuple[str, int]] = []
 
     def place(match: re.Match[str]) -> str:
@@ -274,7 +281,8 @@ def _number(query: Query, text: str, *, single: bool) -> PostgresQuery:
         if column:
             columns = query.rows[rowset]
             index = next(i for i, (each, _) in enumerate(columns) if each == column)
-            argument, kind = (rowset, index), columns[index][1] + ("" if single else "[]")
+            argument = (rowset, index)
+            kind = columns[index][1] + ("" if argument in same else "[]")
         else:
             kind = query.params[name]
         if argument not in arguments:
