@@ -23,7 +23,7 @@ _COMMON_HOT = 8
 """Columns that most tasks fill; they come first in the rows of the query `submit`."""
 
 
-class Submitted(msgspec.Struct, frozen=True):
+class Submitted(msgspec.Struct, frozen=True, gc=False):
     """A task that is in the store for certain; `created` is false for a repeated submit."""
 
     id: UUID

@@ -16,7 +16,7 @@ from tenuto.model.retry import RetryPolicy
 Kind = Literal["agent", "foreach", "goto", "condition", "approval"]
 
 
-class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
     """A task to be. Only `title` is required."""
 
     title: str

@@ -1,10 +1,11 @@
 """PostgreSQL over asyncpg: every query one statement, every batch one round trip."""
 
 import math
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cache
+from types import TracebackType
 from typing import Any, TypeVar
 
 import asyncpg
@@ -23,7 +24,7 @@ _READERS = 2
 _PATIENCE_S = 10.0
 _FOLD = 64
 """Sets from this size on send a value that all rows share once: arrays cost by the element."""
-_SPELLINGS = 32
+_SHAPES = 32
 _LOST = (
     OSError,
     asyncpg.InterfaceError,
@@ -42,7 +43,6 @@ _LOST = (
     TimeoutError,
 )
 _CUT = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""After these nobody knows what the connection will say next."""
 _AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 # The statements that write are written so that one plan is right at every size: rows are found by
@@ -100,7 +100,7 @@ class PostgresStore:
         self._write = Pool(url, writers, _WRITE_SETTINGS)
         self._read = Pool(url, _READERS, _READ_SETTINGS)
         self._compiled: dict[Any, sql.PostgresQuery] = {}
-        self._spellings: defaultdict[str, set[sql.Same]] = defaultdict(set)
+        self._shapes: Counter[str] = Counter()
 
     async def open(self) -> None:
         state = await self.schema()
@@ -197,11 +197,14 @@ class PostgresStore:
             result: T = stop.value
             return result
 
+    def _connection(self, *, read: bool = False) -> "_Borrowed":
+        return _Borrowed(self._read if read else self._write)
+
     async def _run(self, connection: Any, statement: Statement) -> list[Row]:
-        cells, same = _columns(statement.rows, fold=_FOLD)
-        if not self._spelled(statement.query, same):
-            cells, same = _columns(statement.rows)
-        compiled = self._compile(statement, same)
+        compiled, cells = self._spell(statement, _FOLD)
+        if compiled is None:
+            compiled, cells = self._spell(statement, math.inf)
+        assert compiled is not None
         params = statement.params
         arguments = [
             params.get(argument) if isinstance(argument, str) else cells[argument[0]][argument[1]]
@@ -210,77 +213,110 @@ class PostgresStore:
         found: list[Row] = await connection.fetch(compiled.sql, *arguments)
         return found
 
-    def _spelled(self, query: str, same: sql.Same) -> bool:
-        """Whether the query is, or may yet be, spelled like this: every spelling has its plan."""
-        spellings = self._spellings[query]
-        if same not in spellings and len(spellings) < _SPELLINGS:
-            spellings.add(same)
-        return same in spellings
+    def _spell(
+        self, statement: Statement, fold: float
+    ) -> tuple[sql.PostgresQuery | None, dict[str, Sequence[Any]]]:
+        """The query for arguments of this shape, and its sets by column.
 
-    def _compile(self, statement: Statement, same: sql.Same) -> sql.PostgresQuery:
-        empty = frozenset(name for name, rows in statement.rows.items() if not rows)
-        given = frozenset(
-            name for name, value in statement.params.items() if value is not None
-        ) | frozenset(statement.literals)
+        `None` when sets from `fold` rows on have shapes enough already: each has its plan.
+        """
+        cells, shape = _columns(statement.rows, fold)
+        params = statement.params
+        given = tuple([name for name in params if params[name] is not None])
         literals = tuple(statement.literals.items())
-        key = (statement.query, given, literals, empty, same)
+        key = (statement.query, given, literals, shape)
         compiled = self._compiled.get(key)
         if compiled is None:
+            if fold is not math.inf:
+                self._shapes[statement.query] += 1
+                if self._shapes[statement.query] > _SHAPES:
+                    return None, {}
             query = sql.load(sql.POSTGRES)[statement.query]
-            settled = sql.variant(query, given, literals, set(empty))
+            known = frozenset(given) | frozenset(statement.literals)
+            empty = {name for name, rows in statement.rows.items() if not rows}
+            settled = sql.variant(query, known, literals, empty)
+            same = _NONE_SAME.union(*(each for _, each in shape))
             compiled = sql.for_postgres(settled, same)
             self._compiled[key] = compiled
-        return compiled
+        return compiled, cells
 
-    @asynccontextmanager
-    async def _connection(self, *, read: bool = False) -> AsyncIterator[Any]:
-        """A connection; whatever says that the database is gone becomes `Unavailable`."""
-        pool = self._read if read else self._write
+
+class _Borrowed:
+    """A connection; whatever says that the database is gone becomes `Unavailable`."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._connection: Any = None
+
+    async def __aenter__(self) -> Any:
         try:
-            connection = await pool.take(_PATIENCE_S)
-            broken = True
-            try:
-                yield connection
-                broken = False
-            except Exception as error:
-                broken = isinstance(error, _CUT)
-                raise
-            finally:
-                pool.give(connection, broken=broken)
-        except asyncpg.DiskFullError as error:
-            raise Unavailable(f"the database has no room left: {error}", "storage_full") from error
-        except asyncpg.UniqueViolationError as error:
-            raise Conflict(
-                "something with that id exists already", "idempotency_conflict"
-            ) from error
-        except _AGAIN:
-            raise
-        except asyncpg.ClientConfigurationError as error:
-            raise Invalid(f"the database address is wrong: {error}", "database_invalid") from error
-        except _LOST as error:
-            raise Unavailable(f"the database does not answer: {_first_line(error)}") from error
+            self._connection = await self._pool.take(_PATIENCE_S)
+        except Exception as error:
+            raise _meant(error) from error
+        return self._connection
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # After a cut, and when somebody gave up, nobody knows what the connection will say next.
+        broken = error is not None and (isinstance(error, _CUT) or not isinstance(error, Exception))
+        self._pool.give(self._connection, broken=broken)
+        if isinstance(error, Exception) and (meant := _meant(error)) is not error:
+            raise meant from error
+
+
+def _meant(error: Exception) -> Exception:
+    """What the engine should hear of an error of the driver; others as they are."""
+    if isinstance(error, asyncpg.DiskFullError):
+        return Unavailable(f"the database has no room left: {error}", "storage_full")
+    if isinstance(error, asyncpg.UniqueViolationError):
+        return Conflict("something with that id exists already", "idempotency_conflict")
+    if isinstance(error, asyncpg.ClientConfigurationError):
+        return Invalid(f"the database address is wrong: {error}", "database_invalid")
+    if isinstance(error, _LOST) and not isinstance(error, _AGAIN):
+        return Unavailable(f"the database does not answer: {_first_line(error)}")
+    return error
+
+
+_NONE_SAME: sql.Same = frozenset()
+
+
+@cache
+def _all_same(name: str, width: int) -> sql.Same:
+    return frozenset((name, index) for index in range(width))
 
 
 def _columns(
-    rows: Mapping[str, Sequence[tuple[Any, ...]]], fold: float = math.inf
-) -> tuple[dict[str, Sequence[Any]], sql.Same]:
-    """Each set by column, and the columns that are plain values: of single rows and long sets."""
+    rows: Mapping[str, Sequence[tuple[Any, ...]]], fold: float
+) -> tuple[dict[str, Sequence[Any]], tuple[tuple[str, sql.Same], ...]]:
+    """Each set that is not empty by column, and its columns that are plain values.
+
+    Those are all columns of a single row, and of `fold` rows or more those that all of them share.
+    """
     cells: dict[str, Sequence[Any]] = {}
-    same = []
+    shape = []
     for name, each in rows.items():
+        if not each:
+            continue
         if len(each) == 1:
             cells[name] = each[0]
-            same += [(name, index) for index in range(len(each[0]))]
+            shape.append((name, _all_same(name, len(each[0]))))
             continue
         columns: list[Any] = list(zip(*each, strict=True))
         cells[name] = columns
         if len(each) < fold:
+            shape.append((name, _NONE_SAME))
             continue
+        same = set()
         for index, column in enumerate(columns):
             if index and column.count(column[0]) == len(column):
                 columns[index] = column[0]
-                same.append((name, index))
-    return cells, frozenset(same)
+                same.add((name, index))
+        shape.append((name, frozenset(same)))
+    return cells, tuple(shape)
 
 
 async def make_scratch(url: str, name: str) -> str:
