@@ -348,7 +348,7 @@ def statements_used() -> dict[str, set[str]]:
 
 
 def queries() -> str:
-    text = (SOURCE / "store" / "queries.sql").read_text(encoding="utf-8")
+    text = sql.source_text()
     loaded, used = sql.load(sql.POSTGRES), statements_used()
     rows = []
     for chunk in re.split(r"^(?=-- (?:name|fragment): )", text, flags=re.M)[1:]:

@@ -42,6 +42,10 @@ class Counting:
         self.most = 0
         self.lose: list[str] = []
 
+    def within(self, workspace: UUID) -> "Counting":
+        del workspace  # the store within is that workspace's already
+        return self
+
     async def open(self) -> None:
         await self.inner.open()
 

@@ -310,7 +310,7 @@ async def test_a_new_lane_is_found_by_an_idle_engine(engine: Engine, another: An
 
 
 async def test_a_workspace_nobody_made_has_nothing(engine: Engine) -> None:
-    elsewhere = Engine(engine.core.store, workspace=UUID(int=5))
+    elsewhere = Engine(engine.store, workspace=UUID(int=5))
     assert await refusal(elsewhere.submit(new())) == "not_found"
     agent = profile(workspace=elsewhere.workspace)
     async with asyncio.timeout(3):
@@ -370,7 +370,7 @@ MATCHES: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
 
 async def test_who_may_take_what(engine: Engine, raw: Raw) -> None:
     for number, (task, agent, fits) in enumerate(MATCHES):
-        there = Engine(engine.core.store, workspace=await raw.workspace(next(WORKSPACES)))
+        there = Engine(engine.store, workspace=await raw.workspace(next(WORKSPACES)))
         await there.submit(new(**task))
         found = await there.claim(profile(workspace=there.workspace, **agent), WORKER, 1)
         assert bool(found) is fits, f"case {number}: {task} against {agent}"

@@ -71,7 +71,7 @@ async def test_every_ask_in_every_status_is_the_models(engine: Engine, of: Statu
 
 
 async def test_what_does_not_exist_or_is_elsewhere(engine: Engine, raw: Raw) -> None:
-    elsewhere = Engine(engine.core.store, workspace=await raw.workspace(77))
+    elsewhere = Engine(engine.store, workspace=await raw.workspace(77))
     foreign = (await elsewhere.submit(new())).id
     for ask, _ in ASKS.values():
         assert await refusal(ask(engine, foreign)) == "not_found"

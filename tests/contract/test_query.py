@@ -176,7 +176,7 @@ async def test_more_than_one_task_is_not_found(engine: Engine) -> None:
 
 
 async def test_what_is_elsewhere_is_missing(engine: Engine, raw: Raw) -> None:
-    elsewhere = Engine(engine.core.store, workspace=await raw.workspace(5))
+    elsewhere = Engine(engine.store, workspace=await raw.workspace(5))
     foreign = (await elsewhere.submit(new())).id
     missing = UUID(int=12345)
     reads: list[Any] = [engine.show, engine.attempts, engine.events, engine.logs, engine.explain]

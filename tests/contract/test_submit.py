@@ -210,14 +210,14 @@ async def test_two_bodies_for_one_id_in_a_bulk(engine: Engine, raw: Raw) -> None
 
 
 async def test_an_id_of_another_workspace_is_refused(engine: Engine, raw: Raw) -> None:
-    elsewhere = Engine(engine.core.store, workspace=await raw.workspace(9))
+    elsewhere = Engine(engine.store, workspace=await raw.workspace(9))
     await elsewhere.submit(new(id=GIVEN))
     assert await refusal(engine.submit(new(id=GIVEN))) == "idempotency_conflict"
     assert await raw.count("task") == 1
 
 
 async def test_a_key_belongs_to_its_workspace(engine: Engine, raw: Raw) -> None:
-    elsewhere = Engine(engine.core.store, workspace=await raw.workspace(9))
+    elsewhere = Engine(engine.store, workspace=await raw.workspace(9))
     first = await elsewhere.submit(new("one", idempotency_key="k"))
     second = await engine.submit(new("two", idempotency_key="k"))
     assert first.id != second.id

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import msgspec
@@ -16,6 +16,9 @@ from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.task import Change, Status, Task
 from tenuto.store.batching import Answers, Batcher, Kind
 from tenuto.store.protocol import Row, Script, Statement, Store
+
+if TYPE_CHECKING:
+    from tenuto.vault import Vault
 
 Decided = Change | TenutoError | None
 """A change, a refusal, or `None` for a repeated message."""
@@ -72,9 +75,10 @@ def task_of(row: Row) -> Task:
 class Core:
     """One engine's means. Everything in a process may share it."""
 
-    def __init__(self, store: Store, wakeups: Wakeups) -> None:
+    def __init__(self, store: Store, wakeups: Wakeups, vault: "Vault | None" = None) -> None:
         self.store = store
         self.wakeups = wakeups
+        self.vault = vault
         self.batcher = Batcher(store)
         self.lanes = Lanes(store)
         self._orders = Kind("orders", self._order_script)

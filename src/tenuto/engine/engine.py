@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import msgspec
@@ -15,6 +15,8 @@ from tenuto.engine.control import Action, ActionResult, Controlling
 from tenuto.engine.core import Core
 from tenuto.engine.query import Filter, Querying
 from tenuto.engine.report import Beat, Line, Reporting
+from tenuto.engine.sealing import Sealing
+from tenuto.engine.secrets import Secrets
 from tenuto.engine.submit import Submitted, Submitting
 from tenuto.engine.upkeep import Upkeep
 from tenuto.engine.views import AttemptView, Explanation, LogLine, Page, TaskView
@@ -24,6 +26,9 @@ from tenuto.model.matching import AgentProfile
 from tenuto.model.submission import NewTask
 from tenuto.model.task import DEFAULT_LEASE_S, Fence
 from tenuto.store.protocol import Row, Script, Statement, Store
+
+if TYPE_CHECKING:
+    from tenuto.vault import Vault
 
 DEFAULT_WORKSPACE = UUID("00000000-0000-7000-8000-000000000001")
 
@@ -38,16 +43,22 @@ class Engine:
         *,
         workspace: UUID = DEFAULT_WORKSPACE,
         actor: str | None = None,
+        vault: "Vault | None" = None,
     ) -> None:
-        self.core = Core(store, wakeups or MemoryWakeups())
+        hints = wakeups or MemoryWakeups()
+        self.store = store
+        self.core = Core(store.within(workspace), hints, vault)
         self.workspace = workspace
         self.actor = actor
-        self._submitting = Submitting(self.core)
-        self._claiming = Claiming(self.core)
-        self._reporting = Reporting(self.core, self._submitting)
+        sealing = Sealing(self.core)
+        self._submitting = Submitting(self.core, sealing)
+        self._claiming = Claiming(self.core, sealing)
+        self._reporting = Reporting(self.core, self._submitting, sealing)
         self.query = Querying(self.core)
-        self._controlling = Controlling(self.core, self._submitting, self.query)
-        self.upkeep = Upkeep(self.core)
+        self._controlling = Controlling(self.core, self._submitting, self.query, sealing)
+        system = Core(store, hints, vault)
+        self.upkeep = Upkeep(system)
+        self.secrets = Secrets(self.core, system)
 
     @property
     def clock(self) -> Clock:
@@ -149,7 +160,8 @@ class Engine:
 
     async def confirm_gone(self, fence: Fence, receipt: dict[str, Any]) -> None:
         """The session of an attempt that was given up is gone after all."""
-        await self.upkeep.confirm_gone([(fence.task, fence.attempt)], receipt, self.actor)
+        told = await self._reporting.receipt(fence, receipt)
+        await self.upkeep.confirm_gone([(fence.task, fence.attempt)], told, self.actor)
 
     async def _confirm(self, command: commands.Fenced, receipt: dict[str, Any]) -> None:
         if await self._reporting.order(command, self.actor) is None:

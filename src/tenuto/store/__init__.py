@@ -1,1 +1,1 @@
-"""The truth. One SQL text (`queries.sql`) and one schema for SQLite and PostgreSQL."""
+"""The truth. One SQL text (`queries/`) and one schema for SQLite and PostgreSQL."""

@@ -7,6 +7,7 @@ from datetime import datetime
 from functools import cache
 from types import TracebackType
 from typing import Any, TypeVar
+from uuid import UUID
 
 import asyncpg
 
@@ -88,19 +89,64 @@ class DatabaseClock(Clock):
         return from_micros(int((self._offset + self.elapsed()) * 1e6))
 
 
+class _Means:
+    """The connections of one role, and the statements spelled for them."""
+
+    def __init__(self, url: str, writers: int, role: dict[str, str]) -> None:
+        self.write = Pool(url, writers, _WRITE_SETTINGS | role)
+        self.read = Pool(url, _READERS, _READ_SETTINGS | role)
+        self.compiled: dict[Any, sql.PostgresQuery] = {}
+        self.shapes: Counter[str] = Counter()
+
+    async def close(self) -> None:
+        await self.write.close()
+        await self.read.close()
+
+
 class PostgresStore:
-    """A store in a PostgreSQL database."""
+    """A store in a PostgreSQL database, in the role of the system: it sees every workspace.
+
+    `within` gives the same store in the role of a tenant. Its connections belong to that workspace
+    alone; with `many`, tenants share connections, and every transaction says whose it is.
+    """
 
     mixes = False
 
-    def __init__(self, url: str, clock: Clock | None = None, writers: int = 4) -> None:
+    def __init__(
+        self,
+        url: str,
+        clock: Clock | None = None,
+        writers: int = 4,
+        *,
+        many: bool = False,
+        means: _Means | None = None,
+        tenant: UUID | None = None,
+    ) -> None:
         self.url = url
         self.writers = writers
         self.clock = clock or DatabaseClock()
-        self._write = Pool(url, writers, _WRITE_SETTINGS)
-        self._read = Pool(url, _READERS, _READ_SETTINGS)
-        self._compiled: dict[Any, sql.PostgresQuery] = {}
-        self._shapes: Counter[str] = Counter()
+        self._many = many
+        self._means = means or _Means(url, writers, {"role": "tenuto_system"})
+        self._tenant = tenant
+        self._owner = Pool(url, 1, {"application_name": "tenuto"})
+        self._system = means is None
+        self._tenants: dict[UUID | None, _Means] = {}
+
+    def within(self, workspace: UUID) -> "PostgresStore":
+        assert self._system, "a tenant's store is nobody else's"
+        key = None if self._many else workspace
+        if key not in self._tenants:
+            role = {"role": "tenuto_runtime"}
+            if not self._many:
+                role["app.workspace"] = str(workspace)
+            self._tenants[key] = _Means(self.url, self.writers, role)
+        return PostgresStore(
+            self.url,
+            self.clock,
+            self.writers,
+            means=self._tenants[key],
+            tenant=workspace if self._many else None,
+        )
 
     async def open(self) -> None:
         state = await self.schema()
@@ -108,8 +154,9 @@ class PostgresStore:
         await self.sync_clock()
 
     async def close(self) -> None:
-        await self._write.close()
-        await self._read.close()
+        for means in (self._means, *self._tenants.values()):
+            await means.close()
+        await self._owner.close()
 
     async def sync_clock(self) -> None:
         """Read the database's clock again when the last reading is old."""
@@ -121,7 +168,7 @@ class PostgresStore:
                 clock.set(now, before, clock.elapsed())
 
     async def migrate(self) -> list[int]:
-        async with self._connection() as connection, connection.transaction():
+        async with _Borrowed(self._owner) as connection, connection.transaction():
             await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
             await connection.execute(schema.BOOKKEEPING)
             rows = await connection.fetch("select number from schema_migration")
@@ -144,7 +191,7 @@ class PostgresStore:
             await connection.execute(statement)
 
     async def schema(self) -> SchemaState:
-        async with self._connection() as connection:
+        async with _Borrowed(self._owner) as connection:
             if await connection.fetchval("select to_regclass('schema_migration')") is None:
                 return SchemaState(0, 0)
             row = await connection.fetchrow(
@@ -166,19 +213,29 @@ class PostgresStore:
 
     async def fetch(self, statement: Statement) -> list[Row]:
         async with self._connection(read=True) as connection:
-            return await self._run(connection, statement)
+            if self._tenant is None:
+                return await self._run(connection, statement)
+            async with _Owned(connection, self._tenant):
+                return await self._run(connection, statement)
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
         await self.sync_clock()
         for _ in range(_RERUNS):
             try:
-                async with self._connection() as connection, connection.transaction():
+                async with self._connection() as connection, self._transaction(connection):
                     return await self._script(connection, script())
             except _AGAIN:
                 continue
         raise Unavailable("the database kept reporting deadlocks")
 
+    def _transaction(self, connection: Any) -> Any:
+        if self._tenant is None:
+            return connection.transaction()
+        return _Owned(connection, self._tenant)
+
     async def once(self, script: Callable[[], Script[T]]) -> T:
+        if self._tenant is not None:
+            return await self.transact(script)
         await self.sync_clock()
         for _ in range(_RERUNS):
             try:
@@ -198,7 +255,7 @@ class PostgresStore:
             return result
 
     def _connection(self, *, read: bool = False) -> "_Borrowed":
-        return _Borrowed(self._read if read else self._write)
+        return _Borrowed(self._means.read if read else self._means.write)
 
     async def _run(self, connection: Any, statement: Statement) -> list[Row]:
         compiled, cells = self._spell(statement, _FOLD)
@@ -225,11 +282,11 @@ class PostgresStore:
         given = tuple([name for name in params if params[name] is not None])
         literals = tuple(statement.literals.items())
         key = (statement.query, given, literals, shape)
-        compiled = self._compiled.get(key)
+        compiled = self._means.compiled.get(key)
         if compiled is None:
             if fold is not math.inf:
-                self._shapes[statement.query] += 1
-                if self._shapes[statement.query] > _SHAPES:
+                self._means.shapes[statement.query] += 1
+                if self._means.shapes[statement.query] > _SHAPES:
                     return None, {}
             query = sql.load(sql.POSTGRES)[statement.query]
             known = frozenset(given) | frozenset(statement.literals)
@@ -237,8 +294,30 @@ class PostgresStore:
             settled = sql.variant(query, known, literals, empty)
             same = _NONE_SAME.union(*(each for _, each in shape))
             compiled = sql.for_postgres(settled, same)
-            self._compiled[key] = compiled
+            self._means.compiled[key] = compiled
         return compiled, cells
+
+
+class _Owned:
+    """A transaction that is one workspace's, for as long as it lasts."""
+
+    def __init__(self, connection: Any, workspace: UUID) -> None:
+        self._connection = connection
+        self._workspace = workspace
+
+    async def __aenter__(self) -> None:
+        await self._connection.execute(f"begin; set local app.workspace = '{self._workspace}'")
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self._connection.execute("commit")
+        elif not isinstance(error, _CUT) and isinstance(error, Exception):
+            await self._connection.execute("rollback")
 
 
 class _Borrowed:

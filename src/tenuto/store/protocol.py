@@ -1,6 +1,6 @@
 """What the engine asks of a store.
 
-A `Statement` names a query of `queries.sql` with its arguments. A `Script` is a transaction whose
+A `Statement` names a query of `queries/` with its arguments. A `Script` is a transaction whose
 statements depend on each other's answers: a generator that yields statements, is sent their rows,
 and returns its result. It does no I/O itself, so the same script runs on a writer thread, over a
 network connection or inline in the simulator, and may be run again after a deadlock.
@@ -8,6 +8,7 @@ network connection or inline in the simulator, and may be run again after a dead
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
+from uuid import UUID
 
 import msgspec
 
@@ -47,6 +48,12 @@ class Store(Protocol):
 
     clock: Clock
     """The clock that rules in this store."""
+
+    def within(self, workspace: UUID) -> "Store":
+        """The store for one tenant: where the database has roles, it sees that workspace alone.
+
+        Closed with this one.
+        """
 
     async def open(self) -> None:
         """Connect; raises `Incompatible` unless the schema fits this program."""

@@ -11,9 +11,9 @@ import msgspec
 
 from tenuto.model.errors import Incompatible
 
-NEEDS = 1
+NEEDS = 2
 """The schema number this program needs."""
-KNOWS = 1
+KNOWS = 2
 """The highest `compat` this program may run under."""
 
 BOOKKEEPING = """
@@ -55,17 +55,21 @@ _SQLITE_TYPES = {
 
 
 def statements(migration: Migration, database: str) -> list[str]:
-    """The migration's statements as `database` ("sqlite" or "postgres") spells them."""
+    """The migration's statements as `database` ("sqlite" or "postgres") spells them.
+
+    They end with a semicolon; one inside a statement is written with a backslash before it.
+    """
     other = "postgres" if database == "sqlite" else "sqlite"
     text = re.sub(rf"^-- only {other}$.*?^-- end only$", "", migration.text, flags=re.M | re.S)
     text = re.sub(r"^\s*--.*$", "", text, flags=re.M)
     if database == "sqlite":
         for name, spelled in _SQLITE_TYPES.items():
-            text = re.sub(rf"(?<=\s){name}(?=[\s,)])", spelled, text)
+            text = re.sub(rf"(?<=\s){name}(?=[\s,);])", spelled, text)
         text = re.sub(r"^\)$", ") strict", text.replace(";", "\n;"), flags=re.M)
     epoch = "0" if database == "sqlite" else "to_timestamp(0)"
     text = text.replace("{epoch}", epoch)
-    return [part.strip() for part in text.split(";") if part.strip()]
+    parts = (part.strip().replace("\\;", ";") for part in re.split(r"(?<!\\);", text))
+    return [part for part in parts if part]
 
 
 def check_fit(schema: int, compat: int) -> None:

@@ -1,4 +1,4 @@
-"""Reads `queries.sql` and spells its queries for one database.
+"""Reads the files of `queries/` and spells its queries for one database.
 
 A query is a list of steps that share a transaction. Its header declares what it takes:
 
@@ -105,10 +105,17 @@ SQLITE = Dialect(
 )
 
 
+def source_text() -> str:
+    """All files of `queries/`, one after the other."""
+    folder = resources.files("tenuto.store").joinpath("queries")
+    files = sorted(folder.iterdir(), key=lambda path: path.name)
+    return "\n".join(path.read_text() for path in files if path.name.endswith(".sql"))
+
+
 @cache
 def load(dialect: Dialect) -> dict[str, Query]:
-    """Every query of `queries.sql` in the dialect's spelling, sets and labels still open."""
-    source = resources.files("tenuto.store").joinpath("queries.sql").read_text()
+    """Every query of `queries/` in the dialect's spelling, sets and labels still open."""
+    source = source_text()
     fragments: dict[str, str] = {}
     queries: dict[str, Query] = {}
     for chunk in re.split(r"^(?=-- (?:name|fragment): )", source, flags=re.M)[1:]:

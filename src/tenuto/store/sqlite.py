@@ -255,6 +255,10 @@ class SqliteStore:
         self._local = threading.local()
         self._reader_connections: list[_Connection] = []
 
+    def within(self, workspace: UUID) -> "SqliteStore":
+        del workspace  # every query names it; the file has no roles
+        return self
+
     async def open(self) -> None:
         state = await self.schema()
         schema.check_fit(state.schema, state.compat)

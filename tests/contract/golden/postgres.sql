@@ -9,6 +9,12 @@ table agent
   created_at timestamp with time zone not null
   updated_at timestamp with time zone not null
   seen_at timestamp with time zone
+table app_user
+  id uuid not null
+  name text not null
+  password text
+  created_at timestamp with time zone not null
+  disabled_at timestamp with time zone
 table artifact
   task uuid not null
   name text not null
@@ -96,8 +102,23 @@ table flow_work
 table idempotency
   workspace uuid not null
   key text not null
+  route text not null
   fingerprint text not null
-  answer json
+  status bigint
+  body text
+  created_at timestamp with time zone not null
+table inbox_item
+  id uuid not null
+  workspace uuid not null
+  task uuid
+  kind text not null
+  title text not null
+  body json
+  status text not null
+  decision json
+  decided_by text
+  decided_at timestamp with time zone
+  expires_at timestamp with time zone
   created_at timestamp with time zone not null
 table lane
   id bigint not null
@@ -111,11 +132,32 @@ table leader
   holder text not null
   epoch bigint not null
   until timestamp with time zone not null
+table member
+  workspace uuid not null
+  user_id uuid not null
+  role text not null
+  created_at timestamp with time zone not null
 table schema_migration
   number bigint not null
   name text not null
   compat bigint not null
   applied_at text not null
+table secret
+  id uuid not null
+  workspace uuid not null
+  name text not null
+  key_id text not null
+  data text not null
+  created_by text
+  created_at timestamp with time zone not null
+  updated_at timestamp with time zone not null
+table session
+  id uuid not null
+  user_id uuid not null
+  hash text not null
+  created_at timestamp with time zone not null
+  expires_at timestamp with time zone not null
+  revoked_at timestamp with time zone
 table task
   id uuid not null
   workspace uuid not null
@@ -244,6 +286,11 @@ table task_output
   output json
   output_ref text
   summary text
+table task_secret
+  task uuid not null
+  workspace uuid not null
+  key_id text not null
+  data text not null
 table task_step
   task uuid not null
   workspace uuid not null
@@ -256,6 +303,19 @@ table task_tag
   task uuid not null
   workspace uuid not null
   tag text not null
+table token
+  id uuid not null
+  workspace uuid not null
+  user_id uuid
+  name text not null
+  hash text not null
+  role text not null
+  scopes json not null
+  agent uuid
+  created_by text
+  created_at timestamp with time zone not null
+  expires_at timestamp with time zone
+  revoked_at timestamp with time zone
 table transcript
   task uuid not null
   attempt bigint not null
@@ -264,6 +324,36 @@ table transcript
   level text not null
   text text not null
   at timestamp with time zone not null
+table webhook
+  id uuid not null
+  workspace uuid not null
+  url text not null
+  events json not null
+  description text
+  key_id text not null
+  secret text not null
+  enabled boolean not null
+  failures bigint not null default 0
+  closed_until timestamp with time zone
+  version bigint not null default 1
+  created_by text
+  created_at timestamp with time zone not null
+  updated_at timestamp with time zone not null
+table webhook_delivery
+  id uuid not null
+  workspace uuid not null
+  webhook uuid not null
+  task uuid
+  seq bigint
+  event text not null
+  body text not null
+  status text not null
+  attempts bigint not null default 0
+  next_attempt_at timestamp with time zone
+  response_status bigint
+  error text
+  created_at timestamp with time zone not null
+  delivered_at timestamp with time zone
 table worker
   id text not null
   workspace uuid not null
@@ -279,9 +369,12 @@ table workspace
   name text not null
   lanes_version bigint not null default 1
   created_at timestamp with time zone not null
+  quota json
 constraint agent_pkey on agent PRIMARY KEY (id)
 constraint agent_status_check on agent CHECK ((status = ANY (ARRAY['IDLE'::text, 'WORKING'::text, 'DRAINING'::text, 'STALE'::text, 'ERROR'::text, 'TERMINATED'::text])))
 constraint agent_workspace_name_key on agent UNIQUE (workspace, name)
+constraint app_user_name_key on app_user UNIQUE (name)
+constraint app_user_pkey on app_user PRIMARY KEY (id)
 constraint artifact_pkey on artifact PRIMARY KEY (task, name)
 constraint attempt_outcome_check on attempt CHECK ((outcome = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'STALLED'::text, 'ABORTED'::text, 'TIMED_OUT'::text, 'CANCELLED'::text, 'PARKED'::text, 'PAUSED'::text, 'RELEASED'::text, 'NOT_STARTED'::text])))
 constraint attempt_pkey on attempt PRIMARY KEY (task, attempt)
@@ -293,11 +386,19 @@ constraint definition_workspace_key_key on definition UNIQUE (workspace, key)
 constraint event_pkey on event PRIMARY KEY (task, seq)
 constraint flow_pkey on flow PRIMARY KEY (id)
 constraint flow_work_pkey on flow_work PRIMARY KEY (id)
-constraint idempotency_pkey on idempotency PRIMARY KEY (workspace, key)
+constraint idempotency_pkey on idempotency PRIMARY KEY (workspace, key, route)
+constraint inbox_item_pkey on inbox_item PRIMARY KEY (id)
+constraint inbox_item_status_check on inbox_item CHECK ((status = ANY (ARRAY['OPEN'::text, 'APPROVED'::text, 'REJECTED'::text, 'ANSWERED'::text, 'EXPIRED'::text])))
 constraint lane_key_key on lane UNIQUE (key)
 constraint lane_pkey on lane PRIMARY KEY (id)
 constraint leader_pkey on leader PRIMARY KEY (name)
+constraint member_pkey on member PRIMARY KEY (workspace, user_id)
+constraint member_role_check on member CHECK ((role = ANY (ARRAY['OWNER'::text, 'ADMIN'::text, 'MEMBER'::text, 'VIEWER'::text])))
 constraint schema_migration_pkey on schema_migration PRIMARY KEY (number)
+constraint secret_pkey on secret PRIMARY KEY (id)
+constraint secret_workspace_name_key on secret UNIQUE (workspace, name)
+constraint session_hash_key on session UNIQUE (hash)
+constraint session_pkey on session PRIMARY KEY (id)
 constraint task_check on task CHECK ((tries <= max_attempts))
 constraint task_check1 on task CHECK (((status <> ALL (ARRAY['ASSIGNED'::text, 'RUNNING'::text])) OR ((lease_until IS NOT NULL) AND (lease_token IS NOT NULL) AND (agent IS NOT NULL))))
 constraint task_check2 on task CHECK (((status <> ALL (ARRAY['COMPLETED'::text, 'FAILED'::text, 'DEAD'::text, 'CANCELLED'::text, 'SKIPPED'::text])) OR (finished_at IS NOT NULL)))
@@ -312,15 +413,24 @@ constraint task_group_pkey on task_group PRIMARY KEY (id)
 constraint task_group_status_check on task_group CHECK ((status = ANY (ARRAY['WAITING'::text, 'RUNNING'::text, 'PAUSED'::text, 'COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text, 'SKIPPED'::text])))
 constraint task_label_pkey on task_label PRIMARY KEY (task, label)
 constraint task_output_pkey on task_output PRIMARY KEY (task)
+constraint task_secret_pkey on task_secret PRIMARY KEY (task)
 constraint task_step_pkey on task_step PRIMARY KEY (task, key)
 constraint task_tag_pkey on task_tag PRIMARY KEY (task, tag)
+constraint token_hash_key on token UNIQUE (hash)
+constraint token_pkey on token PRIMARY KEY (id)
+constraint token_role_check on token CHECK ((role = ANY (ARRAY['OWNER'::text, 'ADMIN'::text, 'MEMBER'::text, 'VIEWER'::text])))
 constraint transcript_pkey on transcript PRIMARY KEY (task, attempt, line_no)
+constraint webhook_pkey on webhook PRIMARY KEY (id)
+constraint webhook_delivery_pkey on webhook_delivery PRIMARY KEY (id)
+constraint webhook_delivery_status_check on webhook_delivery CHECK ((status = ANY (ARRAY['PENDING'::text, 'DELIVERED'::text, 'FAILED'::text])))
 constraint worker_pkey on worker PRIMARY KEY (id)
 constraint worker_status_check on worker CHECK ((status = ANY (ARRAY['RUNNING'::text, 'DRAINING'::text, 'STOPPED'::text, 'LOST'::text])))
 constraint workspace_name_key on workspace UNIQUE (name)
 constraint workspace_pkey on workspace PRIMARY KEY (id)
 CREATE UNIQUE INDEX agent_pkey ON public.agent USING btree (id)
 CREATE UNIQUE INDEX agent_workspace_name_key ON public.agent USING btree (workspace, name)
+CREATE UNIQUE INDEX app_user_name_key ON public.app_user USING btree (name)
+CREATE UNIQUE INDEX app_user_pkey ON public.app_user USING btree (id)
 CREATE UNIQUE INDEX artifact_pkey ON public.artifact USING btree (task, name)
 CREATE UNIQUE INDEX attempt_pkey ON public.attempt USING btree (task, attempt)
 CREATE INDEX attempt_unconfirmed ON public.attempt USING btree (agent) WHERE unconfirmed
@@ -334,12 +444,22 @@ CREATE INDEX event_order ON public.event USING btree (xid, "position")
 CREATE UNIQUE INDEX event_pkey ON public.event USING btree (task, seq)
 CREATE UNIQUE INDEX flow_pkey ON public.flow USING btree (id)
 CREATE UNIQUE INDEX flow_work_pkey ON public.flow_work USING btree (id)
-CREATE UNIQUE INDEX idempotency_pkey ON public.idempotency USING btree (workspace, key)
+CREATE INDEX idempotency_old ON public.idempotency USING btree (created_at)
+CREATE UNIQUE INDEX idempotency_pkey ON public.idempotency USING btree (workspace, key, route)
+CREATE INDEX inbox_item_open ON public.inbox_item USING btree (workspace, id) WHERE (status = 'OPEN'::text)
+CREATE UNIQUE INDEX inbox_item_pkey ON public.inbox_item USING btree (id)
+CREATE INDEX inbox_item_task ON public.inbox_item USING btree (task) WHERE (task IS NOT NULL)
 CREATE UNIQUE INDEX lane_key_key ON public.lane USING btree (key)
 CREATE UNIQUE INDEX lane_pkey ON public.lane USING btree (id)
 CREATE INDEX lane_workspace ON public.lane USING btree (workspace)
 CREATE UNIQUE INDEX leader_pkey ON public.leader USING btree (name)
+CREATE UNIQUE INDEX member_pkey ON public.member USING btree (workspace, user_id)
+CREATE INDEX member_user ON public.member USING btree (user_id)
 CREATE UNIQUE INDEX schema_migration_pkey ON public.schema_migration USING btree (number)
+CREATE UNIQUE INDEX secret_pkey ON public.secret USING btree (id)
+CREATE UNIQUE INDEX secret_workspace_name_key ON public.secret USING btree (workspace, name)
+CREATE UNIQUE INDEX session_hash_key ON public.session USING btree (hash)
+CREATE UNIQUE INDEX session_pkey ON public.session USING btree (id)
 CREATE INDEX task_attention ON public.task USING btree (status, id) WHERE (status = ANY (ARRAY['WAITING'::text, 'PAUSED'::text, 'RETRY_WAIT'::text, 'FAILED'::text, 'DEAD'::text, 'CANCELLED'::text, 'SKIPPED'::text]))
 CREATE UNIQUE INDEX task_body_idempotency ON public.task_body USING btree (workspace, idempotency_key) WHERE (idempotency_key IS NOT NULL)
 CREATE INDEX task_body_parent ON public.task_body USING btree (parent) WHERE (parent IS NOT NULL)
@@ -356,11 +476,83 @@ CREATE INDEX task_leased ON public.task USING btree (agent) WHERE (status = ANY 
 CREATE UNIQUE INDEX task_output_pkey ON public.task_output USING btree (task)
 CREATE INDEX task_pending ON public.task USING btree (lane, rank, id) WHERE (status = 'PENDING'::text)
 CREATE UNIQUE INDEX task_pkey ON public.task USING btree (id)
+CREATE UNIQUE INDEX task_secret_pkey ON public.task_secret USING btree (task)
 CREATE UNIQUE INDEX task_step_pkey ON public.task_step USING btree (task, key)
 CREATE INDEX task_tag_by_name ON public.task_tag USING btree (workspace, tag, task)
 CREATE UNIQUE INDEX task_tag_pkey ON public.task_tag USING btree (task, tag)
+CREATE UNIQUE INDEX token_hash_key ON public.token USING btree (hash)
+CREATE UNIQUE INDEX token_pkey ON public.token USING btree (id)
+CREATE INDEX token_workspace ON public.token USING btree (workspace, id)
 CREATE UNIQUE INDEX transcript_pkey ON public.transcript USING btree (task, attempt, line_no)
+CREATE INDEX webhook_delivery_due ON public.webhook_delivery USING btree (next_attempt_at) WHERE (status = 'PENDING'::text)
+CREATE INDEX webhook_delivery_of ON public.webhook_delivery USING btree (webhook, id)
+CREATE UNIQUE INDEX webhook_delivery_once ON public.webhook_delivery USING btree (webhook, task, seq, event) WHERE (task IS NOT NULL)
+CREATE UNIQUE INDEX webhook_delivery_pkey ON public.webhook_delivery USING btree (id)
+CREATE UNIQUE INDEX webhook_pkey ON public.webhook USING btree (id)
+CREATE INDEX webhook_workspace ON public.webhook USING btree (workspace, id)
 CREATE UNIQUE INDEX worker_pkey ON public.worker USING btree (id)
 CREATE UNIQUE INDEX workspace_name_key ON public.workspace USING btree (name)
 CREATE UNIQUE INDEX workspace_pkey ON public.workspace USING btree (id)
+policy system on agent to tenuto_system using true check true
+policy tenant on agent to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on app_user to tenuto_system using true check true
+policy system on artifact to tenuto_system using true check true
+policy tenant on artifact to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on attempt to tenuto_system using true check true
+policy tenant on attempt to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on checkpoint to tenuto_system using true check true
+policy tenant on checkpoint to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on cursor to tenuto_system using true check true
+policy system on definition to tenuto_system using true check true
+policy tenant on definition to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on event to tenuto_system using true check true
+policy tenant on event to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on flow to tenuto_system using true check true
+policy tenant on flow to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on flow_work to tenuto_system using true check true
+policy tenant on flow_work to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on idempotency to tenuto_system using true check true
+policy tenant on idempotency to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on inbox_item to tenuto_system using true check true
+policy tenant on inbox_item to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on lane to tenuto_system using true check true
+policy tenant on lane to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on leader to tenuto_system using true check true
+policy system on member to tenuto_system using true check true
+policy tenant on member to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on secret to tenuto_system using true check true
+policy tenant on secret to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on session to tenuto_system using true check true
+policy system on task to tenuto_system using true check true
+policy tenant on task to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on task_body to tenuto_system using true check true
+policy tenant on task_body to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on task_capability to tenuto_system using true check true
+policy tenant on task_capability to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on task_dependency to tenuto_system using true check true
+policy tenant on task_dependency to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on task_group to tenuto_system using true check true
+policy tenant on task_group to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on task_label to tenuto_system using true check true
+policy tenant on task_label to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on task_output to tenuto_system using true check true
+policy tenant on task_output to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on task_secret to tenuto_system using true check true
+policy tenant on task_secret to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on task_step to tenuto_system using true check true
+policy tenant on task_step to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on task_tag to tenuto_system using true check true
+policy tenant on task_tag to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on token to tenuto_system using true check true
+policy tenant on token to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on transcript to tenuto_system using true check true
+policy tenant on transcript to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on webhook to tenuto_system using true check true
+policy tenant on webhook to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on webhook_delivery to tenuto_system using true check true
+policy tenant on webhook_delivery to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on worker to tenuto_system using true check true
+policy tenant on worker to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on workspace to tenuto_system using true check true
+policy tenant on workspace to tenuto_runtime using (id = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check
 options of task: fillfactor=70, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_cost_delay=0, autovacuum_analyze_scale_factor=0.05

@@ -12,6 +12,13 @@ CREATE TABLE agent (
   seen_at integer,
   unique (workspace, name)
 ) strict;
+CREATE TABLE app_user (
+  id text primary key,
+  name text not null unique,
+  password text,
+  created_at integer not null,
+  disabled_at integer
+) strict;
 CREATE TABLE artifact (
   task text not null,
   name text not null,
@@ -114,11 +121,30 @@ CREATE TABLE flow_work (
 CREATE TABLE idempotency (
   workspace text not null,
   key text not null,
+  route text not null,
   fingerprint text not null,
-  answer text,
+  status integer,
+  body text,
   created_at integer not null,
-  primary key (workspace, key)
+  primary key (workspace, key, route)
 ) strict;
+CREATE INDEX idempotency_old on idempotency (created_at);
+CREATE TABLE inbox_item (
+  id text primary key,
+  workspace text not null,
+  task text,
+  kind text not null,
+  title text not null,
+  body text,
+  status text not null check (status in ('OPEN', 'APPROVED', 'REJECTED', 'ANSWERED', 'EXPIRED')),
+  decision text,
+  decided_by text,
+  decided_at integer,
+  expires_at integer,
+  created_at integer not null
+) strict;
+CREATE INDEX inbox_item_open on inbox_item (workspace, id) where status = 'OPEN';
+CREATE INDEX inbox_item_task on inbox_item (task) where task is not null;
 CREATE TABLE lane (
   id integer primary key,
   workspace text not null,
@@ -134,9 +160,36 @@ CREATE TABLE leader (
   epoch integer not null,
   until integer not null
 ) strict;
+CREATE TABLE member (
+  workspace text not null,
+  user_id text not null,
+  role text not null check (role in ('OWNER', 'ADMIN', 'MEMBER', 'VIEWER')),
+  created_at integer not null,
+  primary key (workspace, user_id)
+) strict;
+CREATE INDEX member_user on member (user_id);
 CREATE TABLE schema_migration (
   number bigint primary key, name text not null, compat bigint not null, applied_at text not null
 );
+CREATE TABLE secret (
+  id text primary key,
+  workspace text not null,
+  name text not null,
+  key_id text not null,
+  data text not null,
+  created_by text,
+  created_at integer not null,
+  updated_at integer not null,
+  unique (workspace, name)
+) strict;
+CREATE TABLE session (
+  id text primary key,
+  user_id text not null,
+  hash text not null unique,
+  created_at integer not null,
+  expires_at integer not null,
+  revoked_at integer
+) strict;
 CREATE TABLE task (
   id text primary key,
   workspace text not null,
@@ -287,6 +340,12 @@ CREATE TABLE task_output (
   output_ref text,
   summary text
 ) strict;
+CREATE TABLE task_secret (
+  task text primary key,
+  workspace text not null,
+  key_id text not null,
+  data text not null
+) strict;
 CREATE TABLE task_step (
   task text not null, workspace text not null, key text not null, attempt integer not null,
   value text, child text, at integer not null,
@@ -296,6 +355,21 @@ CREATE TABLE task_tag (
   task text not null, workspace text not null, tag text not null, primary key (task, tag)
 ) strict;
 CREATE INDEX task_tag_by_name on task_tag (workspace, tag, task);
+CREATE TABLE token (
+  id text primary key,
+  workspace text not null,
+  user_id text,
+  name text not null,
+  hash text not null unique,
+  role text not null check (role in ('OWNER', 'ADMIN', 'MEMBER', 'VIEWER')),
+  scopes text not null,
+  agent text,
+  created_by text,
+  created_at integer not null,
+  expires_at integer,
+  revoked_at integer
+) strict;
+CREATE INDEX token_workspace on token (workspace, id);
 CREATE TABLE transcript (
   task text not null,
   attempt integer not null,
@@ -306,6 +380,43 @@ CREATE TABLE transcript (
   at integer not null,
   primary key (task, attempt, line_no)
 ) strict;
+CREATE TABLE webhook (
+  id text primary key,
+  workspace text not null,
+  url text not null,
+  events text not null,
+  description text,
+  key_id text not null,
+  secret text not null,
+  enabled integer not null,
+  failures integer not null default 0,
+  closed_until integer,
+  version integer not null default 1,
+  created_by text,
+  created_at integer not null,
+  updated_at integer not null
+) strict;
+CREATE INDEX webhook_workspace on webhook (workspace, id);
+CREATE TABLE webhook_delivery (
+  id text primary key,
+  workspace text not null,
+  webhook text not null,
+  task text,
+  seq integer,
+  event text not null,
+  body text not null,
+  status text not null check (status in ('PENDING', 'DELIVERED', 'FAILED')),
+  attempts integer not null default 0,
+  next_attempt_at integer,
+  response_status integer,
+  error text,
+  created_at integer not null,
+  delivered_at integer
+) strict;
+CREATE INDEX webhook_delivery_due on webhook_delivery (next_attempt_at) where status = 'PENDING';
+CREATE INDEX webhook_delivery_of on webhook_delivery (webhook, id);
+CREATE UNIQUE INDEX webhook_delivery_once on webhook_delivery (webhook, task, seq, event)
+  where task is not null;
 CREATE TABLE worker (
   id text primary key,
   workspace text not null,
@@ -322,4 +433,4 @@ CREATE TABLE workspace (
   name text not null unique,
   lanes_version integer not null default 1,
   created_at integer not null
-) strict;
+, quota text) strict;

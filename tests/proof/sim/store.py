@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
+from uuid import UUID
 
 from tests.proof.sim.clock import SimClock
 from tests.proof.sim.loop import Process, later, run_now
@@ -66,6 +67,10 @@ class SimStore:
         self._process = process
         self._faults = faults
         self._recorder = recorder
+
+    def within(self, workspace: UUID) -> "SimStore":
+        del workspace
+        return self
 
     async def open(self) -> None:
         await self._database.open()

@@ -381,14 +381,5 @@ create table cursor (
   updated_at timestamptz not null
 );
 
-create table idempotency (
-  workspace uuid not null,
-  key text not null,
-  fingerprint text not null,
-  answer json,
-  created_at timestamptz not null,
-  primary key (workspace, key)
-);
-
 insert into workspace (id, name, created_at)
 values ('00000000-0000-7000-8000-000000000001', 'default', {epoch});

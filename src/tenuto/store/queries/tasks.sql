@@ -60,6 +60,7 @@ from {gone} where workspace.id = gone.workspace;
 -- rows: label(task uuid, workspace uuid, label text)
 -- rows: tag(task uuid, workspace uuid, tag text)
 -- rows: capability(task uuid, workspace uuid, capability text)
+-- rows: sealed(task uuid, workspace uuid, key_id text, data text)
 -- as: inserted
 insert into task_body (task, workspace, title, task_type, prompt, input, metadata, source,
   created_by[rare: , description, system_prompt, model, max_turns, conversation, agent_type,
@@ -91,6 +92,8 @@ select tag.task, tag.workspace, tag.tag from {rows:tag of inserted};
 insert into task_capability (task, workspace, capability)
 select capability.task, capability.workspace, capability.capability
 from {rows:capability of inserted};
+insert into task_secret (task, workspace, key_id, data)
+select sealed.task, sealed.workspace, sealed.key_id, sealed.data from {rows:sealed of inserted};
 -- answer: inserted(id)
 
 -- name: submitted_before
@@ -539,6 +542,7 @@ delete from transcript where task in (select old.id from {old});
 delete from task_output where task in (select old.id from {old});
 delete from checkpoint where task in (select old.id from {old});
 delete from task_step where task in (select old.id from {old});
+delete from task_secret where task in (select old.id from {old});
 -- answer: old
 
 -- name: prune_events
