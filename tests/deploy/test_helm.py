@@ -1,0 +1,310 @@
+"""The chart: rendered by Helm, held against the schemas of Kubernetes, hardened, complete."""
+
+import copy
+from functools import cache
+from typing import Any
+
+import pytest
+from tests.deploy.charts import (
+    CHART,
+    FOREIGN,
+    KEYS,
+    NEWEST,
+    OLDEST,
+    SECRETS,
+    Object,
+    Refused,
+    check,
+    containers,
+    helm,
+    of,
+    pods,
+    refusal,
+    render,
+)
+from tests.deploy.tree import TELL_S, VARIABLES, VERSION, load, misunderstood
+
+EXISTING: Object = {"secret": {"existing": "mine"}}
+RESOURCES = {
+    "requests": {"cpu": "1", "memory": "1Gi"},
+    "limits": {"cpu": "1", "memory": "1Gi"},
+}
+REMOTE = {
+    "name": "remote",
+    "agent": "claude",
+    "url": "https://tenuto.example",
+    "tokenSecret": "claude-token",
+    "image": "agents:1.2.3",
+    "args": ["--task-tag", "python", "--no-accept-commands"],
+    "resources": RESOURCES,
+}
+SETS: dict[str, Object] = {
+    "plain": {"secret": SECRETS},
+    "existing": EXISTING,
+    "ingress": EXISTING
+    | {
+        "ingress": {
+            "enabled": True,
+            "className": "nginx",
+            "host": "tenuto.example",
+            "tlsSecret": "tls",
+            "annotations": {"a": "b"},
+        },
+        "service": {"type": "NodePort", "port": 8080},
+    },
+    "autoscaling": EXISTING | {"api": {"autoscaling": {"enabled": True, "min": 3, "max": 9}}},
+    "workers": EXISTING
+    | {
+        "drainSeconds": 600,
+        "workers": [{"name": "one", "agent": "one", "resources": RESOURCES}, REMOTE],
+    },
+    "no workers": EXISTING | {"workers": [], "migrate": {"enabled": False}},
+    "everything": {
+        "secret": SECRETS,
+        "settings": {"TENUTO_LEASE_S": 60, "TENUTO_LEADER": True},
+        "image": {"tag": "1.0.0", "pullSecrets": [{"name": "registry"}]},
+        "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "serviceAccount": {"annotations": {"a": "b"}},
+        "podAnnotations": {"a": "b"},
+        "nodeSelector": {"a": "b"},
+        "tolerations": [{"key": "a", "operator": "Exists"}],
+    },
+}
+
+
+@cache
+def rendered(name: str) -> list[Object]:
+    return render(SETS[name])
+
+
+@pytest.fixture(params=SETS)
+def things(request: pytest.FixtureRequest) -> list[Object]:
+    """What the chart makes of each set of values in turn."""
+    return rendered(request.param)
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_kubernetes_takes_every_object(things: list[Object], version: str) -> None:
+    for thing in things:
+        if thing["kind"] not in FOREIGN:
+            check(thing, version)
+
+
+def test_a_wrong_object_is_found() -> None:
+    right = of(render(EXISTING), "Deployment", "tenuto-api")
+    check(right, OLDEST)
+    misspelled, mistyped = copy.deepcopy(right), copy.deepcopy(right)
+    misspelled["spec"]["template"]["spec"]["enableServiceLink"] = False
+    mistyped["spec"]["replicas"] = "two"
+    for wrong in (misspelled, mistyped):
+        with pytest.raises(Refused):
+            check(wrong, OLDEST)
+
+
+def test_helm_finds_nothing_to_complain_about() -> None:
+    done = helm("lint", str(CHART), "--strict", values=SETS["everything"])
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_versions_agree() -> None:
+    chart = load("helm/tenuto/Chart.yaml")
+    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+
+
+def test_every_container_is_hardened(things: list[Object]) -> None:
+    for _, template in pods(things):
+        pod = template["spec"]
+        assert pod["automountServiceAccountToken"] is False
+        # A Service named tenuto would otherwise set TENUTO_PORT, which is a setting.
+        assert pod["enableServiceLinks"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in containers(things):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert {"cpu", "memory"} <= set(container["resources"]["limits"])
+        assert {"cpu", "memory"} <= set(container["resources"]["requests"])
+        assert "/tmp" in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+def test_every_image_has_a_tag_that_stays(things: list[Object]) -> None:
+    for container in containers(things):
+        name, _, tag = container["image"].rpartition(":")
+        assert name
+        assert tag not in {"", "latest"}
+
+
+def test_what_lasts_is_probed(things: list[Object]) -> None:
+    for owner, template in pods(things):
+        if owner["kind"] == "Job":
+            continue
+        for container in template["spec"]["containers"]:
+            assert "readinessProbe" in container
+            # A worker that is restarted because the database is away loses its tasks for nothing.
+            assert ("livenessProbe" in container) == (container["name"] == "api")
+
+
+def test_the_api_is_probed_where_it_tells() -> None:
+    [container] = [c for c in containers(render(EXISTING)) if c["name"] == "api"]
+    paths = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness")}
+    live = {"path": "/health/live", "port": "http"}
+    assert paths == {"startup": live, "liveness": live}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/health/ready", "port": "http"}
+    assert [port["name"] for port in container["ports"]] == ["http"]
+
+
+def test_the_commands_are_understood(things: list[Object]) -> None:
+    for container in containers(things):
+        assert misunderstood(container["command"]) is None
+        probe = container.get("readinessProbe", {}).get("exec")
+        assert probe is None or misunderstood(probe["command"]) is None
+
+
+def test_the_variables_are_the_programs(things: list[Object]) -> None:
+    named = {each["name"] for container in containers(things) for each in container["env"]}
+    assert named | set(of(things, "ConfigMap")["data"]) <= VARIABLES
+
+
+def test_selectors_select_their_pods(things: list[Object]) -> None:
+    labels = [template["metadata"]["labels"] for _, template in pods(things)]
+    chosen = []
+    for thing in things:
+        spec = thing.get("spec", {})
+        selector = spec.get("selector", spec.get("podSelector"))
+        if selector is None or thing["kind"] in FOREIGN:
+            continue
+        wanted = selector.get("matchLabels", selector)
+        found = [each for each in labels if wanted.items() <= each.items()]
+        assert found, thing["metadata"]["name"]
+        if thing["kind"] in {"Deployment", "Service"}:
+            assert len(found) == 1
+        chosen.append(thing["kind"])
+    assert {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"} <= set(chosen)
+
+
+def names(things: list[Object], kind: str) -> set[str]:
+    return {thing["metadata"]["name"] for thing in things if thing["kind"] == kind}
+
+
+def secrets_of(template: Object) -> set[str]:
+    variables = [each for c in template["spec"]["containers"] for each in c["env"]]
+    return {v["valueFrom"]["secretKeyRef"]["name"] for v in variables if "valueFrom" in v}
+
+
+def hooked(thing: Object) -> bool:
+    return "helm.sh/hook" in thing["metadata"].get("annotations", {})
+
+
+def test_what_a_pod_refers_to_is_there(things: list[Object]) -> None:
+    """And for a hook, which runs before the rest is made, among the hooks."""
+    for owner, template in pods(things):
+        there = [each for each in things if hooked(each)] if hooked(owner) else things
+        assert secrets_of(template) <= names(there, "Secret") | {"mine", "claude-token"}
+        account = template["spec"].get("serviceAccountName")
+        assert account is None or account in names(there, "ServiceAccount")
+        for container in template["spec"]["containers"]:
+            maps = {each["configMapRef"]["name"] for each in container.get("envFrom", [])}
+            assert maps <= names(there, "ConfigMap")
+
+
+def test_only_the_migration_sees_the_owner() -> None:
+    for values in (SETS["plain"], EXISTING):
+        things = render(values)
+        assert hooked(of(things, "Job"))
+        for container in containers(things):
+            keys = {v["valueFrom"]["secretKeyRef"]["key"] for v in container["env"]}
+            migrates = container["name"] == "migrate"
+            assert keys == ({"owner-database"} if migrates else {"database", "keys"})
+    owner = [t for t in render(SETS["plain"]) if SECRETS["ownerDatabase"] in str(t)]
+    assert [(t["kind"], hooked(t)) for t in owner] == [("Secret", True)]
+
+
+def test_a_remote_worker_gets_neither_database_nor_keys() -> None:
+    worker = of(render(SETS["workers"]), "Deployment", "tenuto-worker-remote")
+    [container] = worker["spec"]["template"]["spec"]["containers"]
+    assert [each["name"] for each in container["env"]] == ["TENUTO_URL", "TENUTO_TOKEN"]
+    assert container["image"] == "agents:1.2.3"
+    assert container["command"][-3:] == ["--task-tag", "python", "--no-accept-commands"]
+
+
+def test_a_worker_may_drain(things: list[Object]) -> None:
+    data = of(things, "ConfigMap")["data"]
+    needed = int(data["TENUTO_DRAIN_S"]) + int(data["TENUTO_GRACE_S"]) + TELL_S
+    for owner, template in pods(things):
+        if "worker" in owner["metadata"]["name"]:
+            assert template["spec"]["terminationGracePeriodSeconds"] > needed
+
+
+def test_the_autoscaler_owns_the_number_of_replicas() -> None:
+    assert of(render(EXISTING), "Deployment", "tenuto-api")["spec"]["replicas"] == 2
+    things = render(SETS["autoscaling"])
+    assert "replicas" not in of(things, "Deployment", "tenuto-api")["spec"]
+    scaler = of(things, "HorizontalPodAutoscaler")["spec"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 9)
+    assert scaler["scaleTargetRef"]["name"] == "tenuto-api"
+
+
+def test_two_coordinators_run() -> None:
+    deployment = of(render(EXISTING), "Deployment", "tenuto-coordinator")
+    assert deployment["spec"]["replicas"] == 2
+
+
+def test_only_the_api_is_reached() -> None:
+    things = render(EXISTING)
+    assert "ingress" not in of(things, "NetworkPolicy", "tenuto")["spec"]
+    opened = of(things, "NetworkPolicy", "tenuto-api")["spec"]
+    assert opened["ingress"] == [{"ports": [{"port": "http"}]}]
+    assert opened["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "api"
+
+
+def test_the_monitor_scrapes_the_service() -> None:
+    things = render(SETS["everything"])
+    monitor, service = of(things, "ServiceMonitor"), of(things, "Service")
+    wanted = monitor["spec"]["selector"]["matchLabels"]
+    assert wanted.items() <= service["metadata"]["labels"].items()
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    [endpoint] = monitor["spec"]["endpoints"]
+    assert (endpoint["path"], endpoint["port"]) == ("/metrics", service["spec"]["ports"][0]["name"])
+
+
+def test_new_settings_and_secrets_replace_the_pods() -> None:
+    def sums(values: Object) -> set[str]:
+        pod = of(render(values), "Deployment", "tenuto-api")["spec"]["template"]
+        return {value for name, value in pod["metadata"]["annotations"].items() if "sum/" in name}
+
+    before = sums({"secret": SECRETS})
+    assert len(before) == 2
+    assert len(sums({"secret": SECRETS, "drainSeconds": 61}) & before) == 1
+    assert len(sums({"secret": SECRETS | {"keys": KEYS.replace("k1", "k2")}}) & before) == 1
+
+
+def test_names_stay_short_enough() -> None:
+    things = render(EXISTING | {"workers": [REMOTE | {"name": "w" * 12}]}, "r" * 53)
+    assert {n for t in things if len(n := t["metadata"]["name"]) > 63} == set()
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({}, "secret.database or secret.existing must be set"),
+        ({"secret": {**SECRETS, "ownerDatabase": ""}}, "secret.ownerDatabase"),
+        ({"secret": {**SECRETS, "keys": "k1:short"}}, "secret.keys"),
+        ({"secret": {**SECRETS, "database": "sqlite:///t.db"}}, "secret.database"),
+        (EXISTING | {"image": {"tag": "latest"}}, "image.tag"),
+        (EXISTING | {"workers": [{**REMOTE, "image": "agents:latest"}]}, "workers.0.image"),
+        (EXISTING | {"workers": [{**REMOTE, "image": "agents"}]}, "workers.0.image"),
+        (EXISTING | {"workers": [{**REMOTE, "tokenSecret": ""}]}, "needs a tokenSecret"),
+        (EXISTING | {"workers": [{"name": "a", "agent": "a"}]}, "resources is required"),
+        (EXISTING | {"settings": {"TENUTO_KEYS": "k1:x"}}, "TENUTO_KEYS"),
+        (EXISTING | {"settings": {"PATH": "/x"}}, "PATH"),
+        (EXISTING | {"ingress": {"enabled": True}}, "ingress.host must be set"),
+        (EXISTING | {"replicas": 3}, "replicas is not allowed"),
+    ],
+)
+def test_wrong_values_are_refused(values: dict[str, Any], why: str) -> None:
+    assert why in refusal(values)

@@ -1,0 +1,90 @@
+"""The two logins on a real server: the owner migrates, the programs' login does all the rest."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+from tests.cli.orchestrate import Answer, Orchestrate
+from tests.deploy.tree import DEPLOY
+from tests.services.postgres import PostgresServer
+
+PASSWORD = "it's 100% @secret/"
+OWNER = "owner-password"
+
+
+class Database:
+    """A server and database as docs/deploy.md makes them."""
+
+    def __init__(self, server: PostgresServer, home: Path) -> None:
+        self._server = server
+        self._cli = Orchestrate(home)
+
+    def psql(self, *words: str) -> None:
+        command = [str(self._server._binaries / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1"]
+        environment = {"PATH": os.defpath, "POSTGRES_RUNTIME_PASSWORD": PASSWORD}
+        url = self._server.url("postgres")
+        subprocess.run([*command, "-d", url, *words], env=environment, check=True)
+
+    def url(self, login: str) -> str:
+        return f"postgresql://{login}@127.0.0.1:{urlsplit(self._server.tcp_url('x')).port}/tenuto"
+
+    def run(self, login: str, password: str, *words: str) -> Answer:
+        """The answer to a command that is given the password beside the address."""
+        return self._cli(*words, TENUTO_DATABASE=self.url(login), PGPASSWORD=password)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    """A server of its own: roles belong to the whole server."""
+    with PostgresServer(fast=True) as server:
+        made = Database(server, tmp_path)
+        made.psql("-c", f"create role tenuto_owner login createrole password '{OWNER}'")
+        made.psql("-c", "create database tenuto owner tenuto_owner")
+        answer = made.run("tenuto_owner", OWNER, "db", "migrate")
+        assert answer.code == 0, answer.err
+        made.psql("-f", str(DEPLOY / "postgres" / "roles.sql"))
+        yield made
+
+
+async def test_membership_in_both_groups_is_enough(database: Database) -> None:
+    for words in (
+        ["task", "create", "--name", "a", "--prompt", "b"],
+        ["task", "list", "--json"],
+        ["coordinator", "status", "--json"],
+        ["worker", "list", "--json"],
+        ["db", "check"],
+    ):
+        answer = database.run("tenuto_app", PASSWORD, *words)
+        assert answer.code == 0, (words, answer.err)
+
+
+async def test_the_programs_login_cannot_get_round_the_policies(database: Database) -> None:
+    connection = await asyncpg.connect(database.url("tenuto_app"), password=PASSWORD)
+    try:
+        row = await connection.fetchrow(
+            "select rolsuper, rolbypassrls, rolcreaterole, rolcreatedb from pg_roles"
+            " where rolname = current_user"
+        )
+        assert set(row) == {False}
+        await connection.execute("set role tenuto_runtime")
+        assert await connection.fetchval("select count(*) from task") == 0
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.execute("create table t (a int)")
+    finally:
+        await connection.close()
+
+
+async def test_the_groups_may_be_there_before_the_first_migration(tmp_path: Path) -> None:
+    """As in compose, where the owner is a superuser and the server runs the script first."""
+    with PostgresServer(fast=True) as server:
+        made = Database(server, tmp_path)
+        made.psql("-c", "create database tenuto")
+        made.psql("-f", str(DEPLOY / "postgres" / "roles.sql"))
+        answer = Orchestrate(tmp_path)("db", "migrate", TENUTO_DATABASE=server.url("tenuto"))
+        assert answer.code == 0, answer.err
+        answer = made.run("tenuto_app", PASSWORD, "task", "list")
+        assert answer.code == 0, answer.err
