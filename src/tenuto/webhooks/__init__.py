@@ -1,0 +1,1 @@
+"""Tells other programs what happens: signed messages to URLs that users give."""

@@ -1,0 +1,354 @@
+"""Delivery: signed, repeated until it arrives, and bounded where it never does."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from tests.contract.conftest import Another, ManualClock, refusal
+from tests.waiting import eventually
+from tests.webhooks.conftest import World, deliveries_of, store_of
+from tests.webhooks.receiver import answer, receiving, silent
+
+from tenuto.broker.memory import MemoryWakeups
+from tenuto.engine.core import Core
+from tenuto.engine.deliveries import LEASE_S, SHARE, Deliveries
+from tenuto.engine.hooks import WebhookChange
+from tenuto.engine.upkeep import DELIVERY_AFTER
+from tenuto.model.webhooks import DISABLE_AFTER, MAX_TRIES, TRIP_AFTER
+from tenuto.vault import Vault
+from tenuto.webhooks import sign
+from tenuto.webhooks.deliver import Deliverer, deliver_once
+from tenuto.webhooks.guard import Guard
+from tenuto.webhooks.sender import Sender
+
+ENDS = ["task.completed"]
+
+
+async def waiting(world: World, n: int = 1) -> None:
+    """Messages that are due, one for each of n tasks."""
+    await world.complete(n)
+    await world.fan_out()
+
+
+async def test_a_message_arrives_signed(world: World) -> None:
+    made = await world.hook(ENDS)
+    await waiting(world)
+    world.clock.advance(7)
+    assert await world.deliver() == 1
+    message = await world.only(made.webhook.id)
+    assert (message.status, message.attempts, message.response_status) == ("DELIVERED", 1, 204)
+    assert (message.error, message.next_attempt_at) == (None, None)
+    assert message.delivered_at == world.clock.now()
+    [got] = world.receiver.got
+    assert got.headers["webhook-id"] == str(message.id)
+    sign.verify(made.secret, got.headers, got.body, world.clock.now())
+    assert world.bodies() == [message.body]
+    assert made.secret.encode() not in got.body
+    assert await world.deliver() == 0
+
+
+async def test_both_secrets_sign_after_a_rotation(world: World) -> None:
+    made = await world.hook(ENDS)
+    second = await world.hooks.rotate_secret(made.webhook.id, world.engine.workspace)
+    await waiting(world)
+    await world.deliver()
+    third = await world.hooks.rotate_secret(made.webhook.id, world.engine.workspace)
+    await waiting(world)
+    await world.deliver()
+    first_got, last_got = world.receiver.got
+    for secret, got in ((made, first_got), (second, first_got), (second, last_got)):
+        sign.verify(secret.secret, got.headers, got.body, world.clock.now())
+    sign.verify(third.secret, last_got.headers, last_got.body, world.clock.now())
+    assert len(last_got.headers["webhook-signature"].split(" ")) == 2
+
+
+async def test_a_failure_is_tried_again_later_and_later(world: World) -> None:
+    world.receiver.replies = [answer(500, b"out of order")]
+    made = (await world.hook(ENDS)).webhook
+    await waiting(world)
+    waits = []
+    for attempt in range(1, MAX_TRIES):
+        world.clock.advance(hours=2)  # whatever rests, the endpoint is open again
+        assert await deliver_once(world.deliveries, world.sender) == 1
+        message = await world.only(made.id)
+        assert (message.status, message.attempts) == ("PENDING", attempt)
+        assert (message.response_status, message.error) == (500, "HTTP 500: out of order")
+        waits.append((await world.wait(made.id)).total_seconds())
+    assert waits == [5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600]
+    world.clock.advance(hours=2)
+    assert await world.deliver() == 1
+    message = await world.only(made.id)
+    assert (message.status, message.next_attempt_at) == ("FAILED", None)
+    assert (message.attempts, message.error) == (MAX_TRIES, "HTTP 500: out of order")
+    world.clock.advance(days=1)
+    assert await world.deliver() == 0
+    assert len({got.headers["webhook-id"] for got in world.receiver.got}) == 1
+
+
+async def test_a_message_waits_for_its_time_and_then_arrives(world: World) -> None:
+    world.receiver.replies = [answer(503), answer(503), answer(204)]
+    made = (await world.hook(ENDS)).webhook
+    await waiting(world)
+    assert await world.deliver() == 1
+    world.clock.advance(4)
+    assert await world.deliver() == 0
+    world.clock.advance(2)
+    assert await world.deliver() == 1
+    world.clock.advance(11)
+    assert await world.deliver() == 1
+    message = await world.only(made.id)
+    assert (message.status, message.attempts, message.error) == ("DELIVERED", 3, None)
+    assert (await world.show(made.id)).failures == 0
+
+
+async def test_jitter_spreads_the_attempts(world: World) -> None:
+    world.receiver.replies = [answer(500)]
+    made = (await world.hook(ENDS)).webhook
+    await waiting(world)
+    world.clock.roll = 0.0
+    await world.deliver()
+    assert await world.wait(made.id) == timedelta(seconds=4)
+
+
+async def test_gone_means_gone(world: World) -> None:
+    made = (await world.hook(ENDS)).webhook
+    await waiting(world, 3)
+    world.receiver.replies = [answer(410)]
+    assert await deliver_once(world.deliveries, world.sender, slots=1) == 1
+    view = await world.show(made.id)
+    assert (view.enabled, view.disabled_why) == (False, "the endpoint answered 410 Gone")
+    messages = await world.messages(made.id)
+    assert {(each.status, each.error) for each in messages} == {("FAILED", view.disabled_why)}
+    assert await world.deliver() == 0
+    again = world.hooks.redeliver(messages[0].id, world.engine.workspace)
+    assert await refusal(again) == "webhook_disabled"
+    assert len(world.receiver.got) == 1
+
+
+async def test_an_endpoint_that_keeps_failing_is_left_alone(world: World) -> None:
+    """Five in a row, then rests that double, each ended by one probe."""
+    world.receiver.replies = [answer(500)]
+    made = (await world.hook(ENDS)).webhook
+    await waiting(world, 20)
+    for _ in range(TRIP_AFTER):
+        assert await deliver_once(world.deliveries, world.sender, slots=1) == 1
+    rests = []
+    for _ in range(9):
+        until = (await world.show(made.id)).closed_until
+        assert until is not None
+        rests.append((until - world.clock.now()).total_seconds())
+        assert await world.deliver() == 0
+        world.clock.advance(rests[-1])
+        assert await world.deliver() == 1
+    assert rests == [30, 60, 120, 240, 480, 960, 1920, 3600, 3600]
+    assert len(world.receiver.got) == TRIP_AFTER + 9
+    world.receiver.replies = [answer(200)]
+    world.clock.advance(3600)
+    assert await deliver_once(world.deliveries, world.sender) == 1
+    view = await world.show(made.id)
+    assert (view.failures, view.closed_until) == (0, None)
+    world.clock.advance(3600)
+    await world.deliver()
+    assert await world.statuses(made.id) == ["DELIVERED"] * 20
+
+
+async def test_failures_that_were_under_way_together_trip_once(world: World) -> None:
+    world.receiver.replies = [answer(500)]
+    made = (await world.hook(ENDS)).webhook
+    await waiting(world, SHARE)
+    assert await deliver_once(world.deliveries, world.sender) == SHARE
+    view = await world.show(made.id)
+    assert view.failures == TRIP_AFTER
+    assert view.closed_until == world.clock.now() + timedelta(seconds=30)
+
+
+async def test_one_probe_at_a_time(world: World, another: Another) -> None:
+    world.receiver.replies = [answer(500)]
+    made = (await world.hook(ENDS)).webhook
+    await waiting(world, 10)
+    await deliver_once(world.deliveries, world.sender)
+    world.clock.advance(31)
+    async with another() as second:
+        other = deliveries_of(store_of(second))
+        taken = await asyncio.gather(world.deliveries.due(32), other.due(32))
+        [probe] = [due for some in taken for due in some]
+        assert probe.probe
+        assert await world.deliveries.due(32) == await other.due(32) == []
+        # Its sender dies: when the lease is over, another may try.
+        world.clock.advance(LEASE_S + 1)
+        assert isinstance(second.clock, ManualClock)
+        second.clock.advance(LEASE_S + 1)
+        [again] = await other.due(32)
+        await other.delivered(again, 200)
+    assert (await world.show(made.id)).closed_until is None
+
+
+async def test_nobody_lives_there_any_more(world: World) -> None:
+    world.receiver.replies = [answer(500)]
+    made = (await world.hook(ENDS)).webhook
+    await waiting(world, 12)
+    await world.raw.execute(f"update webhook set failures = {DISABLE_AFTER - 1}")
+    assert await world.deliver() == 1
+    view = await world.show(made.id)
+    assert not view.enabled
+    assert view.disabled_why == f"the endpoint failed {DISABLE_AFTER} times in a row"
+    assert await world.statuses(made.id) == ["FAILED"] * 12
+    workspace = world.engine.workspace
+    view = await world.hooks.update(made.id, workspace, WebhookChange(enabled=True))
+    assert (view.failures, view.disabled_why) == (0, None)
+    world.receiver.replies = [answer(200)]
+    first = (await world.messages(made.id))[0]
+    await world.hooks.redeliver(first.id, workspace)
+    assert await world.deliver() == 1
+
+
+async def test_a_new_url_starts_afresh(world: World) -> None:
+    world.receiver.replies = [answer(500)]
+    made = (await world.hook(ENDS)).webhook
+    await waiting(world, SHARE)
+    await deliver_once(world.deliveries, world.sender)
+    async with receiving() as moved:
+        change = WebhookChange(url=moved.url)
+        view = await world.hooks.update(made.id, world.engine.workspace, change)
+        assert (view.failures, view.closed_until) == (0, None)
+        world.clock.advance(10)
+        assert await world.deliver() == SHARE
+        assert len(moved.got) == SHARE
+
+
+async def test_a_message_is_sent_again_when_somebody_asks(world: World) -> None:
+    made = (await world.hook(ENDS)).webhook
+    await waiting(world)
+    await world.deliver()
+    message = await world.only(made.id)
+    again = await world.hooks.redeliver(message.id, world.engine.workspace)
+    assert (again.status, again.attempts, again.delivered_at) == ("PENDING", 0, None)
+    repeated = world.hooks.redeliver(message.id, world.engine.workspace)
+    assert await refusal(repeated) == "out_of_turn"
+    assert await world.deliver() == 1
+    first, second = world.receiver.got
+    assert first.headers["webhook-id"] == second.headers["webhook-id"]
+    assert first.body == second.body
+    assert (await world.only(made.id)).status == "DELIVERED"
+
+
+async def test_what_a_dead_sender_took_is_sent_by_another(world: World, another: Another) -> None:
+    """Taken and maybe sent, but not recorded: it is sent again, and the late report is ignored."""
+    made = (await world.hook(ENDS)).webhook
+    await waiting(world)
+    [lost] = await world.deliveries.due(32)
+    assert await world.deliver() == 0
+    world.clock.advance(LEASE_S - 1)
+    assert await world.deliver() == 0
+    world.clock.advance(2)
+    [second] = await world.deliveries.due(32)
+    assert (second.id, second.attempt) == (lost.id, 2)
+    await world.deliveries.failed(lost, "late")
+    await world.deliveries.delivered(lost, 200)
+    assert (await world.only(made.id)).status == "PENDING"
+    await world.deliveries.delivered(second, 201)
+    message = await world.only(made.id)
+    assert (message.status, message.response_status, message.attempts) == ("DELIVERED", 201, 2)
+
+
+async def test_senders_that_always_die_come_to_an_end(world: World) -> None:
+    made = (await world.hook(ENDS)).webhook
+    await waiting(world)
+    for _ in range(MAX_TRIES):
+        assert len(await world.deliveries.due(32)) == 1
+        world.clock.advance(LEASE_S + 1)
+    assert await world.deliveries.due(32) == []
+    message = await world.only(made.id)
+    assert (message.status, message.error) == (
+        "FAILED",
+        "no sender came back from the last attempt",
+    )
+
+
+async def test_two_senders_share_the_work(world: World, another: Another) -> None:
+    await world.hook(ENDS)
+    await world.hook(ENDS)
+    await waiting(world, 12)
+
+    async def drain(deliveries: Deliveries) -> int:
+        total = 0
+        while n := await deliver_once(deliveries, world.sender, slots=4):
+            total += n
+        return total
+
+    async with another() as second:
+        other = deliveries_of(store_of(second))
+        await asyncio.gather(drain(world.deliveries), drain(other))
+    await drain(world.deliveries)
+    ids = [got.headers["webhook-id"] for got in world.receiver.got]
+    assert len(ids) == len(set(ids)) == 24
+
+
+async def test_a_slow_endpoint_holds_up_nobody_else(world: World) -> None:
+    async with receiving() as slow:
+        slow.replies = [silent()]
+        await world.hook(ENDS, slow.url)
+        quick = (await world.hook(ENDS)).webhook
+        await waiting(world, 3 * SHARE)
+        sender = Sender(Guard(["127.0.0.1"]), deadline_s=20)
+        deliverer = Deliverer(world.deliveries, sender, slots=2 * SHARE)
+
+        async def look() -> bool:
+            await deliverer.once()
+            return set(await world.statuses(quick.id)) == {"DELIVERED"}
+
+        await eventually(look)
+        assert slow.connections <= SHARE
+        await slow.close()
+        await deliverer.settle()
+
+
+async def test_a_deliverer_does_everything_until_it_is_stopped(world: World) -> None:
+    made = (await world.hook(ENDS)).webhook
+    stop = asyncio.Event()
+    deliverer = Deliverer(world.deliveries, world.sender, tick_s=0.05, slots=4)
+    running = asyncio.ensure_future(deliverer.run(stop))
+    await world.complete(10)
+
+    async def all_there() -> bool:
+        return await world.statuses(made.id) == ["DELIVERED"] * 10
+
+    await eventually(all_there)
+    stop.set()
+    await running
+    assert len(world.receiver.got) == 10
+
+
+async def test_a_secret_that_cannot_be_opened_is_a_failure(world: World) -> None:
+    made = (await world.hook(ENDS)).webhook
+    await waiting(world)
+    ring = Vault({"other": bytes(range(2, 34))})
+    strange = Deliveries(Core(world.store, MemoryWakeups(), ring))
+    assert await deliver_once(strange, world.sender) == 0
+    message = await world.only(made.id)
+    assert message.status == "PENDING"
+    assert "not in the ring" in (message.error or "")
+    assert world.receiver.connections == 0
+    world.clock.advance(6)
+    assert await world.deliver() == 1
+
+
+async def test_without_keys_nothing_is_taken(world: World) -> None:
+    made = (await world.hook(ENDS)).webhook
+    keyless = Deliveries(Core(world.store, MemoryWakeups()))
+    assert await keyless.due(32) == []
+    await waiting(world)
+    assert await refusal(keyless.due(32)) == "secrets_unavailable"
+    assert (await world.only(made.id)).attempts == 0
+
+
+@pytest.mark.parametrize("days", [0, 1])
+async def test_what_ended_long_ago_is_forgotten(world: World, days: int) -> None:
+    made = (await world.hook(ENDS)).webhook
+    await waiting(world)
+    await world.deliver()
+    await waiting(world)
+    world.clock.advance(DELIVERY_AFTER.total_seconds() + days)
+    await world.engine.upkeep.prune_once()
+    left = ["PENDING"] if days else ["DELIVERED", "PENDING"]
+    assert await world.statuses(made.id) == left

@@ -1,0 +1,200 @@
+"""What people do with webhooks, on both databases."""
+
+from uuid import UUID
+
+import msgspec
+import pytest
+from tests.contract.conftest import refusal
+from tests.webhooks.conftest import VAULT, World, hooks_of
+
+from tenuto.broker.memory import MemoryWakeups
+from tenuto.engine.core import Core
+from tenuto.engine.hooks import Hooks, WebhookChange
+from tenuto.engine.secrets import Rotating
+from tenuto.model.errors import NotFound
+from tenuto.model.webhooks import EVENTS, MAX_WEBHOOKS, wants
+from tenuto.vault import Vault
+from tenuto.webhooks.guard import Guard
+
+NOBODY = UUID(int=7 << 76 | 2 << 62)
+
+
+async def test_a_webhook_is_shown_as_it_was_made(world: World) -> None:
+    made = await world.hooks.create(
+        world.receiver.url, ["task.dead", "*", "task.dead"], world.engine.workspace, "me", "mine"
+    )
+    view = await world.show(made.webhook.id)
+    assert view == made.webhook
+    assert (view.url, view.events) == (world.receiver.url, ["*", "task.dead"])
+    assert (view.enabled, view.disabled_why, view.failures) == (True, None, 0)
+    assert (view.description, view.created_by, view.version) == ("mine", "me", 1)
+    assert view.created_at == view.updated_at == world.clock.now()
+    shown = msgspec.to_builtins(view)
+    assert {"closedUntil", "disabledWhy", "createdBy"} <= set(shown)
+
+
+async def test_the_secret_is_told_once_and_stored_sealed(world: World) -> None:
+    made = await world.hook()
+    assert made.secret.startswith("whsec_")
+    again = await world.hook()
+    assert again.secret != made.secret
+    shown = msgspec.json.encode(await world.hooks.page(world.engine.workspace))
+    kept = str(await world.raw.fetch("select * from webhook"))
+    for secret in (made.secret, again.secret):
+        assert secret.encode() not in shown
+        assert secret.removeprefix("whsec_") not in kept
+
+
+async def test_webhooks_come_in_pages(world: World) -> None:
+    made = [(await world.hook()).webhook.id for _ in range(5)]
+    workspace = world.engine.workspace
+    first = await world.hooks.page(workspace, 2)
+    assert first.next_cursor is not None
+    second = await world.hooks.page(workspace, 2, first.next_cursor)
+    third = await world.hooks.page(workspace, 2, second.next_cursor)
+    assert third.next_cursor is None
+    pages = (first, second, third)
+    assert [each.id for page in pages for each in page.webhooks] == made[::-1]
+
+
+async def test_a_workspace_has_so_many_and_no_more(world: World) -> None:
+    for _ in range(MAX_WEBHOOKS):
+        await world.hook()
+    assert await refusal(world.hook()) == "too_many_webhooks"
+    assert len((await world.hooks.page(world.engine.workspace)).webhooks) == MAX_WEBHOOKS
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("http://10.0.0.1/", "url_forbidden"),
+        ("https://169.254.169.254/", "url_forbidden"),
+        ("http://2130706433/", "url_invalid"),
+        ("file:///etc/passwd", "url_invalid"),
+    ],
+)
+async def test_a_url_is_checked_before_it_is_stored(world: World, url: str, code: str) -> None:
+    made = await world.hook()
+    assert await refusal(world.hook(url=url)) == code
+    change = WebhookChange(url=url)
+    update = world.hooks.update(made.webhook.id, world.engine.workspace, change)
+    assert await refusal(update) == code
+    assert await world.raw.count("webhook") == 1
+    assert await world.show(made.webhook.id) == made.webhook
+
+
+@pytest.mark.parametrize("events", [[], [""], ["task"], ["task.gone"], ["task.*", "x.*"], ["**"]])
+async def test_an_event_that_never_comes_is_refused(world: World, events: list[str]) -> None:
+    assert await refusal(world.hook(events)) == "invalid_value"
+    made = await world.hook()
+    change = WebhookChange(events=events)
+    update = world.hooks.update(made.webhook.id, world.engine.workspace, change)
+    assert await refusal(update) == "invalid_value"
+
+
+def test_patterns_match_whole_families() -> None:
+    named = {"task.status_changed", "task.completed", "task.failed", "task.dead", "task.cancelled"}
+    assert named | {"inbox.created", "agent.stale"} <= EVENTS
+    assert all(wants(["*"], event) for event in EVENTS)
+    assert {event for event in EVENTS if wants(["inbox.*"], event)} == {"inbox.created"}
+    assert wants(["agent.stale", "task.*"], "task.dead")
+    assert not wants(["task.completed", "agent.*"], "task.dead")
+
+
+async def test_what_is_not_changed_stays(world: World) -> None:
+    made = (await world.hook()).webhook
+    workspace = world.engine.workspace
+    world.clock.advance(5)
+    change = WebhookChange(events=["task.dead"], description="now")
+    view = await world.hooks.update(made.id, workspace, change, version=1)
+    assert (view.events, view.description) == (["task.dead"], "now")
+    assert (view.url, view.enabled, view.version) == (made.url, True, 2)
+    assert (view.created_at, view.updated_at) == (made.created_at, world.clock.now())
+    view = await world.hooks.update(made.id, workspace, WebhookChange(description=None))
+    assert (view.description, view.events, view.version) == (None, ["task.dead"], 3)
+
+
+async def test_a_change_of_something_else_is_not_overwritten(world: World) -> None:
+    made = (await world.hook()).webhook
+    workspace = world.engine.workspace
+    await world.hooks.update(made.id, workspace, WebhookChange(description="first"), version=1)
+    late = world.hooks.update(made.id, workspace, WebhookChange(description="late"), version=1)
+    assert await refusal(late) == "version_conflict"
+    assert (await world.show(made.id)).description == "first"
+
+
+async def test_disabling_gives_up_what_waits(world: World) -> None:
+    made = (await world.hook(["task.completed"])).webhook
+    workspace = world.engine.workspace
+    await world.complete()
+    await world.fan_out()
+    view = await world.hooks.update(made.id, workspace, WebhookChange(enabled=False))
+    assert (view.enabled, view.disabled_why) == (False, "the webhook was disabled")
+    message = await world.only(made.id)
+    assert (message.status, message.error) == ("FAILED", "the webhook was disabled")
+    await world.complete()
+    await world.fan_out()
+    view = await world.hooks.update(made.id, workspace, WebhookChange(enabled=True))
+    assert (view.enabled, view.disabled_why) == (True, None)
+    assert await world.statuses(made.id) == ["FAILED"]
+    assert await world.deliver() == 0
+
+
+async def test_a_deleted_webhook_leaves_what_was_sent(world: World) -> None:
+    made = (await world.hook(["task.completed"])).webhook
+    workspace = world.engine.workspace
+    await world.complete()
+    await world.fan_out()
+    await world.deliver()
+    await world.complete()
+    await world.fan_out()
+    await world.hooks.delete(made.id, workspace)
+    assert await refusal(world.show(made.id)) == "not_found"
+    sent, given_up = await world.messages(made.id)
+    assert (sent.status, given_up.status) == ("DELIVERED", "FAILED")
+    assert given_up.error == "the webhook was deleted"
+    assert await world.deliver() == 0
+    assert await refusal(world.hooks.redeliver(sent.id, workspace)) == "webhook_disabled"
+    assert await refusal(world.hooks.delete(made.id, workspace)) == "not_found"
+
+
+async def test_another_workspace_sees_nothing(world: World) -> None:
+    made = (await world.hook(["task.completed"])).webhook
+    await world.complete()
+    await world.fan_out()
+    message = await world.only(made.id)
+    other = await world.raw.workspace(2)
+    theirs = hooks_of(world.store, other)
+    assert (await theirs.page(other)).webhooks == []
+    for call in (
+        theirs.show(made.id, other),
+        theirs.update(made.id, other, WebhookChange(enabled=False)),
+        theirs.delete(made.id, other),
+        theirs.rotate_secret(made.id, other),
+        theirs.deliveries(made.id, other),
+        theirs.redeliver(message.id, other),
+    ):
+        with pytest.raises(NotFound):
+            await call
+    assert await world.show(made.id) == made
+    assert await world.only(made.id) == message
+    assert await refusal(world.show(NOBODY)) == "not_found"
+
+
+async def test_without_keys_nothing_is_made(world: World) -> None:
+    core = Core(world.store.within(world.engine.workspace), MemoryWakeups())
+    hooks = Hooks(core, Guard(["127.0.0.1"]).look_up)
+    call = hooks.create(world.receiver.url, ["*"], world.engine.workspace, None)
+    assert await refusal(call) == "secrets_unavailable"
+
+
+async def test_a_webhook_lives_on_when_the_ring_gets_a_new_key(world: World) -> None:
+    made = (await world.hook(["task.completed"])).webhook
+    ring = Vault({"second": bytes(range(1, 33)), "first": bytes(range(32))})
+    core = Core(world.store, MemoryWakeups(), ring)
+    assert await Rotating(core).rotate_once() == 1
+    [(key_id,)] = await world.raw.fetch("select key_id from webhook")
+    assert key_id == "second"
+    assert VAULT.current == "first"
+    rotated = await Hooks(core, Guard().look_up).rotate_secret(made.id, world.engine.workspace)
+    assert rotated.secret.startswith("whsec_")
