@@ -31,6 +31,8 @@ from tenuto.store.sqlite import SqliteStore
 from tenuto.telemetry import set_up
 
 if TYPE_CHECKING:
+    from tenuto.api.service import Service
+    from tenuto.vault import Vault
     from tenuto.worker.session import Supervisor
     from tenuto.worker.worker import Worker
 
@@ -80,8 +82,8 @@ def sqlite_path(url: str) -> str | None:
     return path
 
 
-def open_store(url: str) -> Store:
-    """The store for an address; nothing is connected yet."""
+def open_store(url: str, *, many: bool = False) -> Store:
+    """The store for an address; nothing is connected yet. `many`: it will serve many tenants."""
     path = sqlite_path(url)
     if path is not None:
         if path != ":memory:":
@@ -94,7 +96,7 @@ def open_store(url: str) -> Store:
         _check_address(url)
         from tenuto.store.postgres import PostgresStore  # noqa: PLC0415  asyncpg only when used
 
-        return PostgresStore(url)
+        return PostgresStore(url, many=many)
     raise Invalid(
         f"{shown(url)!r} is not a database address; use sqlite:///path or postgresql://...",
         "database_invalid",
@@ -121,26 +123,43 @@ def open_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:
 
 
 @asynccontextmanager
-async def connect(
-    settings: Settings, *, actor: str | None = None, listen: bool = False
-) -> AsyncIterator[Engine]:
-    """An engine on the settings' database. An embedded database is made and migrated by itself."""
+async def opened(
+    settings: Settings, *, listen: bool = False, many: bool = False
+) -> AsyncIterator[tuple[Store, Wakeups]]:
+    """The settings' store and its hints. An embedded database is made and migrated by itself."""
     url = settings.url()
-    store = open_store(url)
+    store = open_store(url, many=many)
     try:
         if isinstance(store, SqliteStore) and (await store.schema()).schema < NEEDS:
             await store.migrate()
         await store.open()
-        name = process_name(store.clock)
-        wakeups = open_wakeups(url, store, name, listen=listen)
+        wakeups = open_wakeups(url, store, process_name(store.clock), listen=listen)
         if listen:
             await wakeups.open()
         try:
-            yield Engine(store, wakeups, actor=actor)
+            yield store, wakeups
         finally:
             await wakeups.close()
     finally:
         await store.close()
+
+
+@asynccontextmanager
+async def connect(
+    settings: Settings, *, actor: str | None = None, listen: bool = False
+) -> AsyncIterator[Engine]:
+    """An engine on the settings' database."""
+    async with opened(settings, listen=listen) as (store, wakeups):
+        yield Engine(store, wakeups, actor=actor, vault=open_vault(settings))
+
+
+def open_vault(settings: Settings) -> "Vault":
+    """The keys that seal secrets: the settings', or a file in the data folder."""
+    from tenuto.vault import load_ring  # noqa: PLC0415  not for every command
+
+    path = sqlite_path(settings.url())
+    folder = settings.folder() if path in (None, ":memory:") else Path(path or "").parent
+    return load_ring(folder, settings.keys or None)
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +185,12 @@ def serve_coordinator(settings: Settings) -> int:
     """Coordinate until asked to stop; the exit code."""
     set_up()
     return run(_coordinator(settings))
+
+
+def serve_api(settings: Settings) -> int:
+    """Answer requests until asked to stop; the exit code."""
+    set_up()
+    return run(_api(settings))
 
 
 def serve_up(settings: Settings, workers: int) -> int:
@@ -250,27 +275,62 @@ async def _host_app(worker: "Worker", options: WorkerOptions) -> None:
     )
 
 
-async def _coordinator(settings: Settings) -> int:
-    from tenuto.coordinator.coordinator import Coordinator  # noqa: PLC0415  not for every command
+@asynccontextmanager
+async def service(settings: Settings) -> AsyncIterator["Service"]:
+    """What an API serves from, opened."""
+    from tenuto.api.service import Service  # noqa: PLC0415  not for every command
+    from tenuto.webhooks.guard import Guard  # noqa: PLC0415
+
+    async with opened(settings, listen=True, many=True) as (store, wakeups):
+        guard = Guard(_listed(settings.webhook_allow))
+        yield Service(store, wakeups, open_vault(settings), settings, guard.look_up)
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+async def _api(settings: Settings) -> int:
+    from tenuto.api.server import serve  # noqa: PLC0415  not for every command
 
     stop = stop_on_signals()
-    async with connect(settings, listen=False) as engine:
-        name = process_name(engine.clock)
-        engine.actor = name
-        log.info("coordinator %s", name)
-        await Coordinator(engine, settings, name=name).run(stop)
+    async with service(settings) as served:
+        await serve(served, stop)
     return 0
 
 
-async def _up(settings: Settings, workers: int) -> int:
-    from tenuto.coordinator.coordinator import Coordinator  # noqa: PLC0415
-    from tenuto.worker.children import Children  # noqa: PLC0415  not for every command
-
+async def _coordinator(settings: Settings) -> int:
     stop = stop_on_signals()
     async with connect(settings, listen=False) as engine:
-        name = process_name(engine.clock)
-        engine.actor = name
+        await _coordinate(engine, settings, stop)
+    return 0
+
+
+async def _coordinate(engine: Engine, settings: Settings, stop: asyncio.Event) -> None:
+    """All that belongs to no tenant: the coordinator's duties, and what webhooks are to be told."""
+    from tenuto.coordinator.coordinator import Coordinator  # noqa: PLC0415  not for every command
+    from tenuto.engine.deliveries import Deliveries  # noqa: PLC0415
+    from tenuto.webhooks.deliver import Deliverer  # noqa: PLC0415
+    from tenuto.webhooks.guard import Guard  # noqa: PLC0415
+    from tenuto.webhooks.sender import Sender  # noqa: PLC0415
+
+    name = process_name(engine.clock)
+    engine.actor = name
+    log.info("coordinator %s", name)
+    sender = Sender(Guard(_listed(settings.webhook_allow)), settings.webhook_timeout_s)
+    deliverer = Deliverer(Deliveries(engine.system), sender, settings.tick_s)
+    await asyncio.gather(Coordinator(engine, settings, name=name).run(stop), deliverer.run(stop))
+
+
+async def _up(settings: Settings, workers: int) -> int:
+    from tenuto.api.server import serve  # noqa: PLC0415  not for every command
+    from tenuto.worker.children import Children  # noqa: PLC0415
+
+    stop = stop_on_signals()
+    async with connect(settings, listen=False) as engine, service(settings) as served:
         children = Children(engine, settings, workers)
         log.info("up on %s with %d worker(s); Ctrl-C drains", shown(settings.url()), workers)
-        await asyncio.gather(Coordinator(engine, settings, name=name).run(stop), children.run(stop))
+        await asyncio.gather(
+            _coordinate(engine, settings, stop), children.run(stop), serve(served, stop)
+        )
     return 0

@@ -29,6 +29,9 @@ POINTS = frozenset(
         "engine.before_commit",
         "engine.committed",
         "engine.before_announce",
+        "webhooks.noted",
+        "webhooks.taken",
+        "webhooks.sent",
     }
 )
 _AT = os.environ.get("CRASH_AT")

@@ -17,7 +17,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     database: str = ""
     """`sqlite:///path` or `postgresql://...`; empty: a SQLite file in the data folder."""
     data: str = ""
-    """Folder for the embedded database; empty: the user's data folder."""
+    """Folder for the embedded database and the keys; empty: the user's data folder."""
+    keys: str = ""
+    """Keys of secrets, `id:base64` by commas, the current first; empty: a file in the folder."""
+    host: str = "127.0.0.1"
+    """Address that the API listens on."""
+    port: int = 8484
+    """Port that the API listens on; 0: any free one."""
+    body_kb: int = 16384
+    """Kilobytes that a request's body may have."""
+    rate_per_s: float = 1000.0
+    """Requests a second that one token may make, twice as many at once; 0: no limit."""
     heartbeat_s: float = 5.0
     """Seconds between a worker's heartbeats."""
     lease_s: int = 20
@@ -34,6 +44,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seconds that running tasks get to finish when a worker is asked to stop."""
     transcript_kb: int = 1024
     """Kilobytes of output kept per attempt."""
+    webhook_allow: str = ""
+    """Where webhooks may go though private or without TLS: `host`, `host:port`, CIDR, by commas."""
+    webhook_timeout_s: float = 10.0
+    """Seconds that an endpoint has to answer a webhook, name lookup included; at most 30."""
     leader: bool = True
     """Whether coordinators elect one that does the work; off only to prove it is not needed."""
 
@@ -66,6 +80,8 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Se
     for name in ("heartbeat_s", "lease_s", "tick_s", "poll_s", "slots", "transcript_kb"):
         if not 0 < getattr(settings, name) < 1e9:
             raise Invalid(f"the setting {name} must be above 0, not {getattr(settings, name)}")
+    if not 0 < settings.webhook_timeout_s <= 30:
+        raise Invalid("the setting webhook_timeout_s must be above 0 and at most 30")
     for name in ("grace_s", "drain_s"):
         if not 0 <= getattr(settings, name) < 1e9:
             raise Invalid(f"the setting {name} must not be negative")

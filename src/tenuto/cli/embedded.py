@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def settings(given: Globals) -> "Settings":
+def settings(given: Globals, **flags: object) -> "Settings":
     """The settings in force; a flag outweighs whatever the environment says of the same thing."""
     from tenuto.settings import load
 
     database = given.database
     if database is None and given.data is not None:
         database = ""  # the folder that was asked for, not a database named elsewhere
-    return load({"database": database, "data": given.data})
+    return load({"database": database, "data": given.data, **flags})
 
 
 def actor() -> str:

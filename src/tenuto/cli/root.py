@@ -16,6 +16,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
 
 LAZY = {
     "up": ("tenuto.cli.serve:up", "Run everything in one process."),
+    "serve": ("tenuto.cli.serve:serve", "Serve the HTTP API."),
     "run": ("tenuto.cli.run:run", "Submit a command or a prompt."),
     "task": ("tenuto.cli.task:task", "Create, watch and control tasks."),
     "explain": ("tenuto.cli.read:explain", "Say why a task is not running."),

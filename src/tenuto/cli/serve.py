@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import Globals, command, group
+from tenuto.cli.base import F, Globals, command, group
 from tenuto.cli.embedded import call, settings
 
 if TYPE_CHECKING:
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from tenuto.engine.engine import Engine
     from tenuto.engine.upkeep import Leadership
     from tenuto.store.protocol import Row
+
+
+def _listening(function: F) -> F:
+    """Adds where the API listens."""
+    function = click.option("--host", metavar="ADDRESS", help="Where the API listens.")(function)
+    return click.option(
+        "--port", type=click.IntRange(0, 65535), metavar="N", help="Its port; 0: any free one."
+    )(function)
 
 
 @command(
@@ -29,17 +37,32 @@ if TYPE_CHECKING:
     help="Worker processes.",
 )
 @click.option("--demo", is_flag=True, help="With example agents and tasks.")
+@_listening
 @click.pass_obj
-def up(given: Globals, workers: int, demo: bool) -> int:
-    """Run coordinator and workers on an embedded database until Ctrl-C, which drains."""
+def up(given: Globals, workers: int, demo: bool, host: str | None, port: int | None) -> int:
+    """Run API, coordinator and workers on an embedded database until Ctrl-C, which drains."""
     from tenuto import app
 
-    chosen = settings(given)
+    chosen = settings(given, host=host, port=port)
     if demo:
         from tenuto.cli import demo as performance
 
         return performance.demo()
     return app.serve_up(chosen, workers)
+
+
+@command(
+    "serve",
+    "orchestrate serve --database postgresql://localhost/tenuto",
+    "orchestrate serve --host 0.0.0.0 --port 8484",
+)
+@_listening
+@click.pass_obj
+def serve(given: Globals, host: str | None, port: int | None) -> int:
+    """Serve the HTTP API until Ctrl-C. Any number may run on one database."""
+    from tenuto import app
+
+    return app.serve_api(settings(given, host=host, port=port))
 
 
 @group(

@@ -13,10 +13,11 @@ from tenuto.clock import Clock
 from tenuto.engine.claim import Claiming, Work
 from tenuto.engine.control import Action, ActionResult, Controlling
 from tenuto.engine.core import Core
+from tenuto.engine.edit import Changes, Editing
 from tenuto.engine.query import Filter, Querying
 from tenuto.engine.report import Beat, Line, Reporting
 from tenuto.engine.sealing import Sealing
-from tenuto.engine.secrets import Secrets
+from tenuto.engine.secrets import Rotating, Secrets
 from tenuto.engine.submit import Submitted, Submitting
 from tenuto.engine.upkeep import Upkeep
 from tenuto.engine.views import AttemptView, Explanation, LogLine, Page, TaskView
@@ -56,13 +57,20 @@ class Engine:
         self._reporting = Reporting(self.core, self._submitting, sealing)
         self.query = Querying(self.core)
         self._controlling = Controlling(self.core, self._submitting, self.query, sealing)
-        system = Core(store, hints, vault)
-        self.upkeep = Upkeep(system)
-        self.secrets = Secrets(self.core, system)
+        self.system = Core(store, hints, vault)
+        """The means of duties that belong to no tenant."""
+        self._editing = Editing(self.core)
+        self.upkeep = Upkeep(self.system)
+        self.rotating = Rotating(self.system)
 
     @property
     def clock(self) -> Clock:
         return self.core.clock
+
+    @property
+    def secrets(self) -> Secrets:
+        """The workspace's named secrets."""
+        return Secrets(self.core, self.workspace, self.actor)
 
     async def submit(self, new: NewTask) -> Submitted:
         """Accept a task; it is never lost once this returns."""
@@ -196,6 +204,14 @@ class Engine:
         if not 1 <= priority <= 10:
             raise Invalid(f"priority must be between 1 and 10, not {priority}")
         await self._control(task, commands.Reprioritise(priority=priority))
+
+    async def edit(self, task: UUID, changes: Changes, version: int | None = None) -> None:
+        """Change what a task says about itself, if it still has the version."""
+        await self._editing.edit(task, self.workspace, changes, self.actor, version=version)
+
+    async def erase(self, task: UUID) -> None:
+        """Remove what an ended task carried; row and trail stay."""
+        await self._editing.erase(task, self.workspace, self.actor)
 
     async def _control(self, task: UUID, command: commands.Command) -> None:
         await self._controlling.command(task, self.workspace, command, self.actor)

@@ -41,6 +41,7 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     min_priority: int | None = None
+    priority: int | None = None
     task_type: str | None = None
     agent: UUID | None = None
     parent: UUID | None = None
@@ -56,6 +57,7 @@ def statement(name: str, where: Filter, workspace: UUID, most: int, before: UUID
         "most": most,
         "before": before,
         "min_priority": where.min_priority,
+        "priority": where.priority,
         "task_type": where.task_type,
         "agent": where.agent,
         "parent": where.parent,
@@ -93,8 +95,9 @@ def _check_filter(where: Filter) -> None:
     for field in ("text", "task_type"):
         if (value := getattr(where, field)) is not None:
             limits.text(field, value, limits.MAX_TITLE)
-    if where.min_priority is not None:
-        limits.number("min_priority", where.min_priority, 1, 10)
+    for field in ("priority", "min_priority"):
+        if (number := getattr(where, field)) is not None:
+            limits.number(field, number, 1, 10)
     limits.instant("since", where.since)
     limits.instant("until", where.until)
 
@@ -197,11 +200,7 @@ class Querying:
         self, task: UUID, workspace: UUID, level: str = "DEBUG", limit: int = 1000
     ) -> list[LogLine]:
         """Events and transcript merged by time, of at least that level."""
-        if level.upper() not in LEVELS:
-            raise Invalid(
-                f"no level {level[:40]!r}; known are {', '.join(LEVELS)}", "invalid_filter"
-            )
-        wanted = LEVELS[LEVELS.index(level.upper()) :]
+        wanted = _from_level(level)
         await self._row(task, workspace)
         newest = {"id": task, "most": limit}
         lines = [_event_line(row) for row in await self._fetch(Statement("events_tail", newest))]
@@ -211,6 +210,13 @@ class Querying:
         kept = (line for line in lines if line.level in wanted)
         merged = sorted(kept, key=lambda line: (line.at, line.source, line.attempt, line.seq))
         return merged[-limit:]
+
+    async def notable(self, workspace: UUID, level: str, limit: int) -> list[LogLine]:
+        """The newest events of at least that level, of any task of the workspace."""
+        params = {"workspace": workspace, "most": limit}
+        levels = {"levels": _from_level(level)}
+        rows = await self._fetch(Statement("events_notable", params, {}, levels))
+        return [_event_line(row) for row in reversed(rows)]
 
     async def counts(self, workspace: UUID) -> dict[str, int]:
         rows = await self._fetch(Statement("counts", {"workspace": workspace}))
@@ -257,6 +263,13 @@ class Querying:
 
     async def _fetch(self, wanted: Statement) -> Sequence[Row]:
         return await self._core.store.fetch(wanted)
+
+
+def _from_level(level: str) -> tuple[str, ...]:
+    """That level and those above it."""
+    if level.upper() not in LEVELS:
+        raise Invalid(f"no level {level[:40]!r}; known are {', '.join(LEVELS)}", "invalid_filter")
+    return LEVELS[LEVELS.index(level.upper()) :]
 
 
 def _reason(row: Row, now: datetime) -> str | None:

@@ -21,6 +21,7 @@ LOOK_AGAIN = timedelta(seconds=10)
 ARCHIVE_AFTER = timedelta(days=7)
 PAYLOAD_AFTER = timedelta(days=30)
 AUDIT_AFTER = timedelta(days=365)
+DELIVERY_AFTER = timedelta(days=30)
 LANE_AFTER = timedelta(days=1)
 WORKER_LOST_AFTER = timedelta(minutes=2)
 WORKER_FORGET_AFTER = timedelta(days=1)
@@ -34,6 +35,8 @@ class Leadership(msgspec.Struct, frozen=True):
     holder: str
     epoch: int
     until: datetime
+    cycles: int = 0
+    seen_at: datetime | None = None
 
 
 class Upkeep:
@@ -126,11 +129,12 @@ class Upkeep:
         return done
 
     async def prune_once(self) -> int:
-        """Remove payloads, audit rows and lanes that are past their age."""
+        """Remove payloads, audit rows, deliveries and lanes that are past their age."""
         now = self._core.now()
         statements = [
             Statement("prune_payload", {"before": now - PAYLOAD_AFTER, "most": BATCH}),
             Statement("prune_events", {"before": now - AUDIT_AFTER, "most": BATCH}),
+            Statement("deliveries_prune", {"before": now - DELIVERY_AFTER, "most": BATCH}),
             Statement("lane_prune", {"before": now - LANE_AFTER, "most": BATCH}),
             Statement("worker_lost", {"before": now - WORKER_LOST_AFTER}),
             Statement("worker_forget", {"before": now - WORKER_FORGET_AFTER}),
@@ -246,7 +250,8 @@ class Upkeep:
 
     async def leader(self, name: str) -> Leadership | None:
         rows = await self._core.store.fetch(Statement("leader", {"name": name}))
-        return Leadership(rows[0]["holder"], rows[0]["epoch"], rows[0]["until"]) if rows else None
+        names = ("holder", "epoch", "until", "cycles", "seen_at")
+        return Leadership(*(rows[0][name] for name in names)) if rows else None
 
     async def restamp(self) -> bool:
         """Make events readable that were restored from another server; answers whether any were.

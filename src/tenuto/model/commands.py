@@ -158,3 +158,16 @@ class Archive(Command, frozen=True, kw_only=True):
 class Reprioritise(Command, frozen=True, kw_only=True):
     name = "reprioritise"
     priority: int
+
+
+class Edit(Command, frozen=True, kw_only=True):
+    """Change what a task says about itself; never what decides where and when it runs."""
+
+    name = "edit"
+    fields: tuple[str, ...]
+
+
+class Erase(Command, frozen=True, kw_only=True):
+    """Remove what an ended task carried; its row and its trail stay."""
+
+    name = "erase"

@@ -128,3 +128,14 @@ def reprioritise(task: Task, command: c.Reprioritise, moment: Moment) -> Change:
         priority=command.priority,
         rank=rank(command.priority, base, task.estimate_minutes),
     )
+
+
+def edit(task: Task, command: c.Edit, moment: Moment) -> Change:
+    return change(task, moment, "edited", data={"fields": list(command.fields)})
+
+
+def erase(task: Task, command: c.Erase, moment: Moment) -> Change:
+    del command
+    if task.status not in TERMINAL:
+        raise Conflict(f"cannot delete a task that is {task.status}; cancel it first")
+    return change(task, moment, "deleted", archived_at=task.archived_at or moment.now)

@@ -181,5 +181,7 @@ _DECIDERS = cast(
         c.Retry: controls.retry,
         c.Archive: controls.archive,
         c.Reprioritise: controls.reprioritise,
+        c.Edit: controls.edit,
+        c.Erase: controls.erase,
     },
 )

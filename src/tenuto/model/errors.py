@@ -4,7 +4,9 @@ TenutoError
 ├── Invalid        what was sent can never be accepted
 ├── NotFound       no such thing in this workspace
 ├── Conflict       the state of things does not allow it now; expected under concurrency
+├── Unauthenticated nobody knows who asks
 ├── Forbidden      the caller may not
+├── TooMany        the caller asks too often, or has too much; later it may succeed
 ├── Unavailable    the store or a service cannot answer; the same call may succeed later
 └── Incompatible   program and database do not fit each other
 
@@ -16,29 +18,50 @@ from typing import Any, ClassVar
 CODES: dict[str, str] = {
     "agent_terminated": "The agent was terminated and takes no more tasks.",
     "attempts_used_up": "The task has no tries left.",
+    "body_too_large": "The request's body is larger than this server accepts.",
     "bulk_too_large": "A bulk submit holds at most 10,000 tasks.",
     "cancel_requested": "The task is being cancelled; nothing more is accepted from its attempt.",
     "checkpoint_stale": "A checkpoint with a higher number is already stored.",
     "corrupt": "The stored row cannot be read; it was taken out of the queue.",
     "database_invalid": "The database address is not one this program understands.",
     "database_unreachable": "The database cannot be opened or does not answer.",
+    "forbidden": "The caller's role or token does not allow it.",
     "idempotency_conflict": "The idempotency key was used before with other content.",
     "internal": "A fault in this program.",
+    "in_progress": "A request with the same idempotency key is still being answered.",
     "invalid_filter": "The filter names something that cannot be filtered by.",
     "invalid_json": "The value is not JSON this system accepts.",
     "invalid_value": "A field has a value outside its range.",
+    "keys_invalid": "The keys that seal secrets are missing, weak, malformed or open to others.",
+    "last_owner": "A workspace keeps at least one owner.",
     "lease_lost": "The attempt no longer owns the task.",
+    "method_not_allowed": "The path knows other methods.",
+    "name_taken": "Something of that name exists already.",
     "not_found": "Nothing with that id exists in this workspace.",
     "out_of_turn": "The command does not fit the task's present status.",
     "pause_requested": "The task is being paused; only a last checkpoint is accepted.",
+    "port_taken": "The API cannot listen where it was told to.",
+    "quota_exceeded": "The workspace has reached one of its quotas.",
+    "rate_limited": "The token asks too often.",
     "schema_newer": "The database was upgraded by a newer, incompatible program.",
     "schema_older": "The database has not been migrated to what this program needs.",
+    "secret_unknown": "The workspace has no secret of that name.",
+    "secret_unreadable": "What is sealed was altered, or its key is not in this program's ring.",
+    "secrets_unavailable": "This program has no keys: it can neither seal secrets nor open them.",
+    "signature_invalid": "The message was not signed with this secret, or not within five minutes.",
     "step_conflict": "The step is already recorded with another value.",
     "storage_full": "The disk or the database has no room left.",
     "text_invalid": "Text holds NUL or half a surrogate pair, which no database can keep.",
     "too_deep": "The JSON value is nested too deep.",
     "too_large": "The value is larger than its limit.",
     "too_many_lanes": "The workspace has too many distinct sets of task requirements.",
+    "too_many_webhooks": "The workspace has as many webhooks as it may have.",
+    "unauthenticated": "No token, or one that does not hold.",
+    "unsupported_media_type": "The body is not JSON.",
+    "url_forbidden": "The URL leads where this program must not connect to.",
+    "url_invalid": "The URL cannot be understood, or its host cannot be found.",
+    "version_conflict": "Somebody changed it since it was read; read it again.",
+    "webhook_disabled": "The webhook is disabled or gone, so nothing is sent to it.",
 }
 
 
@@ -76,10 +99,26 @@ class Conflict(TenutoError):
     default_code = "out_of_turn"
 
 
+class Unauthenticated(TenutoError):
+    """Nobody knows who asks."""
+
+    default_code = "unauthenticated"
+
+
 class Forbidden(TenutoError):
     """The caller may not."""
 
-    default_code = "agent_terminated"
+    default_code = "forbidden"
+
+
+class TooMany(TenutoError):
+    """The caller asks too often, or has too much; `retry_after` seconds from now it may succeed."""
+
+    default_code = "rate_limited"
+
+    def __init__(self, message: str, code: str | None = None, *, retry_after: float) -> None:
+        super().__init__(message, code)
+        self.retry_after = retry_after
 
 
 class Unavailable(TenutoError):
@@ -98,7 +137,9 @@ HTTP_STATUS: dict[type[TenutoError], int] = {
     Invalid: 422,
     NotFound: 404,
     Conflict: 409,
+    Unauthenticated: 401,
     Forbidden: 403,
+    TooMany: 429,
     Unavailable: 503,
     Incompatible: 503,
 }
@@ -107,7 +148,9 @@ EXIT_CODE: dict[type[TenutoError], int] = {
     Invalid: 2,
     NotFound: 1,
     Conflict: 1,
+    Unauthenticated: 1,
     Forbidden: 1,
+    TooMany: 1,
     Unavailable: 3,
     Incompatible: 3,
 }

@@ -51,6 +51,12 @@ class AgentProfile(msgspec.Struct, frozen=True, kw_only=True):
     region: str | None = None
     models: tuple[str, ...] | None = None
     max_concurrent: int | None = None
+    model: str | None = None
+    skills: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    heartbeat_interval_s: int | None = None
+    stale_threshold_s: int | None = None
+    coordinator_enabled: bool = True
     version: int = 1
 
 

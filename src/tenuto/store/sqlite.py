@@ -41,10 +41,10 @@ _ENCODE: dict[str, Callable[[Any], Any]] = {
 }
 _UUIDS = frozenset(
     "id task workspace agent parent target_agent definition flow group_id rerun_of child needs"
-    " wanted_id before_id".split()
+    " wanted_id before_id user_id webhook".split()
 )
 _TIMES = frozenset({"at", "until", "lease_until", "wait_until", "closed_until"})
-_FLAGS = frozenset({"watched", "unconfirmed", "met"})
+_FLAGS = frozenset({"watched", "unconfirmed", "met", "enabled"})
 
 
 def _time(value: Any) -> Any:

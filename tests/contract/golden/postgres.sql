@@ -132,6 +132,8 @@ table leader
   holder text not null
   epoch bigint not null
   until timestamp with time zone not null
+  cycles bigint not null
+  seen_at timestamp with time zone not null
 table member
   workspace uuid not null
   user_id uuid not null
@@ -333,6 +335,7 @@ table webhook
   key_id text not null
   secret text not null
   enabled boolean not null
+  disabled_why text
   failures bigint not null default 0
   closed_until timestamp with time zone
   version bigint not null default 1
@@ -484,8 +487,9 @@ CREATE UNIQUE INDEX token_hash_key ON public.token USING btree (hash)
 CREATE UNIQUE INDEX token_pkey ON public.token USING btree (id)
 CREATE INDEX token_workspace ON public.token USING btree (workspace, id)
 CREATE UNIQUE INDEX transcript_pkey ON public.transcript USING btree (task, attempt, line_no)
-CREATE INDEX webhook_delivery_due ON public.webhook_delivery USING btree (next_attempt_at) WHERE (status = 'PENDING'::text)
+CREATE INDEX webhook_delivery_due ON public.webhook_delivery USING btree (webhook, next_attempt_at, id) WHERE (status = 'PENDING'::text)
 CREATE INDEX webhook_delivery_of ON public.webhook_delivery USING btree (webhook, id)
+CREATE INDEX webhook_delivery_old ON public.webhook_delivery USING btree (created_at)
 CREATE UNIQUE INDEX webhook_delivery_once ON public.webhook_delivery USING btree (webhook, task, seq, event) WHERE (task IS NOT NULL)
 CREATE UNIQUE INDEX webhook_delivery_pkey ON public.webhook_delivery USING btree (id)
 CREATE UNIQUE INDEX webhook_pkey ON public.webhook USING btree (id)

@@ -158,7 +158,9 @@ CREATE TABLE leader (
   name text primary key,
   holder text not null,
   epoch integer not null,
-  until integer not null
+  until integer not null,
+  cycles integer not null,
+  seen_at integer not null
 ) strict;
 CREATE TABLE member (
   workspace text not null,
@@ -389,6 +391,7 @@ CREATE TABLE webhook (
   key_id text not null,
   secret text not null,
   enabled integer not null,
+  disabled_why text,
   failures integer not null default 0,
   closed_until integer,
   version integer not null default 1,
@@ -413,8 +416,10 @@ CREATE TABLE webhook_delivery (
   created_at integer not null,
   delivered_at integer
 ) strict;
-CREATE INDEX webhook_delivery_due on webhook_delivery (next_attempt_at) where status = 'PENDING';
+CREATE INDEX webhook_delivery_due on webhook_delivery (webhook, next_attempt_at, id)
+  where status = 'PENDING';
 CREATE INDEX webhook_delivery_of on webhook_delivery (webhook, id);
+CREATE INDEX webhook_delivery_old on webhook_delivery (created_at);
 CREATE UNIQUE INDEX webhook_delivery_once on webhook_delivery (webhook, task, seq, event)
   where task is not null;
 CREATE TABLE worker (

@@ -370,7 +370,9 @@ create table leader (
   name text primary key,
   holder text not null,
   epoch bigint not null,
-  until timestamptz not null
+  until timestamptz not null,
+  cycles bigint not null,
+  seen_at timestamptz not null
 );
 
 -- How far each subscriber has read the events.

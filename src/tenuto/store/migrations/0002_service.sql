@@ -198,6 +198,7 @@ begin
         ' with check (workspace = %s)', name, own, own)\;
     end if\;
   end loop\;
+  execute 'grant select on schema_migration to tenuto_runtime, tenuto_system'\;
   execute format('grant usage on all sequences in schema %I to tenuto_runtime, tenuto_system',
     current_schema())\;
 end $body$;

@@ -545,6 +545,37 @@ delete from task_step where task in (select old.id from {old});
 delete from task_secret where task in (select old.id from {old});
 -- answer: old
 
+-- name: erase
+-- Remove what one task carried and what it is called; the row and its events stay.
+-- params: id uuid, workspace uuid
+update task set session_key = null, last_error = null, current_step = '(pruned)' where id = :id;
+update task_body set title = '(deleted)', description = null, prompt = null, system_prompt = null,
+  input = null, env = null, command = null, cwd = null, metadata = null, idempotency_key = null,
+  fingerprint = null
+where workspace = :workspace and task = :id;
+delete from transcript where task = :id;
+delete from task_output where task = :id;
+delete from checkpoint where task = :id;
+delete from task_step where task = :id;
+delete from task_secret where task = :id;
+delete from task_label where task = :id;
+
+-- name: edit
+-- Change what a task says about itself.
+-- params: id uuid, workspace uuid, title text, description text, metadata json, set_title boolean, set_description boolean, set_metadata boolean
+update task_body set task = task[set_title: , title = :title]
+  [set_description: , description = :description][set_metadata: , metadata = :metadata]
+where workspace = :workspace and task = :id;
+
+-- name: relabel
+-- Give a task other labels.
+-- params: id uuid, workspace uuid, labels text[]
+delete from task_label where task = :id
+  and label not in (select value from {each:labels});
+insert into task_label (task, workspace, label)
+select :id, :workspace, value from {each:labels} where true
+on conflict do nothing;
+
 -- name: prune_events
 -- Remove audit rows past their age, oldest first, a bounded number.
 -- params: before timestamptz, most bigint
@@ -637,6 +668,47 @@ select agent.id, agent.name, agent.profile, agent.status, agent.max_concurrent, 
   agent.seen_at
 from agent where agent.workspace = :workspace order by agent.name;
 
+-- name: agent
+-- One agent.
+-- params: workspace uuid, id uuid
+select agent.id, agent.name, agent.profile, agent.status, agent.max_concurrent, agent.version,
+  agent.seen_at, agent.created_at, agent.updated_at,
+  (select count(*) from task where task.agent = agent.id
+    and task.status in ('ASSIGNED', 'RUNNING')) as running
+from agent where agent.workspace = :workspace and agent.id = :id;
+
+-- name: agent_page
+-- Agents by name, after a cursor.
+-- params: workspace uuid, after text, most bigint
+select agent.id, agent.name, agent.profile, agent.status, agent.max_concurrent, agent.version,
+  agent.seen_at, agent.created_at, agent.updated_at,
+  (select count(*) from task where task.agent = agent.id
+    and task.status in ('ASSIGNED', 'RUNNING')) as running
+from agent where agent.workspace = :workspace [after: and agent.name > :after]
+order by agent.name limit :most;
+
+-- name: agent_seen
+-- An agent says that it lives.
+-- params: workspace uuid, id uuid, now timestamptz
+update agent set seen_at = :now
+where agent.workspace = :workspace and agent.id = :id and agent.status <> 'TERMINATED'
+returning id;
+
+-- name: agent_status
+-- Move an agent on; a terminated one stays so.
+-- params: workspace uuid, id uuid, status text, now timestamptz
+update agent set status = :status, version = version + 1, updated_at = :now
+where agent.workspace = :workspace and agent.id = :id and agent.status <> 'TERMINATED'
+returning id, version;
+
+-- name: agent_drop
+-- Forget an agent that runs nothing.
+-- params: workspace uuid, id uuid
+delete from agent where workspace = :workspace and id = :id
+  and not exists (select 1 from task where task.agent = agent.id
+    and task.status in ('ASSIGNED', 'RUNNING'))
+returning id;
+
 -- name: show
 -- One task with everything about it but its history.
 -- params: workspace uuid, id uuid
@@ -676,6 +748,7 @@ order by 3;
 [attention: and task.status in
   ('WAITING', 'PAUSED', 'RETRY_WAIT', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')]
 [min_priority: and task.priority >= :min_priority]
+[priority: and task.priority = :priority]
 [task_type: and body.task_type = :task_type]
 [agent: and task.agent = :agent]
 [parent: and body.parent = :parent]
@@ -688,7 +761,7 @@ order by 3;
 
 -- name: list
 -- Tasks newest first, after a cursor.
--- params: workspace uuid, min_priority bigint, task_type text, agent uuid, parent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
+-- params: workspace uuid, min_priority bigint, priority bigint, task_type text, agent uuid, parent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
 select {columns:task}, body.title, body.task_type,
   (select agent.name from agent where agent.id = task.agent) as agent_name
 from task_body body join task on task.id = body.task
@@ -698,7 +771,7 @@ order by body.task desc limit :most;
 
 -- name: list_ids
 -- The ids that a filter picks, newest first.
--- params: workspace uuid, min_priority bigint, task_type text, agent uuid, parent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
+-- params: workspace uuid, min_priority bigint, priority bigint, task_type text, agent uuid, parent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
 select task.id
 from task_body body join task on task.id = body.task
 where body.workspace = :workspace
@@ -753,6 +826,15 @@ select event.seq, event.kind, event.level, event.message, event.previous, event.
   event.at
 from event where event.task = :id order by event.seq desc limit :most;
 
+-- name: events_notable
+-- The newest audit rows of given levels, of any task of a workspace, newest first.
+-- params: workspace uuid, most bigint
+select event.seq, event.kind, event.level, event.message, event.previous, event.new,
+  event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
+  event.at
+from event where event.workspace = :workspace and event.level in ({literal:levels})
+order by event.at desc limit :most;
+
 -- name: counts
 -- How many tasks are in each status.
 -- params: workspace uuid
@@ -769,12 +851,12 @@ select count(*) as n from (
 -- name: leader_take
 -- Become or stay the leader; a new holder raises the epoch. Answers nothing when another leads.
 -- params: name text, holder text, now timestamptz, until timestamptz
-insert into leader (name, holder, epoch, until)
-select :name, :holder, 1, :until
+insert into leader (name, holder, epoch, until, cycles, seen_at)
+select :name, :holder, 1, :until, 1, :now
 where true
 on conflict (name) do update
-  set holder = excluded.holder, until = excluded.until,
-  epoch = leader.epoch + case when leader.holder = excluded.holder then 0 else 1 end
+  set holder = excluded.holder, until = excluded.until, cycles = leader.cycles + 1,
+  seen_at = excluded.seen_at, epoch = leader.epoch + case when leader.holder = excluded.holder then 0 else 1 end
   where leader.holder = excluded.holder or leader.until < :now
 returning name, holder, epoch, until;
 
@@ -786,7 +868,8 @@ update leader set until = :now where name = :name and holder = :holder returning
 -- name: leader
 -- Who leads.
 -- params: name text
-select leader.name, leader.holder, leader.epoch, leader.until from leader
+select leader.name, leader.holder, leader.epoch, leader.until, leader.cycles, leader.seen_at
+from leader
 where leader.name = :name;
 
 -- name: cursor_lock
@@ -827,6 +910,27 @@ select event.task, event.seq, event.workspace, event.position, event.xid, event.
 from event
 {fragment:from_there_on}
 limit :most;
+
+-- fragment: newest only postgres
+where event.xid < pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+order by event.xid desc, event.position desc
+
+-- fragment: newest only sqlite
+order by event.position desc
+
+-- name: events_end
+-- The newest event whose transaction, and all before it, are known to be over.
+select event.xid, event.position from event
+{fragment:newest}
+limit 1;
+
+-- name: watched
+-- How tasks are that somebody watches: what moved, and how much their attempts have said.
+-- params: ids uuid[]
+select task.id, task.version, task.status, task.attempt, task.progress_percent, task.current_step,
+  coalesce((select max(transcript.line_no) from transcript where transcript.task = task.id
+    and transcript.attempt = task.attempt), -1) as said
+from task where task.id in (select value from {each:ids});
 
 -- fragment: next_xid only postgres
 pg_snapshot_xmax(pg_current_snapshot())::text::bigint

@@ -1,0 +1,159 @@
+"""Who may call which route: one table that names them all, and the guard that reads it."""
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+
+from tenuto.api.service import Desk, Service
+from tenuto.model.access import Caller, Role, Scope
+from tenuto.model.errors import Forbidden, NotFound, Unauthenticated
+
+
+class Access(msgspec.Struct, frozen=True):
+    """What a caller needs for a route. `own`: an agent's token does, for its own agent or task."""
+
+    role: Role
+    scope: Scope
+    own: bool = False
+
+
+PUBLIC = None
+_SEE = Access(Role.VIEWER, "read")
+_USE = Access(Role.MEMBER, "write")
+_WORK = Access(Role.MEMBER, "work", own=True)
+_RULE = Access(Role.ADMIN, "admin")
+_OWN = Access(Role.OWNER, "admin")
+
+V1 = "/api/v1"
+ROUTES: dict[str, Access | None] = {
+    "GET /health/live": PUBLIC,
+    "GET /health/ready": PUBLIC,
+    "GET /health/coordinator": PUBLIC,
+    "GET /metrics": PUBLIC,
+    "GET /openapi.json": PUBLIC,
+    "GET /docs": PUBLIC,
+    f"POST {V1}/login": PUBLIC,
+    f"POST {V1}/logout": Access(Role.VIEWER, "read"),
+    f"GET {V1}/me": _SEE,
+    f"POST {V1}/agent-tasks": _USE,
+    f"POST {V1}/agent-tasks/bulk": _USE,
+    f"POST {V1}/agent-tasks/actions": _USE,
+    f"GET {V1}/agent-tasks": _SEE,
+    f"GET {V1}/agent-tasks/{{task_id}}": _SEE,
+    f"PATCH {V1}/agent-tasks/{{task_id}}": _USE,
+    f"DELETE {V1}/agent-tasks/{{task_id}}": _USE,
+    f"POST {V1}/agent-tasks/{{task_id}}/cancel": _USE,
+    f"POST {V1}/agent-tasks/{{task_id}}/retry": _USE,
+    f"POST {V1}/agent-tasks/{{task_id}}/pause": _USE,
+    f"POST {V1}/agent-tasks/{{task_id}}/resume": _USE,
+    f"POST {V1}/agent-tasks/{{task_id}}/rerun": _USE,
+    f"POST {V1}/agent-tasks/{{task_id}}/archive": _USE,
+    f"GET {V1}/agent-tasks/{{task_id}}/logs": _SEE,
+    f"GET {V1}/agent-tasks/{{task_id}}/attempts": _SEE,
+    f"GET {V1}/agent-tasks/{{task_id}}/transcript": _SEE,
+    f"GET {V1}/agent-tasks/{{task_id}}/explain": _SEE,
+    f"GET {V1}/agent-tasks/{{task_id}}/events": _SEE,
+    f"PATCH {V1}/agent-tasks/{{task_id}}/progress": _WORK,
+    f"POST {V1}/agent-tasks/{{task_id}}/complete": _WORK,
+    f"POST {V1}/agent-tasks/{{task_id}}/fail": _WORK,
+    f"POST {V1}/agent-tasks/{{task_id}}/park": _WORK,
+    f"POST {V1}/agent-tasks/{{task_id}}/release": _WORK,
+    f"POST {V1}/agent-tasks/{{task_id}}/transcript": _WORK,
+    f"GET {V1}/agents": _SEE,
+    f"GET {V1}/agents/{{agent_id}}": _SEE,
+    f"PUT {V1}/agents/{{agent_id}}": _USE,
+    f"DELETE {V1}/agents/{{agent_id}}": _RULE,
+    f"GET {V1}/agents/{{agent_id}}/health": _SEE,
+    f"GET {V1}/agents/{{agent_id}}/tasks": _SEE,
+    f"POST {V1}/agents/{{agent_id}}/terminate": _USE,
+    f"POST {V1}/agents/{{agent_id}}/token": _RULE,
+    f"POST {V1}/agents/{{agent_id}}/claim": _WORK,
+    f"POST {V1}/agents/{{agent_id}}/heartbeat": _WORK,
+    f"GET {V1}/workers": _SEE,
+    f"POST {V1}/workers/{{worker_id}}/heartbeat": _WORK,
+    f"GET {V1}/stats": _SEE,
+    f"GET {V1}/events": _SEE,
+    f"GET {V1}/dead-letters": _SEE,
+    f"POST {V1}/dead-letters/{{task_id}}/requeue": _USE,
+    f"GET {V1}/coordinator/status": _RULE,
+    f"POST {V1}/coordinator/recover": _RULE,
+    f"GET {V1}/coordinator/logs": _RULE,
+    f"GET {V1}/webhooks": _SEE,
+    f"POST {V1}/webhooks": _RULE,
+    f"GET {V1}/webhooks/{{webhook_id}}": _SEE,
+    f"PATCH {V1}/webhooks/{{webhook_id}}": _RULE,
+    f"DELETE {V1}/webhooks/{{webhook_id}}": _RULE,
+    f"POST {V1}/webhooks/{{webhook_id}}/rotate-secret": _RULE,
+    f"GET {V1}/webhooks/{{webhook_id}}/deliveries": _SEE,
+    f"POST {V1}/webhooks/deliveries/{{delivery_id}}/redeliver": _RULE,
+    f"GET {V1}/secrets": _RULE,
+    f"PUT {V1}/secrets/{{name}}": _RULE,
+    f"DELETE {V1}/secrets/{{name}}": _RULE,
+    f"GET {V1}/workspaces": _SEE,
+    f"POST {V1}/workspaces": _OWN,
+    f"GET {V1}/workspaces/{{workspace_id}}": _SEE,
+    f"PUT {V1}/workspaces/{{workspace_id}}/quota": _OWN,
+    f"GET {V1}/users": _RULE,
+    f"POST {V1}/users": _RULE,
+    f"PATCH {V1}/users/{{user_id}}": _RULE,
+    f"DELETE {V1}/users/{{user_id}}": _RULE,
+    f"GET {V1}/tokens": _RULE,
+    f"POST {V1}/tokens": _RULE,
+    f"DELETE {V1}/tokens/{{token_id}}": _RULE,
+}
+
+
+async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Let a request through that its route's row of the table allows, and say who asks."""
+    del handler
+    scope: Any = connection.scope
+    access = ROUTES[f"{scope['method']} {scope['path_template']}"]
+    if access is PUBLIC:
+        return
+    service: Service = connection.app.state.service
+    token = _token(connection)
+    caller = await service.callers.of(token, _wanted(connection))
+    service.rates.request(caller.key)
+    _check(caller, access, connection.path_params)
+    connection.scope["state"]["desk"] = service.desk(caller, token)
+
+
+def _check(caller: Caller, access: Access, path: dict[str, Any]) -> None:
+    if not caller.may(access.role, access.scope):
+        raise Forbidden(f"this needs the role {access.role.name} and the scope {access.scope!r}")
+    if caller.agent is None:
+        return
+    # An agent's token is good for its own agent, an attempt's for its own task: a foreign one looks
+    # like a missing one.
+    if not access.own and access.scope == "work":
+        raise Forbidden("an agent's token does not allow it")
+    if path.get("agent_id", caller.agent) != caller.agent:
+        raise NotFound(f"no agent {path['agent_id']}")
+    if caller.fence is not None and path.get("task_id", caller.fence.task) != caller.fence.task:
+        raise NotFound(f"no task {path['task_id']}")
+
+
+def _token(connection: ASGIConnection[Any, Any, Any, Any]) -> str:
+    scheme, _, token = connection.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise Unauthenticated("send a token: Authorization: Bearer ...")
+    return token.strip()
+
+
+def _wanted(connection: ASGIConnection[Any, Any, Any, Any]) -> UUID | None:
+    text = connection.headers.get("x-workspace-id")
+    if text is None:
+        return None
+    try:
+        return UUID(text)
+    except ValueError:
+        raise Forbidden("no such workspace of yours") from None
+
+
+def desk_of(scope: Any) -> Desk:
+    """The means that the guard gave a request."""
+    desk: Desk = scope["state"]["desk"]
+    return desk

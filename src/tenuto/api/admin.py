@@ -1,0 +1,391 @@
+"""Administration: logins, workspaces, members, tokens, secrets, webhooks."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from litestar import Request, delete, get, patch, post, put
+
+from tenuto.api.rates import Quota
+from tenuto.api.service import Desk, Service
+from tenuto.api.shapes import (
+    LoginBody,
+    SecretBody,
+    TokenBody,
+    UserBody,
+    UserPatch,
+    WebhookBody,
+    WebhookPatch,
+    WorkspaceBody,
+)
+from tenuto.api.tasks import IfMatch, Limit, version_of
+from tenuto.engine.hooks import (
+    DeliveryPage,
+    DeliveryView,
+    WebhookChange,
+    WebhookPage,
+    WebhookSecret,
+    WebhookView,
+)
+from tenuto.engine.views import SecretView
+from tenuto.model.access import Role
+from tenuto.model.errors import Forbidden, NotFound
+
+
+class Token(msgspec.Struct, frozen=True, rename="camel"):
+    """A token, shown once."""
+
+    id: UUID
+    token: str
+    expires_at: datetime | None
+
+
+class TokenView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What may be seen of a token."""
+
+    id: UUID
+    name: str
+    role: str
+    scopes: list[str]
+    agent_id: UUID | None
+    created_by: str | None
+    created_at: datetime
+    expires_at: datetime | None
+
+
+class Me(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Who the caller is."""
+
+    actor: str
+    workspace_id: UUID
+    role: str
+    scopes: list[str]
+    agent_id: UUID | None
+    user_id: UUID | None
+
+
+class WorkspaceView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A tenant."""
+
+    id: UUID
+    name: str
+    role: str | None
+    quota: Quota
+    created_at: datetime
+
+
+class MemberView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Somebody who belongs to the workspace."""
+
+    id: UUID
+    name: str
+    role: str
+    created_at: datetime
+    disabled: bool
+
+
+@post("/login", status_code=200)
+async def login(request: Request[Any, Any, Any], data: LoginBody) -> Token:
+    """A session token for somebody who knows the password."""
+    service: Service = request.app.state.service
+    client = request.client.host if request.client is not None else "-"
+    service.rates.login(client, data.name)
+    made = await service.identity.login(data.name, data.password)
+    return Token(made.id, made.token, made.expires_at)
+
+
+@post("/logout", status_code=204)
+async def logout(desk: Desk) -> None:
+    """End the login whose token this is."""
+    if desk.caller.session is None:
+        raise Forbidden("this token is not a login; revoke it instead")
+    await desk.service.identity.logout(desk.caller.session)
+    desk.service.callers.forget()
+
+
+@get("/me")
+async def me(desk: Desk) -> Me:
+    """Who the caller is, and where."""
+    caller = desk.caller
+    return Me(
+        actor=caller.actor,
+        workspace_id=caller.workspace,
+        role=caller.role.name,
+        scopes=sorted(caller.scopes),
+        agent_id=caller.agent,
+        user_id=caller.user,
+    )
+
+
+@get("/workspaces")
+async def workspaces(desk: Desk) -> Sequence[WorkspaceView]:
+    """The workspaces that the caller belongs to."""
+    caller = desk.caller
+    if caller.session is None:
+        rows = await desk.service.identity.workspaces(only=caller.workspace)
+    else:
+        rows = await desk.service.identity.workspaces(user=caller.user)
+    return [_workspace(row, caller.role.name) for row in rows]
+
+
+def _workspace(row: Any, role: str) -> WorkspaceView:
+    quota = msgspec.json.decode(row["quota"], type=Quota) if row["quota"] else Quota()
+    return WorkspaceView(
+        id=row["id"],
+        name=row["name"],
+        role=dict(row).get("role", role),
+        quota=quota,
+        created_at=row["created_at"],
+    )
+
+
+@post("/workspaces")
+async def make_workspace(desk: Desk, data: WorkspaceBody) -> WorkspaceView:
+    """A new tenant, owned by the caller."""
+    made = await desk.service.identity.make_workspace(data.name, desk.caller.user)
+    [row] = await desk.service.identity.workspaces(only=made)
+    desk.service.callers.forget()
+    return _workspace(row, Role.OWNER.name)
+
+
+@get("/workspaces/{workspace_id:uuid}")
+async def workspace(desk: Desk, workspace_id: UUID) -> WorkspaceView:
+    """The caller's workspace."""
+    [row] = await _own(desk, workspace_id)
+    return _workspace(row, desk.caller.role.name)
+
+
+@put("/workspaces/{workspace_id:uuid}/quota")
+async def quota(desk: Desk, workspace_id: UUID, data: Quota) -> WorkspaceView:
+    """What the workspace may use."""
+    await _own(desk, workspace_id)
+    data.check()
+    await desk.service.identity.set_quota(workspace_id, msgspec.to_builtins(data))
+    desk.service.rates.forget(workspace_id)
+    [row] = await desk.service.identity.workspaces(only=workspace_id)
+    return _workspace(row, desk.caller.role.name)
+
+
+async def _own(desk: Desk, workspace_id: UUID) -> Sequence[Any]:
+    if workspace_id != desk.workspace:
+        raise NotFound(f"no workspace {workspace_id}")
+    return await desk.service.identity.workspaces(only=workspace_id)
+
+
+@get("/users")
+async def users(desk: Desk) -> Sequence[MemberView]:
+    """Who belongs to the workspace."""
+    return await _members(desk)
+
+
+async def _members(desk: Desk) -> Sequence[MemberView]:
+    rows = await desk.service.identity.members(desk.workspace)
+    return [
+        MemberView(
+            id=row["id"],
+            name=row["name"],
+            role=row["role"],
+            created_at=row["created_at"],
+            disabled=row["disabled_at"] is not None,
+        )
+        for row in rows
+    ]
+
+
+@post("/users")
+async def make_user(desk: Desk, data: UserBody) -> MemberView:
+    """A new user who belongs to the workspace."""
+    role = _grantable(desk, data.role)
+    made = await desk.service.identity.make_user(data.name, data.password)
+    await desk.service.identity.put_member(desk.workspace, made, role)
+    return await _member(desk, made)
+
+
+def _grantable(desk: Desk, name: str) -> Role:
+    """A role that the caller may give: none above its own."""
+    role = Role[name]
+    if role > desk.caller.role:
+        raise Forbidden(f"only an {role.name} makes another one")
+    return role
+
+
+@patch("/users/{user_id:uuid}")
+async def change_user(desk: Desk, user_id: UUID, data: UserPatch) -> MemberView:
+    """Change as what somebody belongs to the workspace."""
+    member = await _member(desk, user_id)
+    if data.role is not None:
+        _grantable(desk, member.role)
+        role = _grantable(desk, data.role)
+        await desk.service.identity.put_member(desk.workspace, user_id, role)
+        desk.service.callers.forget()
+    return await _member(desk, user_id)
+
+
+@delete("/users/{user_id:uuid}")
+async def drop_user(desk: Desk, user_id: UUID) -> None:
+    """Take somebody out of the workspace."""
+    member = await _member(desk, user_id)
+    _grantable(desk, member.role)
+    await desk.service.identity.drop_member(desk.workspace, user_id)
+    desk.service.callers.forget()
+
+
+async def _member(desk: Desk, user_id: UUID) -> MemberView:
+    for member in await _members(desk):
+        if member.id == user_id:
+            return member
+    raise NotFound(f"no user {user_id}")
+
+
+@get("/tokens")
+async def tokens(desk: Desk) -> Sequence[TokenView]:
+    """The tokens of the workspace, without themselves."""
+    rows = await desk.service.identity.tokens(desk.workspace)
+    return [
+        TokenView(
+            id=row["id"],
+            name=row["name"],
+            role=row["role"],
+            scopes=msgspec.json.decode(row["scopes"]),
+            agent_id=row["agent"],
+            created_by=row["created_by"],
+            created_at=row["created_at"],
+            expires_at=row["expires_at"],
+        )
+        for row in rows
+    ]
+
+
+@post("/tokens")
+async def make_token(desk: Desk, data: TokenBody) -> Token:
+    """A program's key to the workspace, shown once; never more than the caller may itself."""
+    role = _grantable(desk, data.role)
+    beyond = sorted(set(data.scopes) - desk.caller.scopes)
+    if beyond:
+        raise Forbidden(f"the caller has no scope {beyond[0]!r} to give")
+    made = await desk.service.identity.make_token(
+        desk.workspace,
+        data.name,
+        role,
+        tuple(data.scopes),
+        user=desk.caller.user,
+        created_by=desk.caller.actor,
+        expires_at=data.expires_at,
+    )
+    return Token(made.id, made.token, made.expires_at)
+
+
+@delete("/tokens/{token_id:uuid}")
+async def revoke_token(desk: Desk, token_id: UUID) -> None:
+    """End a token, at once."""
+    await desk.service.identity.revoke_token(desk.workspace, token_id)
+    desk.service.callers.forget()
+
+
+@get("/secrets")
+async def secrets(desk: Desk) -> Sequence[SecretView]:
+    """The named secrets, without their values."""
+    return await desk.engine.secrets.list()
+
+
+@put("/secrets/{name:str}", status_code=204)
+async def put_secret(desk: Desk, name: str, data: SecretBody) -> None:
+    """Keep a value that only running attempts get to see."""
+    await desk.engine.secrets.put(name, data.value)
+
+
+@delete("/secrets/{name:str}")
+async def drop_secret(desk: Desk, name: str) -> None:
+    """Forget a named secret."""
+    await desk.engine.secrets.delete(name)
+
+
+@get("/webhooks")
+async def webhooks(desk: Desk, limit: Limit = 100, cursor: UUID | None = None) -> WebhookPage:
+    """The endpoints that hear of events, newest first."""
+    return await desk.hooks.page(desk.workspace, limit, cursor)
+
+
+@post("/webhooks")
+async def make_webhook(desk: Desk, data: WebhookBody) -> WebhookSecret:
+    """Tell an endpoint of events from now on; the answer holds the secret, once."""
+    return await desk.hooks.create(
+        data.url, data.events, desk.workspace, desk.caller.actor, data.description
+    )
+
+
+@get("/webhooks/{webhook_id:uuid}")
+async def webhook(desk: Desk, webhook_id: UUID) -> WebhookView:
+    """One endpoint."""
+    return await desk.hooks.show(webhook_id, desk.workspace)
+
+
+@patch("/webhooks/{webhook_id:uuid}")
+async def change_webhook(
+    desk: Desk, webhook_id: UUID, data: WebhookPatch, if_match: IfMatch = None
+) -> WebhookView:
+    """Change an endpoint, or turn it off and on."""
+    given = {
+        name: value
+        for name in data.__struct_fields__
+        if (value := getattr(data, name)) is not msgspec.UNSET
+    }
+    version = version_of(if_match)
+    return await desk.hooks.update(webhook_id, desk.workspace, WebhookChange(**given), version)
+
+
+@delete("/webhooks/{webhook_id:uuid}")
+async def drop_webhook(desk: Desk, webhook_id: UUID) -> None:
+    """Tell an endpoint nothing more."""
+    await desk.hooks.delete(webhook_id, desk.workspace)
+
+
+@post("/webhooks/{webhook_id:uuid}/rotate-secret", status_code=200)
+async def rotate_webhook(desk: Desk, webhook_id: UUID) -> WebhookSecret:
+    """A new secret; messages are signed with the old one as well for now."""
+    return await desk.hooks.rotate_secret(webhook_id, desk.workspace)
+
+
+@get("/webhooks/{webhook_id:uuid}/deliveries")
+async def deliveries(
+    desk: Desk, webhook_id: UUID, limit: Limit = 100, cursor: UUID | None = None
+) -> DeliveryPage:
+    """What was sent to an endpoint, newest first."""
+    return await desk.hooks.deliveries(webhook_id, desk.workspace, limit, cursor)
+
+
+@post("/webhooks/deliveries/{delivery_id:uuid}/redeliver", status_code=200)
+async def redeliver(desk: Desk, delivery_id: UUID) -> DeliveryView:
+    """Send a message again."""
+    return await desk.hooks.redeliver(delivery_id, desk.workspace)
+
+
+PUBLIC = [login]
+HANDLERS = [
+    logout,
+    me,
+    workspaces,
+    make_workspace,
+    workspace,
+    quota,
+    users,
+    make_user,
+    change_user,
+    drop_user,
+    tokens,
+    make_token,
+    revoke_token,
+    secrets,
+    put_secret,
+    drop_secret,
+    webhooks,
+    make_webhook,
+    webhook,
+    change_webhook,
+    drop_webhook,
+    rotate_webhook,
+    deliveries,
+    redeliver,
+]

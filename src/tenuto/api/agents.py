@@ -1,0 +1,171 @@
+"""Agents: register, look, end."""
+
+from datetime import datetime
+from typing import Annotated
+from uuid import UUID
+
+import msgspec
+from litestar import delete, get, post, put
+from litestar.params import Parameter
+
+from tenuto.api.service import Desk
+from tenuto.api.shapes import AgentBody, TerminateBody
+from tenuto.api.tasks import Limit, TaskPage
+from tenuto.engine.query import Filter
+from tenuto.engine.registry import AgentView
+from tenuto.model.access import Role
+from tenuto.model.errors import Conflict, NotFound
+from tenuto.model.matching import AgentProfile
+
+
+class AgentPage(msgspec.Struct, frozen=True, rename="camel"):
+    """Agents by name, and where the next ones begin."""
+
+    agents: list[AgentView]
+    next_cursor: str | None = None
+
+
+class AgentHealth(msgspec.Struct, frozen=True, rename="camel"):
+    """Whether an agent lives."""
+
+    id: UUID
+    status: str
+    healthy: bool
+    last_heartbeat: datetime | None
+    stale_threshold_seconds: int
+    running_tasks: int
+
+
+class AgentToken(msgspec.Struct, frozen=True, rename="camel"):
+    """A key with which to work as the agent; shown once."""
+
+    id: UUID
+    token: str
+    expires_at: datetime | None
+
+
+@get("/agents")
+async def find(
+    desk: Desk,
+    limit: Limit = 100,
+    cursor: Annotated[str | None, Parameter(max_length=255)] = None,
+    status: str | None = None,
+    coordinator_enabled: Annotated[bool | None, Parameter(query="coordinatorEnabled")] = None,
+) -> AgentPage:
+    """Agents by name; filters apply to each page."""
+    found = await desk.registry.page(cursor, limit + 1)
+    page, more = found[:limit], len(found) > limit
+    kept = [
+        agent
+        for agent in page
+        if status in (None, agent.status)
+        and coordinator_enabled in (None, agent.coordinator_enabled)
+    ]
+    return AgentPage(kept, page[-1].name if more else None)
+
+
+@get("/agents/{agent_id:uuid}")
+async def show(desk: Desk, agent_id: UUID) -> AgentView:
+    """One agent."""
+    return await desk.registry.show(agent_id)
+
+
+@put("/agents/{agent_id:uuid}")
+async def put_agent(desk: Desk, agent_id: UUID, data: AgentBody) -> AgentView:
+    """Register an agent, or change it."""
+    profile = AgentProfile(
+        id=agent_id,
+        workspace=desk.workspace,
+        name=data.name,
+        agent_type=data.agent_type,
+        task_types=None if data.task_types is None else tuple(data.task_types),
+        task_tags=tuple(data.task_tags),
+        capabilities=tuple(data.capabilities),
+        choose_rules=tuple(data.choose_rules),
+        runtimes=tuple(data.runtimes) or ("http",),
+        accept_commands=data.accept_commands,
+        region=data.region,
+        models=None if data.models is None else tuple(data.models),
+        max_concurrent=data.limit("max_concurrent"),
+        model=data.model,
+        skills=tuple(data.skills),
+        tags=tuple(data.tags),
+        heartbeat_interval_s=data.limit("heartbeat_interval_s"),
+        stale_threshold_s=data.limit("stale_threshold_s"),
+        coordinator_enabled=data.coordinator_enabled,
+    )
+    try:
+        known = await desk.registry.show(agent_id)
+    except NotFound:
+        known = None
+    if known is not None and known.name != data.name:
+        raise Conflict(f"the agent is called {known.name!r}", "name_taken")
+    made = await desk.engine.register_agent(profile)
+    if made.id != agent_id:
+        raise Conflict(f"another agent is called {data.name!r}", "name_taken")
+    return await desk.registry.show(agent_id)
+
+
+@delete("/agents/{agent_id:uuid}")
+async def drop(desk: Desk, agent_id: UUID) -> None:
+    """Forget an agent that runs nothing."""
+    await desk.registry.forget(agent_id)
+
+
+@get("/agents/{agent_id:uuid}/health")
+async def health(desk: Desk, agent_id: UUID) -> AgentHealth:
+    """Whether the agent lives."""
+    agent = await desk.registry.show(agent_id)
+    return AgentHealth(
+        agent.id,
+        agent.status,
+        agent.status in ("IDLE", "WORKING"),
+        agent.last_heartbeat,
+        agent.stale_threshold_seconds,
+        agent.running_tasks,
+    )
+
+
+@get("/agents/{agent_id:uuid}/tasks")
+async def tasks(
+    desk: Desk,
+    agent_id: UUID,
+    status: str | None = None,
+    limit: Limit = 100,
+    cursor: UUID | None = None,
+) -> TaskPage:
+    """The tasks whose latest attempt was this agent's, newest first."""
+    await desk.registry.show(agent_id)
+    statuses = tuple(word for word in (status or "").split(",") if word)
+    page = await desk.engine.list(Filter(agent=agent_id, status=statuses), limit, cursor)
+    return TaskPage(page.tasks, page.next_cursor)
+
+
+@post("/agents/{agent_id:uuid}/terminate", status_code=200)
+async def terminate(desk: Desk, agent_id: UUID, data: TerminateBody | None = None) -> AgentView:
+    """Let the agent take no more tasks; unless gracefully, its running ones are cancelled."""
+    wish = data or TerminateBody()
+    await desk.registry.show(agent_id)
+    if not wish.graceful:
+        running = Filter(agent=agent_id, status=("ASSIGNED", "RUNNING"))
+        await desk.engine.act("cancel", running, reason=wish.reason or "agent terminated")
+    await desk.registry.move(agent_id, "TERMINATED")
+    return await desk.registry.show(agent_id)
+
+
+@post("/agents/{agent_id:uuid}/token")
+async def token(desk: Desk, agent_id: UUID) -> AgentToken:
+    """A key for the agent's own process: it may claim and report for this agent, nothing else."""
+    agent = await desk.registry.show(agent_id)
+    made = await desk.service.identity.make_token(
+        desk.workspace,
+        f"agent {agent.name}"[:100],
+        Role.MEMBER,
+        ("work",),
+        agent=agent_id,
+        created_by=desk.caller.actor,
+    )
+    return AgentToken(made.id, made.token, made.expires_at)
+
+
+HANDLERS = [find, show, put_agent, drop, health, tasks, terminate, token]

@@ -1,0 +1,65 @@
+"""The application: routes, guard, problems, OpenAPI."""
+
+from typing import Any
+
+from litestar import Litestar, Request, Response, Router, get
+from litestar.config.app import AppConfig
+from litestar.datastructures import State
+from litestar.di import Provide
+from litestar.middleware import DefineMiddleware
+from litestar.openapi.config import OpenAPIConfig
+
+from tenuto import __version__
+from tenuto.api import admin, agents, ops, problems, streams, tasks, work
+from tenuto.api.access import V1, desk_of, guard
+from tenuto.api.gate import Gate
+from tenuto.api.openapi import document, page
+from tenuto.api.service import Desk, Service
+
+
+async def provide_desk(request: Request[Any, Any, Any]) -> Desk:
+    """The means that the guard gave the request."""
+    return desk_of(request.scope)
+
+
+@get("/openapi.json", include_in_schema=False)
+async def openapi(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
+    """The contract of this API."""
+    return Response(document(request.app), media_type="application/json")
+
+
+@get("/docs", include_in_schema=False)
+async def docs(request: Request[Any, Any, Any]) -> Response[str]:
+    """The same for people."""
+    return Response(page(document(request.app)), media_type="text/html")
+
+
+def make_app(service: Service) -> Litestar:
+    """The API over a service that is open."""
+    handlers = [
+        *admin.PUBLIC,
+        *admin.HANDLERS,
+        *tasks.HANDLERS,
+        *work.HANDLERS,
+        *agents.HANDLERS,
+        *ops.HANDLERS,
+        *streams.HANDLERS,
+    ]
+    return Litestar(
+        route_handlers=[Router(V1, route_handlers=handlers), *ops.PUBLIC, openapi, docs],
+        guards=[guard],
+        dependencies={"desk": Provide(provide_desk)},
+        exception_handlers={Exception: problems.respond},
+        middleware=[DefineMiddleware(Gate, limit=service.settings.body_kb * 1024)],
+        openapi_config=OpenAPIConfig(title="Tenuto", version=__version__, path="/_schema"),
+        on_app_init=[_quiet],
+        logging_config=None,
+        state=State({"service": service}),
+    )
+
+
+def _quiet(config: AppConfig) -> AppConfig:
+    """The framework's own pages are not ours; everything is said by `/openapi.json`."""
+    if config.openapi_config is not None:
+        config.openapi_config.enabled_endpoints = set()
+    return config

@@ -1,0 +1,92 @@
+"""Tokens of attempts: a signed fence, good for one agent, task and attempt while it is current.
+
+Whether it is current only the store knows: every write under such a token carries its fence. The
+token's own end is far away and moves on with each heartbeat.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import jwt
+
+from tenuto.clock import Clock
+from tenuto.model.access import Caller, Role
+from tenuto.model.errors import Forbidden, Unauthenticated
+from tenuto.model.task import Fence
+from tenuto.vault import Vault
+
+ISSUER = "tenuto"
+AUDIENCE = "tenuto-attempt"
+KIND = "attempt+jwt"
+ALGORITHM = "HS256"
+PURPOSE = "attempt-token"
+LASTS = timedelta(hours=24)
+_REQUIRED = ["iss", "aud", "exp", "iat", "sub", "ws", "task", "att", "tok"]
+
+
+class AttemptTokens:
+    """Issues and reads them, with keys of the vault's ring."""
+
+    def __init__(self, vault: Vault, clock: Clock) -> None:
+        self._vault = vault
+        self._clock = clock
+
+    def issue(self, agent: UUID, workspace: UUID, fence: Fence) -> tuple[str, datetime]:
+        """A token for an attempt, and when it ends unless it is renewed."""
+        now = self._clock.now()
+        claims = {
+            "iss": ISSUER,
+            "aud": AUDIENCE,
+            "iat": int(now.timestamp()),
+            "exp": int((now + LASTS).timestamp()),
+            "sub": str(agent),
+            "ws": str(workspace),
+            "task": str(fence.task),
+            "att": fence.attempt,
+            "tok": fence.token,
+        }
+        key = self._vault.derive(PURPOSE)
+        headers = {"kid": self._vault.current, "typ": KIND}
+        return jwt.encode(claims, key, algorithm=ALGORITHM, headers=headers), now + LASTS
+
+    def caller(self, token: str, wanted: UUID | None) -> Caller:
+        """The attempt that bears the token."""
+        claims = self._claims(token)
+        try:
+            agent, workspace = UUID(claims["sub"]), UUID(claims["ws"])
+            fence = Fence(UUID(claims["task"]), int(claims["att"]), str(claims["tok"]))
+        except (ValueError, TypeError) as error:
+            raise Unauthenticated("the token is not one of ours") from error
+        if wanted not in (None, workspace):
+            raise Forbidden("the token is for another workspace")
+        return Caller(
+            workspace=workspace,
+            role=Role.MEMBER,
+            scopes=frozenset({"work"}),
+            actor=f"agent:{agent}",
+            key=str(agent),
+            agent=agent,
+            fence=fence,
+        )
+
+    def _claims(self, token: str) -> dict[str, Any]:
+        try:
+            header = jwt.get_unverified_header(token)
+            key = self._vault.derive_all(PURPOSE)[header["kid"]]
+            if header.get("typ") != KIND:
+                raise Unauthenticated("the token is not one of ours")
+            # Time is checked below, by the clock that rules in the store.
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=[ALGORITHM],
+                audience=AUDIENCE,
+                issuer=ISSUER,
+                options={"require": _REQUIRED, "verify_exp": False, "verify_iat": False},
+            )
+        except (jwt.PyJWTError, KeyError, TypeError) as error:
+            raise Unauthenticated("the token is not one of ours") from error
+        if claims["exp"] <= self._clock.now().timestamp():
+            raise Unauthenticated("the token has ended")
+        return claims

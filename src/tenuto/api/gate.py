@@ -1,0 +1,107 @@
+"""The first look at a request: how large it is, and whether its body is JSON with one meaning."""
+
+import json
+from typing import Any
+
+import msgspec
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from tenuto.api import problems
+from tenuto.model.errors import Invalid, TenutoError
+
+
+class Gate:
+    """Reads a body up to its limit, refuses what two readers could understand differently."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != ScopeType.HTTP or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await self._read(scope, receive)
+            if body is None:
+                return
+            _check(scope, body)
+        except TenutoError as error:
+            await _refuse(send, error)
+            return
+        await self._app(scope, _replay(body, receive), send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The body; `None` when the client left."""
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > self._limit:
+                raise self._too_large()
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message: Any = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            part = message.get("body", b"")
+            size += len(part)
+            if size > self._limit:
+                raise self._too_large()
+            parts.append(part)
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+    def _too_large(self) -> Invalid:
+        return Invalid(f"a body has at most {self._limit:,} bytes", "body_too_large")
+
+
+def _check(scope: Scope, body: bytes) -> None:
+    if not body:
+        return
+    kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+    media = kind.split(b";")[0].strip().lower()
+    if media != b"application/json" and not media.endswith(b"+json"):
+        raise Invalid("the body must be application/json", "unsupported_media_type")
+    try:
+        json.loads(body, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise Invalid("the body is nested too deep", "too_deep") from error
+    except ValueError as error:
+        raise Invalid(f"the body is not JSON: {str(error)[:200]}", "invalid_json") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    if len({name for name, _ in pairs}) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise Invalid(f"the name {twice[:60]!r} is given twice", "invalid_json")
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    given = False
+
+    async def again() -> Any:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+async def _refuse(send: Send, error: TenutoError) -> None:
+    problem, headers = problems.of(error)
+    body = msgspec.json.encode(problem)
+    told = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    told += [
+        (b"content-type", problems.MEDIA_TYPE.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": problem.status, "headers": told})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

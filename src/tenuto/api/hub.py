@@ -1,0 +1,131 @@
+"""Reads the events once for all live streams of this process."""
+
+import asyncio
+import logging
+from collections import defaultdict, deque
+from typing import Any
+from uuid import UUID
+
+from tenuto.clock import Clock
+from tenuto.loop import repeat
+from tenuto.model.errors import TenutoError
+from tenuto.store.protocol import Row, Statement, Store
+
+log = logging.getLogger("tenuto.api")
+
+BUFFER = 256
+"""Events that a slow reader may be behind."""
+TICK_S = 0.25
+LOOK_S = 1.0
+"""Seconds between looks at what watched tasks say: progress and lines are not events."""
+BATCH = 500
+
+
+class Reader:
+    """One open stream: what it has not been sent yet."""
+
+    def __init__(self, workspace: UUID, task: UUID | None) -> None:
+        self.workspace = workspace
+        self.task = task
+        self.events: deque[Row] = deque()
+        self.ready = asyncio.Event()
+        self.behind = False
+        self.sending: asyncio.Task[Any] | None = None
+        """Whoever waits for the reader to read on."""
+
+    def offer(self, event: Row) -> None:
+        """Keep an event for the reader, or cut one off that is too far behind."""
+        if len(self.events) < BUFFER:
+            self.events.append(event)
+            self.ready.set()
+        elif not self.behind:
+            self.behind = True
+            self.ready.set()
+            if self.sending is not None:
+                self.sending.cancel()
+
+
+class Hub:
+    """Reads the events of all workspaces for all readers of this process."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._readers: defaultdict[UUID, set[Reader]] = defaultdict(set)
+        self._watched: defaultdict[UUID, set[Reader]] = defaultdict(set)
+        self._seen: dict[UUID, Any] = {}
+        self._place: tuple[int, int] | None = None
+        self._looked = 0.0
+        self.poke = asyncio.Event()
+
+    @property
+    def readers(self) -> int:
+        """How many streams are open."""
+        return sum(len(each) for each in (*self._readers.values(), *self._watched.values()))
+
+    async def add(self, reader: Reader) -> None:
+        """Let a reader hear what happens from now on."""
+        if self._place is None:
+            self._place = await self._end()
+        if reader.task is None:
+            self._readers[reader.workspace].add(reader)
+        else:
+            self._watched[reader.task].add(reader)
+
+    def drop(self, reader: Reader) -> None:
+        """Forget a reader."""
+        for kept, key in ((self._readers, reader.workspace), (self._watched, reader.task)):
+            if key is not None and key in kept:
+                kept[key].discard(reader)
+                if not kept[key]:
+                    del kept[key]
+                    self._seen.pop(key, None)
+        if not self.readers:
+            self._place = None
+
+    async def run(self, stop: asyncio.Event, clock: Clock) -> None:
+        """Read for the readers until `stop`."""
+        await repeat(self._guarded, lambda: TICK_S, stop, clock, self.poke)
+
+    async def _guarded(self) -> None:
+        if self._place is None:
+            return
+        try:
+            await self._events()
+            await self._look()
+        except TenutoError as error:
+            log.warning("streams wait: %s", error)
+
+    async def _end(self) -> tuple[int, int]:
+        rows = await self._store.fetch(Statement("events_end"))
+        return (rows[0]["xid"], rows[0]["position"]) if rows else (0, 0)
+
+    async def _events(self) -> None:
+        while self._place is not None:
+            xid, position = self._place
+            params = {"xid": xid, "position": position, "most": BATCH}
+            rows = await self._store.fetch(Statement("events_after", params))
+            for row in rows:
+                for reader in (
+                    *self._readers.get(row["workspace"], ()),
+                    *self._watched.get(row["task"], ()),
+                ):
+                    reader.offer(row)
+            if rows:
+                self._place = (rows[-1]["xid"], rows[-1]["position"])
+            if len(rows) < BATCH:
+                return
+
+    async def _look(self) -> None:
+        now = self._store.clock.elapsed()
+        if not self._watched or now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        ids = list(self._watched)
+        for start in range(0, len(ids), BATCH):
+            part = ids[start : start + BATCH]
+            for row in await self._store.fetch(Statement("watched", {"ids": part})):
+                state = (row["progress_percent"], row["current_step"], row["attempt"], row["said"])
+                if self._seen.get(row["id"]) != state:
+                    self._seen[row["id"]] = state
+                    for reader in self._watched.get(row["id"], ()):
+                        reader.ready.set()

@@ -1,0 +1,99 @@
+"""Errors as RFC 9457 problem details. A client sees a code and a sentence, never a stack trace."""
+
+import logging
+from typing import Any
+
+import msgspec
+from litestar import Request, Response
+from litestar.exceptions import (
+    HTTPException,
+    MethodNotAllowedException,
+    NotFoundException,
+    SerializationException,
+    ValidationException,
+)
+
+from tenuto.model.errors import HTTP_STATUS, Invalid, TenutoError, TooMany, lookup
+
+log = logging.getLogger("tenuto.api")
+
+MEDIA_TYPE = "application/problem+json"
+FAULT = 500
+_TITLES = {
+    400: "Bad request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not found",
+    405: "Method not allowed",
+    409: "Conflict",
+    412: "Precondition failed",
+    413: "Content too large",
+    415: "Unsupported media type",
+    422: "Unprocessable content",
+    429: "Too many requests",
+    500: "Internal error",
+    503: "Unavailable",
+}
+_STATUS_OF_CODE = {"body_too_large": 413, "unsupported_media_type": 415, "version_conflict": 412}
+_CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What went wrong; programs decide by `code`."""
+
+    title: str
+    status: int
+    code: str
+    detail: str
+    field: str | None = None
+    type: str = "about:blank"
+
+
+def of(error: Exception) -> tuple[Problem, dict[str, str]]:
+    """The problem that an exception is to a client, and its headers."""
+    if isinstance(error, TenutoError):
+        status = _STATUS_OF_CODE.get(error.code, lookup(HTTP_STATUS, error))
+        headers = {}
+        if isinstance(error, TooMany):
+            headers["Retry-After"] = str(max(1, round(error.retry_after)))
+        if status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return _problem(status, error.code, error.message, error.details.get("field")), headers
+    if isinstance(error, ValidationException | SerializationException):
+        return _problem(422, "invalid_value", *_told(error)), {}
+    if isinstance(error, NotFoundException):
+        return _problem(404, "not_found", "no such path"), {}
+    if isinstance(error, HTTPException) and error.status_code < FAULT:
+        code = _CODE_OF_STATUS.get(error.status_code, "invalid_value")
+        headers = dict(error.headers or {})
+        if isinstance(error, MethodNotAllowedException):
+            headers.setdefault("Allow", "GET")
+        return _problem(error.status_code, code, str(error.detail)[:300]), headers
+    log.error("a fault in a request", exc_info=error)
+    return _problem(FAULT, "internal", "a fault in this program; its log says more"), {}
+
+
+def _problem(status: int, code: str, detail: str, field: str | None = None) -> Problem:
+    return Problem(_TITLES.get(status, "Error"), status, code, detail, field)
+
+
+def _told(error: ValidationException | SerializationException) -> tuple[str, str | None]:
+    """A sentence and the field, from what the framework says of input that does not fit."""
+    extra: Any = getattr(error, "extra", None)
+    if isinstance(extra, list) and extra and isinstance(extra[0], dict):
+        first = extra[0]
+        return str(first.get("message", error))[:300], first.get("key")
+    cause = error.__cause__
+    return str(cause if isinstance(cause, msgspec.MsgspecError) else error)[:300], None
+
+
+def respond(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
+    """The answer to a request that ended in an exception."""
+    del request
+    problem, headers = of(error)
+    return Response(problem, status_code=problem.status, headers=headers, media_type=MEDIA_TYPE)
+
+
+def bad_query(name: str, why: str) -> Invalid:
+    """A query parameter that cannot be understood."""
+    return Invalid(f"{name} {why}", field=name)

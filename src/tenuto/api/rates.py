@@ -1,0 +1,111 @@
+"""How often and how much: a bucket per token, quotas per workspace."""
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tenuto.clock import Clock
+from tenuto.model import limits
+from tenuto.model.errors import TooMany
+from tenuto.settings import Settings
+
+KEPT = 10_000
+"""Tokens and workspaces remembered; whoever was longest away starts with a full bucket again."""
+LOGINS_PER_S = 0.2
+LOGINS_AT_ONCE = 10
+LOOK_S = 1.0
+"""Seconds that a workspace's counts are believed."""
+
+
+class Quota(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """What a workspace may use; `None`: as much as it likes."""
+
+    tasks_per_minute: int | None = None
+    pending: int | None = None
+
+    def check(self) -> None:
+        """Raise `Invalid` unless every number makes sense."""
+        for name in self.__struct_fields__:
+            if (value := getattr(self, name)) is not None:
+                limits.number(name, value, 0, limits.MAX_COUNT)
+
+
+class _Bucket(msgspec.Struct):
+    level: float
+    at: float
+
+
+class _Usage(msgspec.Struct):
+    quota: Quota
+    pending: int
+    at: float
+
+
+Counts = Callable[[], Awaitable[tuple[Any, int]]]
+
+
+class Rates:
+    """What was asked of late, in this process."""
+
+    def __init__(self, clock: Clock, settings: Settings) -> None:
+        self._clock = clock
+        self._rate = settings.rate_per_s
+        self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
+        self._usage: OrderedDict[UUID, _Usage] = OrderedDict()
+
+    def request(self, key: str) -> None:
+        """Count a request of a token; raises `TooMany` when it asks too often."""
+        if self._rate > 0:
+            self._take(f"token:{key}", 1, self._rate, self._rate * 2, "rate_limited")
+
+    def login(self, client: str, name: str) -> None:
+        """Count a try to log in: nobody guesses passwords, from one place or for one name."""
+        self._take(f"login:{client}", 1, LOGINS_PER_S, LOGINS_AT_ONCE, "rate_limited")
+        self._take(f"name:{name[:100]}", 1, LOGINS_PER_S, LOGINS_AT_ONCE, "rate_limited")
+
+    async def submit(self, workspace: UUID, count: int, look: Counts) -> None:
+        """Count tasks about to be made; raises `TooMany` beyond the workspace's quotas."""
+        usage = self._usage.get(workspace)
+        now = self._clock.elapsed()
+        if usage is None or now - usage.at > LOOK_S:
+            quota, pending = await look()
+            usage = _Usage(msgspec.convert(quota or {}, Quota), pending, now)
+            _keep(self._usage, workspace, usage)
+        quota = usage.quota
+        if quota.pending is not None and usage.pending + count > quota.pending:
+            raise TooMany(
+                f"the workspace may have {quota.pending:,} tasks waiting to run",
+                "quota_exceeded",
+                retry_after=LOOK_S,
+            )
+        if quota.tasks_per_minute is not None:
+            rate = quota.tasks_per_minute / 60
+            self._take(f"tasks:{workspace}", count, rate, quota.tasks_per_minute, "quota_exceeded")
+        usage.pending += count
+
+    def forget(self, workspace: UUID) -> None:
+        """Look at the workspace's quotas anew."""
+        self._usage.pop(workspace, None)
+
+    def _take(self, key: str, count: int, rate: float, size: float, code: str) -> None:
+        now = self._clock.elapsed()
+        bucket = self._buckets.get(key) or _Bucket(size, now)
+        bucket.level = min(size, bucket.level + (now - bucket.at) * rate)
+        bucket.at = now
+        _keep(self._buckets, key, bucket)
+        if bucket.level < count:
+            wait = (count - bucket.level) / rate if rate > 0 else 60.0
+            raise TooMany(
+                f"too many requests; {rate:g} a second are accepted", code, retry_after=wait
+            )
+        bucket.level -= count
+
+
+def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > KEPT:
+        kept.popitem(last=False)

@@ -1,0 +1,106 @@
+"""What all requests share: the store, an engine per workspace, and who may do what."""
+
+import asyncio
+import copy
+from collections import OrderedDict
+from uuid import UUID
+
+import msgspec
+
+from tenuto.api.attempt_tokens import AttemptTokens
+from tenuto.api.callers import Callers
+from tenuto.api.hub import Hub
+from tenuto.api.rates import Rates
+from tenuto.broker.protocol import Wakeups
+from tenuto.clock import Clock
+from tenuto.engine.core import Core
+from tenuto.engine.engine import Engine
+from tenuto.engine.hooks import Check, Hooks
+from tenuto.engine.identity import Identity
+from tenuto.engine.registry import Registry
+from tenuto.engine.upkeep import Upkeep
+from tenuto.model.access import Caller, Role
+from tenuto.model.errors import Forbidden, Unauthenticated
+from tenuto.settings import Settings
+from tenuto.store.protocol import Store
+from tenuto.vault import Vault
+
+ENGINES = 1000
+"""Workspaces whose lanes are kept in memory."""
+
+
+class Desk(msgspec.Struct, frozen=True):
+    """One request's means: who asks, and the engine that acts for them."""
+
+    caller: Caller
+    engine: Engine
+    service: "Service"
+    token: str
+
+    @property
+    def workspace(self) -> UUID:
+        return self.caller.workspace
+
+    @property
+    def hooks(self) -> Hooks:
+        return Hooks(self.engine.core, self.service.check_url)
+
+    @property
+    def registry(self) -> Registry:
+        return Registry(self.engine.core, self.workspace)
+
+
+class Service:
+    """One API process."""
+
+    def __init__(
+        self,
+        store: Store,
+        wakeups: Wakeups,
+        vault: Vault,
+        settings: Settings,
+        check_url: Check,
+    ) -> None:
+        self.store = store
+        self.wakeups = wakeups
+        self.vault = vault
+        self.settings = settings
+        self.check_url = check_url
+        self.identity = Identity(store)
+        self.attempts = AttemptTokens(vault, store.clock)
+        self.callers = Callers(self.identity, self.attempts)
+        self.rates = Rates(store.clock, settings)
+        self.hub = Hub(store)
+        self.system = Upkeep(Core(store, wakeups, vault))
+        self.stopping = asyncio.Event()
+        """Set when the server ends: streams and long polls end with it."""
+        self._engines: OrderedDict[UUID, Engine] = OrderedDict()
+
+    @property
+    def clock(self) -> Clock:
+        return self.store.clock
+
+    def engine(self, workspace: UUID) -> Engine:
+        """The engine of a workspace; those used least are let go."""
+        engine = self._engines.get(workspace)
+        if engine is None:
+            engine = Engine(self.store, self.wakeups, workspace=workspace, vault=self.vault)
+            self._engines[workspace] = engine
+            if len(self._engines) > ENGINES:
+                self._engines.popitem(last=False)
+        self._engines.move_to_end(workspace)
+        return engine
+
+    def desk(self, caller: Caller, token: str) -> Desk:
+        """The means of a request by that caller."""
+        engine = copy.copy(self.engine(caller.workspace))
+        engine.actor = caller.actor
+        return Desk(caller, engine, self, token)
+
+    async def still_holds(self, desk: Desk) -> bool:
+        """Whether a request's caller may still read."""
+        try:
+            caller = await self.callers.of(desk.token, desk.workspace)
+        except (Unauthenticated, Forbidden):
+            return False
+        return caller.may(Role.VIEWER, "read")

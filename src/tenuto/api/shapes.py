@@ -1,0 +1,436 @@
+"""What callers send. Names as in the contract; second names are accepted where listed."""
+
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+
+from tenuto.engine.query import Filter
+from tenuto.model import limits
+from tenuto.model.errors import Invalid
+from tenuto.model.retry import ErrorClass, RetryPolicy
+from tenuto.model.submission import NewTask
+
+
+class Written(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """A resource that people write: a name nobody knows is refused."""
+
+
+class Said(msgspec.Struct, kw_only=True, rename="camel"):
+    """What an agent says: a name nobody knows is ignored, so that agents and servers may differ."""
+
+
+class RetryBody(Written):
+    """When to try again; unset: the defaults."""
+
+    base_s: float | None = None
+    multiplier: float | None = None
+    cap_s: float | None = None
+    jitter: float | None = None
+
+
+class TaskBody(Written):
+    """A task to be. Only a title is required."""
+
+    title: str | None = None
+    name: str | None = None
+    id: UUID | None = None
+    description: str | None = None
+    prompt: str | None = None
+    system_prompt: str | None = None
+    model: str | None = None
+    max_turns: int | None = None
+    conversation: str | None = None
+    task_type: str | None = None
+    agent_type: str | None = None
+    target_agent_id: UUID | None = None
+    agent_id: UUID | None = None
+    runtime: str | None = None
+    command: list[str] | None = None
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    priority: int = 5
+    tags: list[str] = []
+    task_tags: list[str] = []
+    capabilities: list[str] = []
+    container: str | None = None
+    region: str | None = None
+    estimate_minutes: int | None = None
+    estimated_duration_minutes: int | None = None
+    max_attempts: int | None = None
+    max_retries: int | None = None
+    attempts: int | None = None
+    retry: RetryBody | None = None
+    retry_backoff_seconds: float | None = None
+    timeout_s: int | None = None
+    timeout_seconds: int | None = None
+    queue_ttl_s: int | None = None
+    lease_s: int | None = None
+    run_at: datetime | None = None
+    parent_id: UUID | None = None
+    depends_on: list[UUID] = []
+    input: Any = None
+    input_context: Any = None
+    metadata: dict[str, Any] | None = None
+    idempotency_key: str | None = None
+    trace_id: str | None = None
+    source: str | None = None
+
+    def task(self, key: str | None = None) -> NewTask:
+        """What the engine is asked for; `key` is the request's idempotency key."""
+        if self.depends_on:
+            raise Invalid("dependencies are not supported yet", field="dependsOn")
+        title = _one("title", title=self.title, name=self.name)
+        if title is None:
+            raise Invalid("title is missing", field="title")
+        capabilities = list(self.capabilities)
+        wanted = (self.metadata or {}).get("requiredCapabilities")
+        if isinstance(wanted, list):
+            capabilities += [each for each in wanted if isinstance(each, str)]
+        return NewTask(
+            title=title,
+            id=self.id,
+            description=self.description,
+            prompt=self.prompt,
+            system_prompt=self.system_prompt,
+            model=self.model,
+            max_turns=self.max_turns,
+            conversation=self.conversation,
+            task_type="default" if self.task_type is None else self.task_type,
+            agent_type=self.agent_type,
+            target_agent=_one("agentId", agentId=self.agent_id, targetAgentId=self.target_agent_id),
+            runtime=self.runtime,
+            command=self.command,
+            cwd=self.cwd,
+            env=self.env,
+            priority=self.priority,
+            tags=self.tags,
+            task_tags=self.task_tags,
+            capabilities=capabilities,
+            container=self.container,
+            region=self.region,
+            estimate_minutes=_one(
+                "estimateMinutes",
+                estimateMinutes=self.estimate_minutes,
+                estimatedDurationMinutes=self.estimated_duration_minutes,
+            ),
+            max_attempts=self._attempts(),
+            retry=self._retry(),
+            timeout_s=_one(
+                "timeoutS", timeoutS=self.timeout_s, timeoutSeconds=self.timeout_seconds
+            ),
+            queue_ttl_s=self.queue_ttl_s,
+            lease_s=self.lease_s,
+            run_at=self.run_at,
+            parent=self.parent_id,
+            input=_one("input", input=self.input, inputContext=self.input_context),
+            metadata=self.metadata,
+            idempotency_key=_one("idempotencyKey", idempotencyKey=self.idempotency_key, header=key),
+            trace_id=self.trace_id,
+            source=self.source,
+        )
+
+    def _attempts(self) -> int:
+        retries = None if self.max_retries is None else self.max_retries + 1
+        given = _one(
+            "maxAttempts",
+            maxAttempts=self.max_attempts,
+            attempts=self.attempts,
+            maxRetries=retries,
+        )
+        return 3 if given is None else given
+
+    def _retry(self) -> RetryPolicy | None:
+        base = self.retry.base_s if self.retry is not None else None
+        base = _one("retry.baseS", baseS=base, retryBackoffSeconds=self.retry_backoff_seconds)
+        given = {"base_s": base}
+        if self.retry is not None:
+            for name in ("multiplier", "cap_s", "jitter"):
+                given[name] = getattr(self.retry, name)
+        known = {name: value for name, value in given.items() if value is not None}
+        return RetryPolicy(**known) if known else None
+
+
+def _one(field: str, **names: Any) -> Any:
+    """The value that was given under one of several names; two that differ are refused."""
+    given = {name: value for name, value in names.items() if value is not None}
+    values = list(given.values())
+    if any(value != values[0] for value in values[1:]):
+        raise Invalid(f"{' and '.join(given)} differ", field=field)
+    return values[0] if values else None
+
+
+class BulkBody(Written):
+    """Many tasks, all or none."""
+
+    tasks: list[TaskBody]
+
+
+class TaskPatch(Written):
+    """What may be changed of a task."""
+
+    title: str | msgspec.UnsetType = msgspec.UNSET
+    description: str | msgspec.UnsetType | None = msgspec.UNSET
+    metadata: dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
+    tags: list[str] | msgspec.UnsetType = msgspec.UNSET
+    priority: int | msgspec.UnsetType = msgspec.UNSET
+    status: Literal["PAUSED", "PENDING"] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ReasonBody(Written):
+    """Why."""
+
+    reason: str | None = None
+
+
+class FilterBody(Written):
+    """Which tasks; everything given must hold."""
+
+    status: list[str] = []
+    tags: list[str] = []
+    min_priority: int | None = None
+    task_type: str | None = None
+    agent_id: UUID | None = None
+    parent_id: UUID | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    text: str | None = None
+
+    def filter(self) -> Filter:
+        return Filter(
+            status=tuple(self.status),
+            tags=tuple(self.tags),
+            min_priority=self.min_priority,
+            task_type=self.task_type,
+            agent=self.agent_id,
+            parent=self.parent_id,
+            since=self.since,
+            until=self.until,
+            text=self.text,
+        )
+
+
+class ActionsBody(Written):
+    """One action for every task that a filter picks."""
+
+    filter: FilterBody
+    action: Literal["cancel", "retry", "pause", "resume", "archive"]
+    limit: int = 1000
+    reason: str | None = None
+    dry_run: bool = False
+
+
+class AgentBody(Written):
+    """An agent as its owner describes it."""
+
+    name: str
+    agent_type: str | None = None
+    model: str | None = None
+    models: list[str] | None = None
+    skills: list[str] = []
+    tags: list[str] = []
+    task_types: list[str] | None = None
+    task_tags: list[str] = []
+    capabilities: list[str] = []
+    choose_rules: tuple[Literal["superset", "single", "exact"], ...] = ("superset",)
+    runtimes: list[str] = []
+    accept_commands: bool = False
+    region: str | None = None
+    max_concurrent: int | None = None
+    max_concurrent_tasks: int | None = None
+    heartbeat_interval_s: int | None = None
+    heartbeat_interval_seconds: int | None = None
+    stale_threshold_s: int | None = None
+    stale_threshold_seconds: int | None = None
+    coordinator_enabled: bool = True
+
+    def limit(self, field: str) -> int | None:
+        """A number that has two names."""
+        second = {
+            "max_concurrent": "max_concurrent_tasks",
+            "heartbeat_interval_s": "heartbeat_interval_seconds",
+            "stale_threshold_s": "stale_threshold_seconds",
+        }[field]
+        given: int | None = _one(field, a=getattr(self, field), b=getattr(self, second))
+        if given is not None:
+            limits.number(field, given, 1, limits.MAX_SECONDS)
+        return given
+
+
+class TerminateBody(Written):
+    """How an agent ends: its tasks finish, or are cancelled."""
+
+    reason: str | None = None
+    graceful: bool = True
+
+
+class ClaimBody(Said):
+    """What an agent asks for."""
+
+    limit: int = 1
+    wait_seconds: float = 0
+    worker: str | None = None
+    lease_seconds: int | None = None
+
+
+class Fenced(Said):
+    """What an attempt says; without an attempt's token it names its attempt and lease itself."""
+
+    attempt: int | None = None
+    lease_token: str | None = None
+
+
+class ProgressBody(Fenced):
+    """How far the attempt is, and what the next one would need."""
+
+    progress_percent: float | None = None
+    current_step: str | None = None
+    estimated_completion_at: datetime | None = None
+    checkpoint_data: Any = msgspec.UNSET
+    checkpoint_seq: int | None = None
+
+
+class CompleteBody(Fenced):
+    """The result."""
+
+    output_result: Any = None
+    output: Any = None
+    summary: str | None = None
+
+    def result(self) -> Any:
+        return _one("outputResult", outputResult=self.output_result, output=self.output)
+
+
+class FailBody(Fenced, kw_only=True):
+    """Why there is no result."""
+
+    error: str
+    error_class: ErrorClass = ErrorClass.ERROR
+    retryable: bool | None = None
+    stack: str | None = None
+    exit_code: int | None = None
+    resume_at: datetime | None = None
+
+
+class ParkBody(Fenced):
+    """What the attempt waits for without a slot."""
+
+    hold: Literal["quota", "input", "children"] = "quota"
+    resume_at: datetime | None = None
+    wait_until: datetime | None = None
+
+
+class ReleaseBody(Fenced):
+    """The task goes back unharmed."""
+
+
+class LineBody(Said):
+    """One line of a transcript."""
+
+    number: int
+    text: str
+    level: str = "INFO"
+
+
+class TranscriptBody(Fenced, kw_only=True):
+    """What an attempt printed or logged."""
+
+    lines: list[LineBody]
+
+
+class HeartbeatBody(Fenced):
+    """An agent lives, and how its task is."""
+
+    status: str | None = None
+    current_task_id: UUID | None = None
+    progress_percent: float | None = None
+    current_step: str | None = None
+    memory_mb: float | None = None
+    cpu_percent: float | None = None
+    lease_seconds: int | None = None
+
+
+class LeaseBody(Said):
+    """One lease of a worker."""
+
+    task_id: UUID
+    attempt: int
+    lease_token: str
+
+
+class WorkerBeatBody(Said):
+    """A worker lives, and holds these."""
+
+    leases: list[LeaseBody] = []
+    lease_seconds: int | None = None
+    host: str = ""
+    pid: int = 0
+    agents: list[str] = []
+    slots: int = 1
+    status: Literal["RUNNING", "DRAINING", "STOPPED"] = "RUNNING"
+
+
+class LoginBody(Written):
+    """Who somebody says they are."""
+
+    name: str
+    password: str
+
+
+class UserBody(Written):
+    """Somebody who shall belong to the workspace."""
+
+    name: str
+    password: str
+    role: Literal["OWNER", "ADMIN", "MEMBER", "VIEWER"] = "MEMBER"
+
+
+class UserPatch(Written):
+    """What may be changed of a member."""
+
+    role: Literal["OWNER", "ADMIN", "MEMBER", "VIEWER"] | None = None
+
+
+class TokenBody(Written):
+    """A program's key to the workspace."""
+
+    name: str
+    role: Literal["OWNER", "ADMIN", "MEMBER", "VIEWER"] = "MEMBER"
+    scopes: tuple[Literal["read", "write", "work", "admin"], ...] = ("read", "write", "work")
+    expires_at: datetime | None = None
+
+
+class WorkspaceBody(Written):
+    """A tenant to be."""
+
+    name: str
+
+
+class SecretBody(Written):
+    """A value that only running attempts get to see."""
+
+    value: str
+
+
+class WebhookBody(Written):
+    """An endpoint that wants to hear of events."""
+
+    url: str
+    events: list[str]
+    description: str | None = None
+
+
+class WebhookPatch(Written):
+    """What may be changed of a webhook."""
+
+    url: str | msgspec.UnsetType = msgspec.UNSET
+    events: list[str] | msgspec.UnsetType = msgspec.UNSET
+    description: str | msgspec.UnsetType | None = msgspec.UNSET
+    enabled: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class RecoverBody(Written):
+    """Whose tasks to look after now."""
+
+    workspace_id: UUID | None = None

@@ -1,0 +1,182 @@
+"""Live streams: server-sent events of one task, or of a workspace.
+
+One loop reads the events for everybody. A reader who does not keep up is dropped when its buffer is
+full; it comes back with the id of the last event it got, and misses nothing.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Any
+from uuid import UUID
+
+import msgspec
+from litestar import get
+from litestar.params import Parameter
+from litestar.response import Stream
+
+from tenuto.api.hub import Reader
+from tenuto.api.service import Desk
+from tenuto.engine.views import LogLine
+from tenuto.loop import wait_any
+from tenuto.model.errors import Invalid
+from tenuto.model.task import TERMINAL
+
+ALIVE_S = 15.0
+RECHECK_S = 5.0
+"""Seconds between looks whether a reader may still read."""
+
+LastEventId = Annotated[
+    str | None, Parameter(header="Last-Event-ID", required=False, max_length=60)
+]
+
+
+@get("/events", media_type="text/event-stream")
+async def workspace_events(desk: Desk) -> Stream:
+    """What happens to the tasks of the workspace, as it happens."""
+    reader = Reader(desk.workspace, None)
+    await desk.service.hub.add(reader)
+    return Stream(_live(desk, reader, _workspace_parts(reader)), media_type="text/event-stream")
+
+
+@get("/agent-tasks/{task_id:uuid}/events", media_type="text/event-stream")
+async def task_events(desk: Desk, task_id: UUID, last_event_id: LastEventId = None) -> Stream:
+    """A task's status, progress and lines, as they come; goes on after `Last-Event-ID`."""
+    place = _place(last_event_id)
+    await desk.engine.show(task_id)
+    reader = Reader(desk.workspace, task_id)
+    await desk.service.hub.add(reader)
+    watch = _Watch(desk, task_id, place)
+    return Stream(_live(desk, reader, watch.parts), media_type="text/event-stream")
+
+
+def _place(text: str | None) -> tuple[int, int, int]:
+    """(version, attempt, line) of the last event that a reader got."""
+    if text is None:
+        return (0, 0, -1)
+    parts = text.split(".")
+    if len(parts) != 3 or not all(
+        part.isascii() and part.isdigit() and len(part) < 16 for part in parts
+    ):
+        raise Invalid("Last-Event-ID is not one that we gave", field="Last-Event-ID")
+    version, attempt, line = (int(part) for part in parts)
+    return (version, attempt, line - 1)
+
+
+class _Watch:
+    """What a reader of one task has got."""
+
+    def __init__(self, desk: Desk, task: UUID, place: tuple[int, int, int]) -> None:
+        self._desk = desk
+        self._task = task
+        self._version, self._attempt, self._line = place
+        self._progress: Any = (None, None)
+        self.over = False
+
+    async def parts(self) -> tuple[list[bytes], bool]:
+        """What is new, and whether it is the end."""
+        desk, found = self._desk, []
+        view = await desk.engine.show(self._task)
+        for event in await desk.engine.events(self._task, self._version):
+            self._version = event.seq
+            found.append(self._message("status", _status(event)))
+        after = (self._attempt, self._line)
+        for line in await desk.engine.query.transcript(self._task, desk.workspace, after):
+            self._attempt, self._line = line.attempt, line.seq
+            found.append(self._message("log", line))
+        progress = (view.progress_percent, view.current_step)
+        if progress != self._progress:
+            self._progress = progress
+            said = {"progressPercent": progress[0], "currentStep": progress[1]}
+            found.append(self._message("progress", said))
+        return found, view.status in TERMINAL and self._version >= view.version
+
+    def _message(self, name: str, data: Any) -> bytes:
+        return _message(name, data, f"{self._version}.{self._attempt}.{self._line + 1}")
+
+
+def _workspace_parts(reader: Reader) -> "Parts":
+    async def parts() -> tuple[list[bytes], bool]:
+        found = []
+        while reader.events:
+            row = reader.events.popleft()
+            data = {
+                "event": "task.status_changed",
+                "kind": row["kind"],
+                "taskId": row["task"],
+                "previousStatus": row["previous"],
+                "newStatus": row["new"],
+                "workspaceId": row["workspace"],
+                "timestamp": row["at"],
+            }
+            found.append(_message("task", data, f"{row['xid']}.{row['position']}"))
+        return found, False
+
+    return parts
+
+
+Parts = Callable[[], Awaitable[tuple[list[bytes], bool]]]
+"""Asks for what is new, and whether it is the end."""
+
+
+async def _live(desk: Desk, reader: Reader, parts: Parts) -> AsyncIterator[bytes]:
+    """The stream's bytes until its end, the reader's, the right to read, or the server's."""
+    service = desk.service
+    told = service.clock.elapsed()
+    try:
+        yield b": open\n\n"
+        async for pending in _turns(desk, reader, parts):
+            now = service.clock.elapsed()
+            if not pending and now - told >= ALIVE_S:
+                pending = [b": alive\n\n"]  # noqa: PLW2901
+            for message in pending:
+                reader.sending = asyncio.current_task()
+                yield message
+                reader.sending = None
+                told = now
+    finally:
+        service.hub.drop(reader)
+
+
+async def _turns(desk: Desk, reader: Reader, parts: Parts) -> AsyncIterator[list[bytes]]:
+    """What is new, whenever there may be something, for as long as the reader may have it."""
+    service = desk.service
+    checked = service.clock.elapsed()
+    while not reader.behind and not service.stopping.is_set():
+        reader.ready.clear()
+        if reader.task is not None:
+            reader.events.clear()
+        found, over = await parts()
+        if over:
+            yield [*found, b"event: end\ndata: {}\n\n"]
+            return
+        yield found
+        await wait_any([reader.ready, service.stopping], RECHECK_S, service.clock)
+        if service.clock.elapsed() - checked >= RECHECK_S:
+            checked = service.clock.elapsed()
+            if not await service.still_holds(desk):
+                return
+
+
+def _status(event: LogLine) -> dict[str, Any]:
+    return {
+        "event": event.event,
+        "previousStatus": event.previous_status,
+        "newStatus": event.new_status,
+        "attempt": event.attempt,
+        "version": event.seq,
+        "level": event.level,
+        "message": event.text,
+        "actor": event.actor,
+        "timestamp": event.at,
+    }
+
+
+def _message(name: str, data: Any, place: str) -> bytes:
+    return b"id: %s\nevent: %s\ndata: %s\n\n" % (
+        place.encode(),
+        name.encode(),
+        msgspec.json.encode(data),
+    )
+
+
+HANDLERS = [workspace_events, task_events]

@@ -1,0 +1,329 @@
+"""Tasks: make, look, change, control."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any
+from urllib.parse import parse_qsl
+from uuid import UUID
+
+import msgspec
+from litestar import Request, Response, delete, get, patch, post
+from litestar.params import Parameter
+
+from tenuto.api.problems import bad_query
+from tenuto.api.service import Desk
+from tenuto.api.shapes import ActionsBody, BulkBody, ReasonBody, TaskBody, TaskPatch
+from tenuto.engine.edit import Changes
+from tenuto.engine.query import Filter
+from tenuto.engine.views import AttemptView, Explanation, LogLine, TaskSummary, TaskView
+from tenuto.model import limits
+from tenuto.model.errors import Invalid
+from tenuto.store.protocol import Statement
+
+Limit = Annotated[int, Parameter(ge=1, le=limits.MAX_PAGE)]
+IfMatch = Annotated[str | None, Parameter(header="If-Match", required=False)]
+Key = Annotated[str | None, Parameter(header="Idempotency-Key", required=False, max_length=100)]
+
+
+class TaskPage(msgspec.Struct, frozen=True, rename="camel"):
+    """Tasks newest first, and where the next ones begin."""
+
+    tasks: list[TaskSummary]
+    next_cursor: UUID | None = None
+
+
+class MadeTask(msgspec.Struct, frozen=True):
+    """One task of a bulk submit; `created` is false for one that was there already."""
+
+    id: UUID
+    created: bool
+
+
+class MadeTasks(msgspec.Struct, frozen=True):
+    """What a bulk submit made, in order."""
+
+    tasks: list[MadeTask]
+
+
+class ActedOn(msgspec.Struct, frozen=True, rename="camel"):
+    """What an action by filter did, and why it left others."""
+
+    done: list[UUID]
+    refused: dict[str, str]
+
+
+class Lines(msgspec.Struct, frozen=True, rename="camel"):
+    """Lines in order, and where to go on."""
+
+    lines: list[LogLine]
+    next_offset: str | None = None
+
+
+@post("/agent-tasks")
+async def create(desk: Desk, data: TaskBody, key: Key = None) -> Response[TaskView]:
+    """Submit a task. It is durable when this answers; repeated with one key, it is one task."""
+    await _count(desk, 1)
+    made = await desk.engine.submit(data.task(key))
+    view = await desk.engine.show(made.id)
+    headers = {"Location": f"/api/v1/agent-tasks/{made.id}", "ETag": f'"{view.version}"'}
+    return Response(view, status_code=201 if made.created else 200, headers=headers)
+
+
+@post("/agent-tasks/bulk")
+async def create_many(desk: Desk, data: BulkBody) -> MadeTasks:
+    """Submit many tasks, all or none."""
+    if not data.tasks:
+        raise Invalid("tasks is empty", field="tasks")
+    news = [body.task() for body in data.tasks]
+    await _count(desk, len(news))
+    made = await desk.engine.submit_many(news)
+    return MadeTasks([MadeTask(each.id, each.created) for each in made])
+
+
+async def _count(desk: Desk, count: int) -> None:
+    async def look() -> tuple[Any, int]:
+        [workspace] = await desk.service.identity.workspaces(only=desk.workspace)
+        quota = workspace["quota"]
+        if quota is None:
+            return None, 0
+        rows = await desk.engine.core.store.fetch(
+            Statement("counts", {"workspace": desk.workspace})
+        )
+        pending = sum(row["n"] for row in rows if row["status"] in ("PENDING", "WAITING"))
+        return msgspec.json.decode(quota), pending
+
+    await desk.service.rates.submit(desk.workspace, count, look)
+
+
+@get("/agent-tasks")
+async def find(
+    request: Request[Any, Any, Any],
+    desk: Desk,
+    limit: Limit = 100,
+    cursor: UUID | None = None,
+    status: str | None = None,
+    tags: str | None = None,
+    priority: int | None = None,
+    min_priority: Annotated[int | None, Parameter(query="minPriority", ge=1, le=10)] = None,
+    task_type: Annotated[str | None, Parameter(query="taskType")] = None,
+    agent_id: Annotated[UUID | None, Parameter(query="agentId")] = None,
+    parent_id: Annotated[UUID | None, Parameter(query="parentId")] = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    text: Annotated[str | None, Parameter(max_length=limits.MAX_TITLE)] = None,
+) -> TaskPage:
+    """Tasks newest first. `status` and `tags` take several, by commas; also `priority>=8`."""
+    where = Filter(
+        status=_words(status),
+        tags=_words(tags),
+        min_priority=_least(request, min_priority),
+        task_type=task_type,
+        agent=agent_id,
+        parent=parent_id,
+        since=since,
+        until=until,
+        text=text,
+        priority=priority,
+    )
+    page = await desk.engine.list(where, limit, cursor)
+    return TaskPage(page.tasks, page.next_cursor)
+
+
+def _words(text: str | None) -> tuple[str, ...]:
+    return tuple(word for word in (text or "").split(",") if word)
+
+
+def _least(request: Request[Any, Any, Any], given: int | None) -> int | None:
+    """The lowest priority asked for: `minPriority=8`, or `priority>=8` as people write it."""
+    for name, value in parse_qsl(request.scope["query_string"].decode("latin-1")):
+        if name == "priority>":
+            if not value.isascii() or not value.isdigit() or len(value) > 2:
+                raise bad_query("priority", "must be a number")
+            return int(value)
+    return given
+
+
+@get("/agent-tasks/{task_id:uuid}")
+async def show(desk: Desk, task_id: UUID) -> Response[TaskView]:
+    """One task with everything about it but its history."""
+    return _shown(await desk.engine.show(task_id))
+
+
+def _shown(view: TaskView) -> Response[TaskView]:
+    return Response(view, headers={"ETag": f'"{view.version}"'})
+
+
+@patch("/agent-tasks/{task_id:uuid}")
+async def change(
+    desk: Desk, task_id: UUID, data: TaskPatch, if_match: IfMatch = None
+) -> Response[TaskView]:
+    """Change what a task says about itself, its priority, or hold it and let it go."""
+    version = version_of(if_match)
+    changes = Changes(
+        title=data.title,
+        description=data.description,
+        metadata=data.metadata,
+        tags=data.tags if isinstance(data.tags, msgspec.UnsetType) else tuple(data.tags),
+        priority=data.priority,
+    )
+    if changes.named():
+        await desk.engine.edit(task_id, changes, version)
+    elif version is not None and (await desk.engine.show(task_id)).version != version:
+        await desk.engine.edit(task_id, Changes(), version)
+    if data.status == "PAUSED":
+        await desk.engine.pause(task_id)
+    elif data.status == "PENDING":
+        await desk.engine.resume(task_id)
+    return _shown(await desk.engine.show(task_id))
+
+
+def version_of(if_match: str | None) -> int | None:
+    """The version that an `If-Match` header names; `None` for any."""
+    if if_match is None or if_match.strip() == "*":
+        return None
+    text = if_match.strip().removeprefix("W/").strip('"')
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise Invalid("If-Match is not an ETag of ours", field="If-Match")
+    return int(text)
+
+
+@delete("/agent-tasks/{task_id:uuid}")
+async def erase(desk: Desk, task_id: UUID) -> None:
+    """Remove what an ended task carried; its audit trail stays."""
+    await desk.engine.erase(task_id)
+
+
+@post("/agent-tasks/{task_id:uuid}/cancel", status_code=200)
+async def cancel(desk: Desk, task_id: UUID, data: ReasonBody | None = None) -> TaskView:
+    """End a task; a running session is killed first."""
+    await desk.engine.cancel(task_id, None if data is None else data.reason)
+    return await desk.engine.show(task_id)
+
+
+@post("/agent-tasks/{task_id:uuid}/pause", status_code=200)
+async def pause(desk: Desk, task_id: UUID, data: ReasonBody | None = None) -> TaskView:
+    """Hold a task; a running session is stopped after a last checkpoint."""
+    await desk.engine.pause(task_id, None if data is None else data.reason)
+    return await desk.engine.show(task_id)
+
+
+@post("/agent-tasks/{task_id:uuid}/resume", status_code=200)
+async def resume(desk: Desk, task_id: UUID) -> TaskView:
+    """Let a paused task go on."""
+    await desk.engine.resume(task_id)
+    return await desk.engine.show(task_id)
+
+
+@post("/agent-tasks/{task_id:uuid}/retry", status_code=200)
+async def retry(desk: Desk, task_id: UUID) -> TaskView:
+    """Give an ended task all its tries again."""
+    await desk.engine.retry(task_id)
+    return await desk.engine.show(task_id)
+
+
+@post("/agent-tasks/{task_id:uuid}/archive", status_code=200)
+async def archive(desk: Desk, task_id: UUID) -> TaskView:
+    """Put an ended task away."""
+    await desk.engine.archive(task_id)
+    return await desk.engine.show(task_id)
+
+
+@post("/agent-tasks/{task_id:uuid}/rerun")
+async def rerun(desk: Desk, task_id: UUID) -> TaskView:
+    """A new task that asks for the same."""
+    await _count(desk, 1)
+    made = await desk.engine.rerun(task_id)
+    return await desk.engine.show(made.id)
+
+
+@post("/agent-tasks/actions", status_code=200)
+async def act(desk: Desk, data: ActionsBody) -> ActedOn:
+    """One action for every task that a filter picks."""
+    result = await desk.engine.act(
+        data.action,
+        data.filter.filter(),
+        reason=data.reason,
+        limit=data.limit,
+        dry_run=data.dry_run,
+    )
+    return ActedOn(result.done, result.refused)
+
+
+@get("/agent-tasks/{task_id:uuid}/logs")
+async def logs(desk: Desk, task_id: UUID, level: str = "DEBUG", limit: Limit = 100) -> Lines:
+    """The newest lines of audit trail and transcript, merged by time."""
+    return Lines(list(await desk.engine.logs(task_id, level, limit)))
+
+
+@get("/agent-tasks/{task_id:uuid}/attempts")
+async def attempts(desk: Desk, task_id: UUID) -> Sequence[AttemptView]:
+    """The attempts in order; one without an outcome is under way."""
+    return await desk.engine.attempts(task_id)
+
+
+@get("/agent-tasks/{task_id:uuid}/transcript")
+async def transcript(
+    desk: Desk,
+    task_id: UUID,
+    offset: Annotated[str | None, Parameter(max_length=40)] = None,
+    limit: Limit = 100,
+) -> Lines:
+    """What the attempts printed and logged, on from an offset that an earlier answer gave."""
+    after = _offset(offset)
+    found = await desk.engine.query.transcript(task_id, desk.workspace, after, limit)
+    last = f"{found[-1].attempt}.{found[-1].seq}" if found else offset
+    return Lines(found, last)
+
+
+def _offset(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return (0, -1)
+    attempt, _, line = text.partition(".")
+    if not (attempt.isascii() and attempt.isdigit() and line.isascii() and line.isdigit()):
+        raise bad_query("offset", "is not one that we gave")
+    if len(text) > 30:
+        raise bad_query("offset", "is not one that we gave")
+    return (int(attempt), int(line))
+
+
+@get("/agent-tasks/{task_id:uuid}/explain")
+async def explain(desk: Desk, task_id: UUID) -> Explanation:
+    """Why the task is not running: every gate, its number, when it clears."""
+    return await desk.engine.explain(task_id)
+
+
+@get("/dead-letters")
+async def dead_letters(desk: Desk, limit: Limit = 100, cursor: UUID | None = None) -> TaskPage:
+    """Tasks that used up their tries, newest first."""
+    page = await desk.engine.list(Filter(status=("DEAD",)), limit, cursor)
+    return TaskPage(page.tasks, page.next_cursor)
+
+
+@post("/dead-letters/{task_id:uuid}/requeue", status_code=200)
+async def requeue(desk: Desk, task_id: UUID) -> TaskView:
+    """Give a dead task all its tries again."""
+    await desk.engine.retry(task_id)
+    return await desk.engine.show(task_id)
+
+
+HANDLERS = [
+    create,
+    create_many,
+    find,
+    show,
+    change,
+    erase,
+    cancel,
+    pause,
+    resume,
+    retry,
+    archive,
+    rerun,
+    act,
+    logs,
+    attempts,
+    transcript,
+    explain,
+    dead_letters,
+    requeue,
+]

@@ -1,0 +1,308 @@
+"""The agents' side: claim, report, live. Every write carries the fence of its attempt."""
+
+import asyncio
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from litestar import patch, post
+
+from tenuto.api.service import Desk
+from tenuto.api.shapes import (
+    ClaimBody,
+    CompleteBody,
+    FailBody,
+    Fenced,
+    HeartbeatBody,
+    ParkBody,
+    ProgressBody,
+    ReleaseBody,
+    TranscriptBody,
+    WorkerBeatBody,
+)
+from tenuto.engine.claim import Work
+from tenuto.engine.report import Line
+from tenuto.loop import wait_any
+from tenuto.model import limits
+from tenuto.model.commands import Failure
+from tenuto.model.errors import Conflict, Invalid
+from tenuto.model.matching import AgentProfile
+from tenuto.model.task import Fence
+
+LONGEST_WAIT_S = 60
+MOST = 100
+
+
+class Claimed(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A task that is the agent's now. `token` speaks for this attempt alone."""
+
+    id: UUID
+    attempt: int
+    lease_token: str
+    lease_until: datetime
+    token: str
+    tries: int
+    max_attempts: int
+    title: str
+    task_type: str
+    prompt: str | None
+    system_prompt: str | None
+    model: str | None
+    command: list[str] | None
+    cwd: str | None
+    env: dict[str, str]
+    timeout_s: int | None
+    input_context: Any
+    metadata: dict[str, Any]
+    checkpoint_data: Any
+    checkpoint_seq: int
+    parent_id: UUID | None
+    trace_id: str | None
+    secrets: list[str]
+
+
+class Claims(msgspec.Struct, frozen=True):
+    """What was claimed; nothing when the wait was in vain."""
+
+    tasks: list[Claimed]
+
+
+class Alive(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a heartbeat brings back."""
+
+    lease_until: datetime | None = None
+    cancel: bool = False
+    pause: bool = False
+    messages: int = 0
+    token: str | None = None
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a worker still holds, has lost, and is asked to end."""
+
+    lost: list[UUID]
+    cancel: list[UUID]
+    pause: list[UUID]
+    messages: int = 0
+    lease_until: datetime | None = None
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """What became of the task."""
+
+    id: UUID
+    status: str
+
+
+class Saved(msgspec.Struct, frozen=True, rename="camel"):
+    """The number of the checkpoint that is kept, if one was sent."""
+
+    checkpoint_seq: int | None = None
+
+
+@post("/agents/{agent_id:uuid}/claim", status_code=200)
+async def claim(desk: Desk, agent_id: UUID, data: ClaimBody | None = None) -> Claims:
+    """Take up to `limit` tasks for the agent, waiting up to `waitSeconds` for the first."""
+    wish = data or ClaimBody()
+    limits.number("limit", wish.limit, 1, MOST)
+    limits.number("waitSeconds", wish.wait_seconds, 0, LONGEST_WAIT_S)
+    agent = await desk.registry.profile(agent_id)
+    worker = wish.worker or f"http:{agent.name}"
+    lease_s = lease_of(desk, agent, wish.lease_seconds)
+    await desk.registry.seen(agent_id)
+    until = desk.service.clock.elapsed() + wish.wait_seconds
+    heard = asyncio.Event()
+    unsubscribe = desk.service.wakeups.subscribe(lambda _topic: heard.set())
+    try:
+        while True:
+            heard.clear()
+            found = await desk.engine.claim(agent, worker, wish.limit, lease_s)
+            left = until - desk.service.clock.elapsed()
+            if found or left <= 0 or desk.service.stopping.is_set():
+                return Claims([_claimed(desk, agent_id, work) for work in found])
+            pause = min(left, desk.service.settings.poll_s)
+            await wait_any([heard, desk.service.stopping], pause, desk.service.clock)
+    finally:
+        unsubscribe()
+
+
+def lease_of(desk: Desk, agent: AgentProfile, asked: int | None) -> int:
+    """Seconds that a lease holds: at least three heartbeats of the agent's."""
+    beats = 3 * (agent.heartbeat_interval_s or 0)
+    least = max(desk.service.settings.lease_s, beats)
+    if asked is None:
+        return least
+    limits.number("leaseSeconds", asked, 1, limits.MAX_LEASE_S)
+    return max(asked, beats)
+
+
+def _claimed(desk: Desk, agent: UUID, work: Work) -> Claimed:
+    token, _ = desk.service.attempts.issue(agent, desk.workspace, work.fence)
+    return Claimed(
+        id=work.fence.task,
+        attempt=work.fence.attempt,
+        lease_token=work.fence.token,
+        lease_until=work.lease_until,
+        token=token,
+        tries=work.tries,
+        max_attempts=work.max_attempts,
+        title=work.title,
+        task_type=work.task_type,
+        prompt=work.prompt,
+        system_prompt=work.system_prompt,
+        model=work.model,
+        command=work.command,
+        cwd=work.cwd,
+        env=work.env,
+        timeout_s=work.timeout_s,
+        input_context=work.input,
+        metadata=work.metadata,
+        checkpoint_data=work.checkpoint,
+        checkpoint_seq=work.checkpoint_seq,
+        parent_id=work.parent,
+        trace_id=work.trace_id,
+        secrets=list(work.secrets),
+    )
+
+
+def fence_of(desk: Desk, task: UUID, said: Fenced | None) -> Fence:
+    """The fence that a report carries, in its token or in its body."""
+    own = desk.caller.fence
+    attempt = said.attempt if said is not None else None
+    token = said.lease_token if said is not None else None
+    if own is not None:
+        if attempt not in (None, own.attempt) or token not in (None, own.token):
+            raise Conflict("the attempt no longer owns the task", "lease_lost")
+        return own
+    if attempt is None or token is None:
+        raise Invalid("attempt and leaseToken are missing", field="leaseToken")
+    limits.number("attempt", attempt, 1, limits.MAX_COUNT)
+    limits.text("leaseToken", token, limits.MAX_TITLE)
+    return Fence(task, attempt, token)
+
+
+@patch("/agent-tasks/{task_id:uuid}/progress")
+async def progress(desk: Desk, task_id: UUID, data: ProgressBody) -> Saved:
+    """Say how far the attempt is, and keep what the next one would need."""
+    fence = fence_of(desk, task_id, data)
+    seq = None
+    if data.checkpoint_data is not msgspec.UNSET:
+        seq = await desk.engine.checkpoint(fence, data.checkpoint_data, data.checkpoint_seq)
+    await desk.engine.progress(
+        fence, data.progress_percent, data.current_step, data.estimated_completion_at
+    )
+    return Saved(seq)
+
+
+@post("/agent-tasks/{task_id:uuid}/complete", status_code=200)
+async def complete(desk: Desk, task_id: UUID, data: CompleteBody | None = None) -> Ended:
+    """Finish the task with its result; repeated by the same attempt, it is one result."""
+    wish = data or CompleteBody()
+    await desk.engine.complete(fence_of(desk, task_id, wish), wish.result(), wish.summary)
+    return Ended(task_id, "COMPLETED")
+
+
+async def _ended(desk: Desk, task: UUID) -> Ended:
+    return Ended(task, (await desk.engine.show(task)).status)
+
+
+@post("/agent-tasks/{task_id:uuid}/fail", status_code=200)
+async def fail(desk: Desk, task_id: UUID, data: FailBody) -> Ended:
+    """End the attempt without a result; the error class decides what follows."""
+    failure = Failure(
+        message=data.error,
+        error_class=data.error_class,
+        retryable=data.retryable,
+        stack=data.stack,
+        exit_code=data.exit_code,
+    )
+    await desk.engine.fail(fence_of(desk, task_id, data), failure, data.resume_at)
+    return await _ended(desk, task_id)
+
+
+@post("/agent-tasks/{task_id:uuid}/park", status_code=200)
+async def park(desk: Desk, task_id: UUID, data: ParkBody) -> Ended:
+    """Give the slot up until something happens; the try is given back."""
+    await desk.engine.park(
+        fence_of(desk, task_id, data), data.hold, data.resume_at, data.wait_until
+    )
+    return await _ended(desk, task_id)
+
+
+@post("/agent-tasks/{task_id:uuid}/release", status_code=200)
+async def release(desk: Desk, task_id: UUID, data: ReleaseBody | None = None) -> Ended:
+    """Give the task back unharmed; the try is given back."""
+    await desk.engine.release(fence_of(desk, task_id, data))
+    return await _ended(desk, task_id)
+
+
+@post("/agent-tasks/{task_id:uuid}/transcript", status_code=204)
+async def say(desk: Desk, task_id: UUID, data: TranscriptBody) -> None:
+    """Add lines to the attempt's transcript; a number that is there already is kept as it is."""
+    limits.number("the number of lines", len(data.lines), 0, limits.MAX_PAGE)
+    lines = [Line(line.number, line.level, line.text) for line in data.lines]
+    await desk.engine.append(fence_of(desk, task_id, data), lines)
+
+
+@post("/agents/{agent_id:uuid}/heartbeat", status_code=200)
+async def heartbeat(desk: Desk, agent_id: UUID, data: HeartbeatBody | None = None) -> Alive:
+    """The agent lives; the lease of its task holds on, and it hears what is asked of it."""
+    said = data or HeartbeatBody()
+    agent = await desk.registry.profile(agent_id)
+    await desk.registry.seen(agent_id)
+    task = said.current_task_id
+    if task is None and desk.caller.fence is None:
+        return Alive()
+    own = desk.caller.fence
+    if own is not None and task not in (None, own.task):
+        raise Conflict("the attempt no longer owns the task", "lease_lost")
+    fence = fence_of(desk, own.task if own is not None else _known(task), said)
+    beat = await desk.engine.heartbeat([fence], lease_of(desk, agent, said.lease_seconds))
+    pulse = beat.held.get(fence.task)
+    if pulse is None:
+        raise Conflict("the attempt no longer owns the task", "lease_lost")
+    if said.progress_percent is not None or said.current_step is not None:
+        await desk.engine.progress(fence, said.progress_percent, said.current_step)
+    token, _ = desk.service.attempts.issue(agent_id, desk.workspace, fence)
+    return Alive(lease_until=pulse.lease_until, cancel=pulse.cancel, pause=pulse.pause, token=token)
+
+
+def _known(task: UUID | None) -> UUID:
+    if task is None:
+        raise Invalid("currentTaskId is missing", field="currentTaskId")
+    return task
+
+
+@post("/workers/{worker_id:str}/heartbeat", status_code=200)
+async def worker_beat(desk: Desk, worker_id: str, data: WorkerBeatBody | None = None) -> Held:
+    """A worker lives; all its leases hold on, in one request."""
+    said = data or WorkerBeatBody()
+    limits.number("the number of leases", len(said.leases), 0, limits.MAX_CLAIM)
+    limits.text("worker", worker_id, limits.MAX_TITLE, empty=False)
+    await desk.engine.worker_beat(
+        worker_id, said.host, said.pid, said.agents, said.slots, said.status
+    )
+    fences = [Fence(each.task_id, each.attempt, each.lease_token) for each in said.leases]
+    lease_s = said.lease_seconds or desk.service.settings.lease_s
+    beat = await desk.engine.heartbeat(fences, lease_s)
+    held = beat.held
+    return Held(
+        lost=[fence.task for fence in beat.lost],
+        cancel=[task for task, pulse in held.items() if pulse.cancel],
+        pause=[task for task, pulse in held.items() if pulse.pause],
+        lease_until=min((pulse.lease_until for pulse in held.values()), default=None),
+    )
+
+
+HANDLERS = [
+    claim,
+    progress,
+    complete,
+    fail,
+    park,
+    release,
+    say,
+    heartbeat,
+    worker_beat,
+]

@@ -1,0 +1,133 @@
+-- name: workspace_make
+-- A workspace, unless one of that name exists; answers it when it is new.
+-- params: id uuid, name text, now timestamptz
+insert into workspace (id, name, created_at) values (:id, :name, :now)
+on conflict do nothing
+returning id;
+
+-- name: workspaces
+-- All workspaces, or those that somebody belongs to, with the role there.
+-- params: user_id uuid, id uuid
+select w.id, w.name, w.quota, w.created_at[user_id: , m.role]
+from workspace w [user_id: join member m on m.workspace = w.id and m.user_id = :user_id]
+where true [id: and w.id = :id]
+order by w.created_at, w.id
+limit 1000;
+
+-- name: workspace_quota
+-- Set what a workspace may use.
+-- params: id uuid, quota json
+update workspace set quota = :quota where id = :id
+returning id;
+
+-- name: user_make
+-- A user, unless one of that name exists; answers it when it is new.
+-- params: id uuid, name text, password text, now timestamptz
+insert into app_user (id, name, password, created_at) values (:id, :name, :password, :now)
+on conflict do nothing
+returning id;
+
+-- name: user_by_name
+-- The user of that name.
+-- params: name text
+select id, name, password, disabled_at from app_user where name = :name;
+
+-- name: user_password
+-- Give a user another password; all its logins end.
+-- params: id uuid, password text, now timestamptz
+-- as: changed
+update app_user set password = :password where id = :id
+returning id;
+update session set revoked_at = :now where user_id = :id and revoked_at is null;
+-- answer: changed(id)
+
+-- name: user_disable
+-- A user that may not log in any more; all its logins end.
+-- params: id uuid, now timestamptz
+-- as: changed
+update app_user set disabled_at = :now where id = :id
+returning id;
+update session set revoked_at = :now where user_id = :id and revoked_at is null;
+-- answer: changed(id)
+
+-- name: members
+-- Who belongs to a workspace.
+-- params: workspace uuid
+select u.id, u.name, m.role, u.created_at, u.disabled_at
+from member m join app_user u on u.id = m.user_id
+where m.workspace = :workspace
+order by u.name
+limit 1000;
+
+-- name: member_put
+-- Make a user a member, or change as what.
+-- params: workspace uuid, user_id uuid, role text, now timestamptz
+insert into member (workspace, user_id, role, created_at)
+values (:workspace, :user_id, :role, :now)
+on conflict (workspace, user_id) do update set role = excluded.role
+returning user_id as id;
+
+-- name: member_drop
+-- Take a user out of a workspace.
+-- params: workspace uuid, user_id uuid
+delete from member where workspace = :workspace and user_id = :user_id
+returning user_id as id;
+
+-- name: owners
+-- How many owners a workspace has, locked so that the last one stays.
+-- params: workspace uuid
+select user_id as id from member where workspace = :workspace and role = 'OWNER' {lock};
+
+-- name: session_make
+-- A login.
+-- params: id uuid, user_id uuid, hash text, now timestamptz, expires_at timestamptz
+insert into session (id, user_id, hash, created_at, expires_at)
+values (:id, :user_id, :hash, :now, :expires_at);
+
+-- name: session_by_hash
+-- A login that holds, with its user's workspaces.
+-- params: hash text, now timestamptz
+select s.id, s.user_id, u.name, m.workspace, m.role
+from session s join app_user u on u.id = s.user_id left join member m on m.user_id = u.id
+where s.hash = :hash and s.revoked_at is null and s.expires_at > :now and u.disabled_at is null
+order by m.created_at, m.workspace;
+
+-- name: session_end
+-- Log out.
+-- params: id uuid, now timestamptz
+update session set revoked_at = :now where id = :id and revoked_at is null
+returning id;
+
+-- name: token_make
+-- A program's key to a workspace.
+-- params: id uuid, workspace uuid, user_id uuid, name text, hash text, role text, scopes json, agent uuid, created_by text, now timestamptz, expires_at timestamptz
+insert into token (id, workspace, user_id, name, hash, role, scopes, agent, created_by, created_at,
+  expires_at)
+values (:id, :workspace, :user_id, :name, :hash, :role, :scopes, :agent, :created_by, :now,
+  :expires_at);
+
+-- name: token_by_hash
+-- A token that holds.
+-- params: hash text, now timestamptz
+select id, workspace, user_id, name, role, scopes, agent
+from token
+where hash = :hash and revoked_at is null and (expires_at is null or expires_at > :now);
+
+-- name: tokens
+-- The tokens of a workspace that were not revoked.
+-- params: workspace uuid
+select id, name, role, scopes, agent, created_by, created_at, expires_at
+from token where workspace = :workspace and revoked_at is null
+order by id desc
+limit 1000;
+
+-- name: token_revoke
+-- End a token.
+-- params: workspace uuid, id uuid, now timestamptz
+update token set revoked_at = :now
+where workspace = :workspace and id = :id and revoked_at is null
+returning id;
+
+-- name: tokens_any
+-- Whether anybody was ever given a token.
+select id from token limit 1;

@@ -1,0 +1,87 @@
+-- Secrets: a workspace's by name, and those of tasks. All are sealed; no statement sees a value.
+
+-- name: secret_put
+-- Keep a secret under its name; answers nothing when the workspace has too many others.
+-- params: id uuid, workspace uuid, name text, key_id text, data text, actor text, now timestamptz, most bigint
+insert into secret (id, workspace, name, key_id, data, created_by, created_at, updated_at)
+select :id, :workspace, :name, :key_id, :data, :actor, :now, :now
+where (select count(*) from secret other
+  where other.workspace = :workspace and other.name <> :name) < :most
+on conflict (workspace, name) do update
+  set key_id = excluded.key_id, data = excluded.data, updated_at = excluded.updated_at
+returning name;
+
+-- name: secret_delete
+-- Forget a secret.
+-- params: workspace uuid, name text
+delete from secret where workspace = :workspace and name = :name returning name;
+
+-- name: secrets
+-- What may be seen of a workspace's secrets.
+-- params: workspace uuid, most bigint
+select secret.name, secret.key_id, secret.created_by, secret.created_at, secret.updated_at
+from secret where secret.workspace = :workspace order by secret.name limit :most;
+
+-- name: secrets_named
+-- The secrets of a workspace that have one of the names.
+-- params: workspace uuid, names text[]
+select secret.name, secret.key_id, secret.data from secret
+where secret.workspace = :workspace and secret.name in (select value from {each:names});
+
+-- name: task_secrets
+-- What tasks keep secret.
+-- params: ids uuid[]
+select task_secret.task, task_secret.key_id, task_secret.data from task_secret
+where task_secret.task in (select value from {each:ids});
+
+-- name: task_marked
+-- What a task stores where a secret was left out or is named; nothing for any other task.
+-- params: id uuid, mask text, reference text
+select task.id, task.workspace, body.input, body.env
+from task join task_body body on body.workspace = task.workspace and body.task = task.id
+where task.id = :id
+  and (cast(body.input as text) like :mask or cast(body.input as text) like :reference
+    or cast(body.env as text) like :reference);
+
+-- name: secrets_stale
+-- Secrets that were sealed with one of the keys, unless somebody else handles them.
+-- params: keys text[], most bigint
+select secret.id, secret.workspace, secret.name as place, secret.key_id, secret.data from secret
+where secret.key_id in (select value from {each:keys})
+order by secret.id limit :most {skip_locked};
+
+-- name: secrets_reseal
+-- Replace sealed values whose rows the caller holds.
+-- rows: fresh(id uuid, key_id text, data text)
+update secret set key_id = fresh.key_id, data = fresh.data
+from {rows:fresh} where secret.id = fresh.id;
+
+-- name: task_secrets_stale
+-- The same for what tasks keep secret.
+-- params: keys text[], most bigint
+select task_secret.task as id, task_secret.workspace, cast(task_secret.task as text) as place,
+  task_secret.key_id, task_secret.data
+from task_secret
+where task_secret.key_id in (select value from {each:keys})
+order by task_secret.task limit :most {skip_locked};
+
+-- name: task_secrets_reseal
+-- The same for what tasks keep secret.
+-- rows: fresh(id uuid, key_id text, data text)
+update task_secret set key_id = fresh.key_id, data = fresh.data
+from {rows:fresh} where task_secret.task = fresh.id;
+
+-- name: webhook_secrets_stale
+-- The same for the keys that webhooks are signed with.
+-- params: keys text[], most bigint
+select webhook.id, webhook.workspace, cast(webhook.id as text) as place, webhook.key_id,
+  webhook.secret as data
+from webhook
+where webhook.key_id in (select value from {each:keys})
+order by webhook.id limit :most {skip_locked};
+
+-- name: webhook_secrets_reseal
+-- The same for the keys that webhooks are signed with.
+-- rows: fresh(id uuid, key_id text, data text)
+update webhook set key_id = fresh.key_id, secret = fresh.data
+from {rows:fresh} where webhook.id = fresh.id;
