@@ -1,5 +1,6 @@
 """Claim: an agent takes up to n tasks over its lanes, under a lease."""
 
+from contextlib import suppress
 from datetime import datetime
 from operator import itemgetter
 from typing import Any
@@ -8,11 +9,13 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.core import Core, decode
-from tenuto.model import limits
+from tenuto.engine.sealing import Opened, Sealing
+from tenuto.model import commands, limits
 from tenuto.model.decide import token_hash
-from tenuto.model.errors import Forbidden, Unavailable
+from tenuto.model.errors import Forbidden, TenutoError, Unavailable
 from tenuto.model.matching import AgentProfile
-from tenuto.model.retry import RetryPolicy
+from tenuto.model.retry import ErrorClass, RetryPolicy
+from tenuto.model.secrets import Reference, marked
 from tenuto.model.task import DEFAULT_LEASE_S, Fence, Status
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Row, Script, Statement
@@ -41,6 +44,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     parent: UUID | None
     trace_id: str | None
     checkpoint: Any
+    secrets: tuple[str, ...] = ()
+    """The secret values among all this: to be struck from whatever the attempt says."""
 
 
 class _Wish(msgspec.Struct, frozen=True):
@@ -52,15 +57,24 @@ class _Wish(msgspec.Struct, frozen=True):
 class Claiming:
     """The claim family."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, sealing: Sealing) -> None:
         self._core = core
+        self._sealing = sealing
         self._kind = Kind("claim", self._script, one_statement=True, alone=True)
         self._counted = Kind("claim_counted", self._counted_script, alone=True)
 
     async def claim(
-        self, agent: AgentProfile, worker: str, n: int, lease_s: int = DEFAULT_LEASE_S
+        self,
+        agent: AgentProfile,
+        worker: str,
+        n: int,
+        lease_s: int = DEFAULT_LEASE_S,
+        token: str | None = None,
     ) -> list[Work]:
-        """Up to n tasks that the agent may take, best rank first, now RUNNING and its own."""
+        """Up to n tasks that the agent may take, best rank first, now RUNNING and its own.
+
+        A caller that may not hear the answer brings the token, and asks `claimed` by it.
+        """
         limits.text("worker", worker, limits.MAX_TITLE, empty=False)
         limits.number("n", max(n, 0), 0, limits.MAX_CLAIM)
         limits.number("lease_s", lease_s, 1, limits.MAX_LEASE_S)
@@ -68,10 +82,10 @@ class Claiming:
         while len(taken) < n:
             version, lanes = await self._core.lanes.eligible(agent, self._core.now())
             if lanes:
-                token = self._core.clock.new_token()
-                params = self._params(agent, worker, n - len(taken), lease_s, version, token)
+                mine = token or self._core.clock.new_token()
+                params = self._params(agent, worker, n - len(taken), lease_s, version, mine)
                 rows = await self._take(agent, params, lanes)
-                taken += await self._understand(rows, token)
+                taken += await self._understand(rows, mine)
                 if rows:
                     break
             if not await self._core.lanes.moved(agent.workspace):
@@ -108,10 +122,16 @@ class Claiming:
             )
         except Unavailable:
             # The answer may be lost and the commit not: the token tells what became ours.
-            return await self._core.store.fetch(
-                Statement("claimed_by_token", {"agent": agent.id, "token": params["token"]})
-            )
+            return await self._taken(agent.id, params["token"])
         return rows
+
+    async def claimed(self, agent: UUID, token: str) -> list[Work]:
+        """What an earlier claim took with that token and still holds."""
+        return await self._understand(await self._taken(agent, token_hash(token)), token)
+
+    async def _taken(self, agent: UUID, token: str) -> list[Row]:
+        params = {"agent": agent, "token": token}
+        return await self._core.store.fetch(Statement("claimed_by_token", params))
 
     def _script(self, wishes: list[_Wish]) -> Script[Answers]:
         answers = []
@@ -143,12 +163,43 @@ class Claiming:
 
     async def _understand(self, rows: list[Row], token: str) -> list[Work]:
         works = []
+        secret = []
         for row in sorted(rows, key=itemgetter("rank")):
             try:
                 works.append(_work(row, token))
             except (ValueError, TypeError, msgspec.MsgspecError) as error:
                 await self._quarantine(row, error)
+                continue
+            if marked(row["input"]) or marked(row["env"]):
+                secret.append(row)
+        if secret:
+            works = await self._with_secrets(works, await self._sealing.open(secret))
+        for work in works:
+            self._sealing.remember(work.fence, work.secrets)
         return works
+
+    async def _with_secrets(
+        self, works: list[Work], opened: dict[UUID, Opened | TenutoError]
+    ) -> list[Work]:
+        """The works with what was left out of them; those that lack something do not start."""
+        whole = []
+        for work in works:
+            found = opened.get(work.fence.task)
+            if isinstance(found, TenutoError):
+                await self._cannot_start(work.fence, found)
+            elif found is None:
+                whole.append(work)
+            else:
+                change = {"input": found.input, "env": found.env, "secrets": found.values}
+                whole.append(msgspec.structs.replace(work, **change))
+        return whole
+
+    async def _cannot_start(self, fence: Fence, error: TenutoError) -> None:
+        """Give a task back whose secrets are out of reach; if that fails, its lease runs out."""
+        failure = commands.Failure(message=error.message, error_class=ErrorClass.CRASH)
+        command = commands.NotStarted(fence=fence, failure=failure)
+        with suppress(TenutoError):
+            await self._core.order(fence.task, command, actor="engine")
 
     async def _quarantine(self, row: Row, error: Exception) -> None:
         def script() -> Script[None]:
@@ -184,7 +235,7 @@ def _work(row: Row, token: str) -> Work:
         task_type=get("task_type"),
         command=_typed(get("command"), list[str], None),
         cwd=get("cwd"),
-        env=_typed(get("env"), dict[str, str], {}),
+        env=_typed(get("env"), dict[str, str | Reference], {}),
         input=decode(get("input")),
         metadata=_typed(get("metadata"), dict[str, Any], {}),
         parent=get("parent"),

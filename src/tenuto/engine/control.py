@@ -7,6 +7,7 @@ import msgspec
 
 from tenuto.engine.core import Core, decode
 from tenuto.engine.query import Filter, Querying
+from tenuto.engine.sealing import Sealing
 from tenuto.engine.submit import Submitted, Submitting
 from tenuto.model import commands, limits
 from tenuto.model.errors import Conflict, NotFound, TenutoError
@@ -37,8 +38,11 @@ class ActionResult(msgspec.Struct, frozen=True):
 class Controlling:
     """The control family."""
 
-    def __init__(self, core: Core, submitting: Submitting, querying: Querying) -> None:
+    def __init__(
+        self, core: Core, submitting: Submitting, querying: Querying, sealing: Sealing
+    ) -> None:
         self._core = core
+        self._sealing = sealing
         self._submitting = submitting
         self._querying = querying
 
@@ -90,6 +94,7 @@ class Controlling:
         new, pruned = await self._asked_for(task, workspace)
         if pruned:
             raise Conflict("what the task asked for was pruned; it cannot be run again")
+        new = await self._sealing.reveal(new, task, workspace)
         return (await self._submitting.many([new], workspace, actor, rerun_of=task))[0]
 
     async def _asked_for(self, task: UUID, workspace: UUID) -> tuple[NewTask, bool]:

@@ -1,17 +1,22 @@
-"""Report: what an attempt says while it runs and when it ends. Every write carries its fence."""
+"""Report: what an attempt says while it runs and when it ends. Every write carries its fence.
+
+Whoever reports, here or over a network, the task's secrets are struck before anything is stored.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
 import msgspec
 
 from tenuto.engine.core import Core, CorruptRow, decode, task_of
+from tenuto.engine.sealing import Sealing, struck
 from tenuto.engine.submit import Submitting, submit_script
 from tenuto.model import commands, limits
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict, Invalid, NotFound
+from tenuto.model.redact import Redactor
 from tenuto.model.retry import ATTEMPT_CAP
 from tenuto.model.submission import NewTask, check
 from tenuto.model.task import DEFAULT_LEASE_S, LEASED, Change, Fence, Task
@@ -19,6 +24,9 @@ from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Row, Script, Statement
 
 _LOST = "lease_lost"
+_SAID = ("failure", "receipt", "hold", "session_key")
+"""What an attempt may put into a command in its own words."""
+F = TypeVar("F", bound=commands.Fenced)
 
 
 class Pulse(msgspec.Struct, frozen=True):
@@ -35,6 +43,17 @@ class Beat(msgspec.Struct, frozen=True):
 
     held: dict[UUID, Pulse]
     lost: list[Fence]
+
+
+class Presence(msgspec.Struct):
+    """Who a worker is, as the registry of workers shows it."""
+
+    worker: str
+    host: str
+    pid: int
+    agents: list[str] = []
+    slots: int = 0
+    status: str = "RUNNING"
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -54,8 +73,9 @@ class _Result(msgspec.Struct, frozen=True):
 class Reporting:
     """The report family."""
 
-    def __init__(self, core: Core, submitting: Submitting) -> None:
+    def __init__(self, core: Core, submitting: Submitting, sealing: Sealing) -> None:
         self._core = core
+        self._sealing = sealing
         self._submitting = submitting
         self._complete = Kind("complete", self._complete_script, one_statement=True)
         self._progress = Kind("progress", self._progress_script, one_statement=True)
@@ -65,17 +85,18 @@ class Reporting:
     ) -> None:
         """Record the result; accepted once, and only from the attempt that owns the task."""
         _check_fence(fence)
+        redactor = await self._sealing.redactor(fence)
         if summary is not None:
-            limits.text("summary", summary, limits.MAX_TEXT)
-        command = commands.Complete(
-            fence=fence, output=limits.json_text("output", output), summary=summary
-        )
+            summary = redactor.text(limits.text("summary", summary, limits.MAX_TEXT))
+        text = redactor.json(limits.json_text("output", output))
+        command = commands.Complete(fence=fence, output=text, summary=summary)
         moved = await self._core.batcher.submit(
             self._complete, _Result(command, workspace, actor), key=fence.task.int
         )
         if not moved:
             # Not the plain case: the model says what it is.
             await self._core.order(fence.task, command, workspace=workspace, actor=actor)
+        self._sealing.forget(fence)
 
     def _complete_script(self, results: list[_Result]) -> Script[Answers]:
         done = []
@@ -94,7 +115,19 @@ class Reporting:
     async def order(self, command: commands.Fenced, actor: str | None) -> Change | None:
         """Any other end of an attempt, or its beginning, as the model decides."""
         check_report(command)
-        return await self._core.order(command.fence.task, command, actor=actor)
+        task = command.fence.task
+        if any(getattr(command, field, None) is not None for field in _SAID):
+            command = redacted(command, await self._sealing.redactor(command.fence))
+        change = await self._core.order(task, command, actor=actor)
+        if not isinstance(command, commands.Begin):
+            self._sealing.forget(command.fence)
+        return change
+
+    async def receipt(self, fence: Fence, receipt: dict[str, Any]) -> dict[str, Any]:
+        """A receipt as it may be stored."""
+        limits.json_text("receipt", receipt)
+        struck_out: dict[str, Any] = (await self._sealing.redactor(fence)).value(receipt)
+        return struck_out
 
     async def heartbeat(self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S) -> Beat:
         """Renew all leases in one statement."""
@@ -130,6 +163,7 @@ class Reporting:
             if not isinstance(step, str):
                 raise Invalid("current_step must be text", field="current_step")
             limits.text("current_step", step, limits.MAX_ERROR)
+            step = (await self._sealing.redactor(fence)).text(step)
         item = (fence, percent, step, finish_at)
         if not await self._core.batcher.submit(self._progress, item, key=fence.task.int):
             raise Conflict(f"attempt {fence.attempt} no longer owns the task", _LOST)
@@ -148,7 +182,8 @@ class Reporting:
         _check_fence(fence)
         if seq is not None:
             limits.number("seq", seq, 0, limits.MAX_COUNT)
-        text = limits.json_text("checkpoint", data) or "null"
+        redactor = await self._sealing.redactor(fence)
+        text = redactor.json(limits.json_text("checkpoint", data)) or "null"
 
         def script() -> Script[int]:
             task = yield from self._owned(fence, pausing=True)
@@ -186,10 +221,9 @@ class Reporting:
             limits.text("text", line.text, limits.MAX_TEXT)
         if not lines:
             return
-        rows = [
-            (fence.task, fence.attempt, token_hash(fence.token), line.number, line.level, line.text)
-            for line in lines
-        ]
+        said = (await self._sealing.redactor(fence)).text
+        owner = (fence.task, fence.attempt, token_hash(fence.token))
+        rows = [(*owner, line.number, line.level, said(line.text)) for line in lines]
 
         def script() -> Script[None]:
             yield Statement("transcript_append", {"now": self._core.now()}, {"line": rows})
@@ -203,8 +237,9 @@ class Reporting:
 
     async def record_step(self, fence: Fence, key: str, value: Any) -> None:
         """Remember a step's value for every later attempt."""
-        limits.text("key", key, limits.MAX_TITLE, empty=False)
-        text = limits.json_text("value", value)
+        redactor = await self._sealing.redactor(fence)
+        _check_key(key, redactor)
+        text = redactor.json(limits.json_text("value", value))
 
         def script() -> Script[None]:
             task = yield from self._owned(fence)
@@ -220,9 +255,10 @@ class Reporting:
         self, fence: Fence, workspace: UUID, key: str, new: NewTask, actor: str | None
     ) -> UUID:
         """A child task, made once per key however often the handler repeats it."""
-        limits.text("key", key, limits.MAX_TITLE, empty=False)
+        redactor = await self._sealing.redactor(fence)
+        _check_key(key, redactor)
         child = uuid5(fence.task, key)
-        born = msgspec.structs.replace(new, id=child, parent=fence.task)
+        born = msgspec.structs.replace(struck(new, redactor), id=child, parent=fence.task)
         check(born)
         draft = await self._submitting.draft([born], workspace, actor)
 
@@ -292,6 +328,26 @@ def _check_fence(fence: Fence) -> None:
     """A number that no attempt can have is that of an attempt which owns nothing."""
     if not _is_sane(fence):
         raise Conflict("no such attempt owns the task", _LOST)
+
+
+def _check_key(key: str, redactor: Redactor) -> None:
+    """Struck out, two keys could become one, and a step's value be taken for another's."""
+    limits.text("key", key, limits.MAX_TITLE, empty=False)
+    if redactor.text(key) != key:
+        raise Invalid("a step's key must not hold a secret", field="key")
+
+
+def redacted(command: F, redactor: Redactor) -> F:
+    """What an attempt says as it may be stored."""
+    said = {field: redactor.value(getattr(command, field, None)) for field in _SAID}
+    failure = said["failure"]
+    if failure is not None:
+        stack = None if failure.stack is None else redactor.text(failure.stack)
+        said["failure"] = msgspec.structs.replace(
+            failure, message=redactor.text(failure.message), stack=stack
+        )
+    there = {field: value for field, value in said.items() if value is not None}
+    return msgspec.structs.replace(command, **there)
 
 
 def check_report(command: commands.Fenced) -> None:

@@ -7,8 +7,10 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto import tracing
 from tenuto.crash import crash_point
 from tenuto.engine.core import Core
+from tenuto.engine.sealing import Sealing
 from tenuto.model import limits
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.model.matching import Requirements
@@ -21,6 +23,9 @@ Rows = dict[str, list[tuple[Any, ...]]]
 _COMMON_BODY = 9
 _COMMON_HOT = 8
 """Columns that most tasks fill; they come first in the rows of the query `submit`."""
+_INPUT = 5
+_ENV = 19
+"""Places of columns in the rows of `_body`."""
 
 
 class Submitted(msgspec.Struct, frozen=True, gc=False):
@@ -31,11 +36,14 @@ class Submitted(msgspec.Struct, frozen=True, gc=False):
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """Tasks spelled out as rows, with the lanes whose workers to wake."""
+    """Tasks spelled out as rows, with the lanes whose workers to wake.
+
+    `prints` are the fingerprints by which a task is known again, the first of them stored.
+    """
 
     ids: list[UUID]
     keys: list[str | None]
-    prints: list[str | None]
+    prints: list[tuple[str, ...]]
     rows: Rows
     wakes: set[int]
 
@@ -43,8 +51,9 @@ class Draft(msgspec.Struct, frozen=True):
 class Submitting:
     """The submit family."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, sealing: Sealing) -> None:
         self._core = core
+        self._sealing = sealing
         self._kind = Kind("submit", self._script, one_statement=True, at_once=True)
 
     async def many(
@@ -119,16 +128,18 @@ class Submitting:
         rerun_of: UUID | None = None,
     ) -> Draft:
         """Checked tasks spelled out; nothing is written but, at the end, the lanes."""
-        rows: Rows = {"body": [], "hot": [], "label": [], "tag": [], "capability": []}
         made = self._core.clock.new_ids(len(news))
         ids = [new.id or fresh for new, fresh in zip(news, made, strict=True)]
+        hidden = self._sealing.hide(news, ids, workspace)
+        news = hidden.news
+        rows: Rows = {"body": [], "hot": [], "label": [], "tag": [], "capability": []}
+        rows["sealed"] = hidden.rows
         keys = [new.idempotency_key for new in news]
-        prints = [
-            fingerprint(new) if new.id is not None or key is not None else None
-            for new, key in zip(news, keys, strict=True)
-        ]
-        for new, task_id, print_ in zip(news, ids, prints, strict=True):
-            rows["body"].append(_body(new, task_id, workspace, print_, actor, rerun_of))
+        prints = [_prints(new, hidden.hashes.get(index)) for index, new in enumerate(news)]
+        place = tracing.here()
+        for new, task_id, known in zip(news, ids, prints, strict=True):
+            first = known[0] if known else None
+            rows["body"].append(_body(new, task_id, workspace, first, actor, rerun_of, place))
             for name, words in (
                 ("label", new.tags),
                 ("tag", new.task_tags),
@@ -136,6 +147,8 @@ class Submitting:
             ):
                 if words:
                     rows[name] += [(task_id, workspace, word) for word in dict.fromkeys(words)]
+        named = (text for row in rows["body"] for text in (row[_INPUT], row[_ENV]))
+        await self._sealing.check_names(named, workspace)
         places, wanted = _lane_wishes(news, workspace)
         numbers = await self._core.lanes.ensure(set(wanted))
         lanes = [numbers[each] for each in wanted]
@@ -147,6 +160,13 @@ class Submitting:
                 wakes.add(lanes[place])
             rows["hot"].append(hot)
         return Draft(ids, keys, prints, rows, wakes)
+
+
+def _prints(new: NewTask, hashes: list[str] | None) -> tuple[str, ...]:
+    """The fingerprints of a task that may be submitted again, one with each key of its secrets."""
+    if new.id is None and new.idempotency_key is None:
+        return ()
+    return tuple(fingerprint(new, each) for each in hashes or [""])
 
 
 def _lane_wishes(news: Sequence[NewTask], workspace: UUID) -> tuple[list[int], list[Requirements]]:
@@ -211,12 +231,12 @@ def submit_script(core: Core, draft: Draft, workspace: UUID) -> Script[list[Subm
     before = yield Statement("submitted_before", {"workspace": workspace}, {"wanted": stale})
     earlier = {row["wanted_id"]: row for row in before}
     answers = []
-    for task_id, print_ in zip(draft.ids, draft.prints, strict=True):
+    for task_id, known in zip(draft.ids, draft.prints, strict=True):
         if task_id in fresh:
             answers.append(Submitted(task_id))
             continue
         row = earlier.get(task_id)
-        if row is None or (print_ is not None and row["fingerprint"] != print_):
+        if row is None or (known and row["fingerprint"] not in known):
             raise Conflict(
                 "the idempotency key or id was used before for another task",
                 "idempotency_conflict",
@@ -274,6 +294,7 @@ def _body(
     print_: str | None,
     actor: str | None,
     rerun_of: UUID | None,
+    place: str | None,
 ) -> tuple[Any, ...]:
     return (
         task_id,
@@ -302,5 +323,5 @@ def _body(
         rerun_of,
         new.idempotency_key,
         print_,
-        new.trace_id,
+        new.trace_id or place,
     )

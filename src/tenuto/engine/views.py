@@ -134,6 +134,30 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     stack_trace: str | None = None
 
 
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
+    """A worker process."""
+
+    id: str
+    host: str
+    pid: int
+    agents: list[str]
+    slots: int
+    status: str
+    running: int
+    started_at: datetime
+    last_heartbeat: datetime
+
+
+class SecretView(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
+    """What may be seen of a named secret: never its value."""
+
+    name: str
+    key_id: str
+    created_by: str | None
+    created_at: datetime
+    updated_at: datetime
+
+
 class Gate(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     """One thing that keeps a task from running, with its number and when it clears."""
 
@@ -166,6 +190,20 @@ _VIEW = tuple(
     for name in TaskView.__struct_fields__
     if name not in ("tags", "task_tags", "capabilities", "waiting_for")
 )
+
+
+def worker_of(row: Row) -> WorkerView:
+    return WorkerView(
+        id=row["worker_id"],
+        host=row["host"],
+        pid=row["pid"],
+        agents=msgspec.json.decode(row["agents"]),
+        slots=row["slots"],
+        status=row["status"],
+        running=row["running"],
+        started_at=row["started_at"],
+        last_heartbeat=row["seen_at"],
+    )
 
 
 def summary_of(row: Row) -> TaskSummary:

@@ -24,6 +24,10 @@ MAX_PAGE = 1_000
 MAX_CLAIM = 10_000
 MAX_LEASE_S = 30 * 24 * 3600
 MAX_COUNT = 2**53
+MAX_SECRET = 64 * 1024
+MAX_SECRET_LINES = 1_000
+MAX_SECRETS = 100
+MAX_NAMED_SECRETS = 1_000
 
 
 def text(field: str, value: str, longest: int, *, empty: bool = True) -> str:

@@ -1,6 +1,7 @@
 """What a caller may ask for when submitting a task, and the checks on it."""
 
 import hashlib
+from collections.abc import Mapping
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from tenuto.model import limits
 from tenuto.model.errors import Invalid
 from tenuto.model.matching import COMMAND, Requirements
 from tenuto.model.retry import RetryPolicy
+from tenuto.model.secrets import referred
 
 Kind = Literal["agent", "foreach", "goto", "condition", "approval"]
 
@@ -33,7 +35,8 @@ class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
     runtime: str | None = None
     command: list[str] | None = None
     cwd: str | None = None
-    env: dict[str, str] | None = None
+    env: Mapping[str, str | Mapping[str, str]] | None = None
+    """Texts, and references to stored secrets."""
     priority: int = 5
     tags: list[str] = []
     task_tags: list[str] = []
@@ -126,7 +129,10 @@ def _check_names(field: str, items: list[str]) -> None:
 def _check_command(new: NewTask) -> None:
     for name, value in (new.env or {}).items():
         limits.text("env", name, limits.MAX_NAME, empty=False)
-        limits.text("env", value, limits.MAX_TEXT)
+        if isinstance(value, str):
+            limits.text("env", value, limits.MAX_TEXT)
+        elif referred(value) is None:
+            raise Invalid("env has a value that is neither text nor a secret's name", field="env")
         if "=" in name:
             raise Invalid("env has a name with '=' in it", field="env")
     if new.command is None:
@@ -184,10 +190,13 @@ def same_lane(one: NewTask, other: NewTask) -> bool:
     return same
 
 
-def fingerprint(new: NewTask) -> str:
-    """A hash of what the caller sent, to tell a repeated submit from another one."""
+def fingerprint(new: NewTask, secret: str = "") -> str:
+    """A hash of what the caller sent, to tell a repeated submit from another one.
+
+    `secret` stands for what the task keeps secret, which is not in it.
+    """
     for field in ("input", "metadata"):
         limits.json_text(field, getattr(new, field))
     sent = msgspec.structs.replace(new, id=None)
     encoded = msgspec.json.encode(sent, order="deterministic")
-    return hashlib.blake2b(encoded, digest_size=16).hexdigest()
+    return hashlib.blake2b(encoded + secret.encode(), digest_size=16).hexdigest()

@@ -8,13 +8,14 @@ from typing import Any
 
 from tenuto.crash import crash_point
 from tenuto.engine.claim import Work
-from tenuto.engine.engine import Engine
 from tenuto.model.commands import Failure
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.model.limits import MAX_ERROR, MAX_STACK, clean
+from tenuto.model.redact import NOTHING, Redactor
 from tenuto.settings import Settings
 from tenuto.worker.context import Context
 from tenuto.worker.leases import Held, Leases, Reason
+from tenuto.worker.port import WorkEngine
 from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart, Runtime
 from tenuto.worker.transcript import Transcript
 
@@ -29,7 +30,7 @@ class Attempt:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: WorkEngine,
         work: Work,
         runtime: Runtime,
         leases: Leases,
@@ -42,7 +43,11 @@ class Attempt:
         self._leases = leases
         self._settings = settings
         self._session_ended = session_ended
-        self._transcript = Transcript(engine, work.fence, settings.transcript_kb * 1024)
+        # The engine strikes secrets from all that is stored. Struck here is what the worker cuts
+        # into pieces first, in which nobody would know a secret again.
+        self._redactor = Redactor(work.secrets) if work.secrets else NOTHING
+        room = settings.transcript_kb * 1024
+        self._transcript = Transcript(engine, work.fence, room, self._redactor)
         self._held = Held(work.fence, self.stop)
         self._running: asyncio.Task[Any] | None = None
         self._stopping = False
@@ -83,7 +88,7 @@ class Attempt:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(self._work.timeout_s, self.stop, "timeout")
         try:
-            context = Context(self._engine, self._work, self._transcript)
+            context = Context(self._engine, self._work, self._transcript, self._redactor)
             crash_point("worker.running")
             output = await self._runtime.run(context, self._settings.grace_s, self._receipt)
             return lambda: self._complete(output)
@@ -116,12 +121,12 @@ class Attempt:
 
     async def _fail(self, error: AttemptFailed) -> None:
         crash_point("worker.before_fail")
-        told = error.failure
+        told, struck = error.failure, self._redactor.text
         failure = Failure(
-            message=clean(told.message, MAX_ERROR),
+            message=clean(struck(told.message), MAX_ERROR),
             error_class=told.error_class,
             retryable=told.retryable,
-            stack=None if told.stack is None else clean(told.stack, MAX_STACK),
+            stack=None if told.stack is None else clean(struck(told.stack), MAX_STACK),
             exit_code=told.exit_code,
         )
         at = error.resume_at
@@ -184,7 +189,7 @@ class Attempt:
     def _refused(self, error: Exception) -> Tell:
         """What cannot be stored as it was told is told as a plain failure."""
         message = f"what the attempt reported is refused: {error}"
-        failure = Failure(message=clean(message, MAX_ERROR))
+        failure = Failure(message=clean(self._redactor.text(message), MAX_ERROR))
         return lambda: self._engine.fail(self._work.fence, failure)
 
     def _asked(self, error: Conflict) -> bool:

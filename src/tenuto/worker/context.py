@@ -8,8 +8,9 @@ from uuid import UUID
 
 from tenuto.crash import crash_point
 from tenuto.engine.claim import Work
-from tenuto.engine.engine import Engine
+from tenuto.model.redact import Redactor
 from tenuto.model.submission import NewTask
+from tenuto.worker.port import WorkEngine
 from tenuto.worker.transcript import Transcript
 
 T = TypeVar("T")
@@ -18,10 +19,13 @@ T = TypeVar("T")
 class Context:
     """One attempt, as an async handler sees it."""
 
-    def __init__(self, engine: Engine, work: Work, transcript: Transcript) -> None:
+    def __init__(
+        self, engine: WorkEngine, work: Work, transcript: Transcript, redactor: Redactor
+    ) -> None:
         self._engine = engine
         self._work = work
         self._transcript = transcript
+        self.redactor = redactor
         self._steps: dict[str, tuple[Any, UUID | None]] | None = None
         self._saves = work.checkpoint_seq
         self.checkpoint: Any = work.checkpoint

@@ -16,12 +16,13 @@ from uuid import UUID
 
 from tenuto.clock import Clock
 from tenuto.crash import crash_point
-from tenuto.engine.engine import Engine
-from tenuto.engine.report import Beat
+from tenuto.engine.report import Beat, Presence
 from tenuto.loop import repeat
+from tenuto.metrics import HERE
 from tenuto.model.errors import TenutoError, Unavailable
 from tenuto.settings import Settings
 from tenuto.worker.leases import Held, Leases, Reason
+from tenuto.worker.port import WorkEngine
 
 log = logging.getLogger("tenuto.worker")
 
@@ -36,26 +37,14 @@ def lease_seconds(settings: Settings) -> int:
     return max(settings.lease_s, math.ceil(3 * settings.heartbeat_s))
 
 
-class Identity:
-    """Who a worker is, as the registry of workers shows it."""
-
-    def __init__(self, worker: str, host: str, pid: int) -> None:
-        self.worker = worker
-        self.host = host
-        self.pid = pid
-        self.agents: list[str] = []
-        self.slots = 0
-        self.status = "RUNNING"
-
-
 class Heart:
     """Beats for one worker."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: WorkEngine,
         leases: Leases,
-        who: Identity,
+        who: Presence,
         settings: Settings,
         tell: Callable[[Held, Reason], None],
         die: Callable[[], None] = lambda: os._exit(STUCK_EXIT),
@@ -80,25 +69,28 @@ class Heart:
     async def beat_once(self) -> None:
         """Renew everything; a store that does not answer is asked again at the next beat."""
         held = self._leases.all()
+        beat: Beat | None = None
         if held:
             crash_point("worker.before_heartbeat")
         try:
             # A beat that hangs must not keep the next one from trying another connection.
             async with asyncio.timeout(self._settings.heartbeat_s):
-                beat = await self._engine.heartbeat(
-                    [each.fence for each in held], lease_seconds(self._settings)
-                )
+                fences = [each.fence for each in held]
+                beat = await self._engine.beat(self._who, fences, lease_seconds(self._settings))
             if held:
                 crash_point("worker.heartbeat_answered")
             self._pass_on(held, beat)
             async with asyncio.timeout(self._settings.heartbeat_s):
                 await self._look_after()
         except (Unavailable, TimeoutError) as error:
+            if beat is None:
+                HERE.count("tenuto_lease_renew_failures_total", by=len(held))
             log.warning("heartbeat failed: %s", error or "the store does not answer in time")
         await self._end_stuck()
 
     def _pass_on(self, held: list[Held], beat: Beat) -> None:
         lost = {(fence.task, fence.attempt) for fence in beat.lost}
+        HERE.count("tenuto_lease_renew_failures_total", by=len(lost))
         for each in held:
             task = each.fence.task
             if (task, each.fence.attempt) in lost:
@@ -109,9 +101,9 @@ class Heart:
                 self._ask(each, "pause")
 
     async def _look_after(self) -> None:
-        await self.register()
+        await self._engine.present(self._who)
         if self._beats % SWEEP_EVERY == 0:
-            await self._engine.upkeep.sweep_once(self._who.worker, self._who.host, self._runs)
+            await self._engine.sweep(self._who.worker, self._who.host, self._runs)
         self._beats += 1
 
     def _runs(self, worker: str, task: UUID) -> bool:
@@ -123,12 +115,6 @@ class Heart:
             return self._leases.runs(task)
         pid = worker.removeprefix(f"{self._who.host}:").partition(":")[0]
         return not pid.isdigit() or _is_alive(int(pid))
-
-    async def register(self) -> None:
-        who = self._who
-        await self._engine.worker_beat(
-            who.worker, who.host, who.pid, who.agents, who.slots, who.status
-        )
 
     def _ask(self, held: Held, reason: Reason) -> None:
         # A lost lease overrules what was asked before: there is nothing left to confirm.
@@ -175,8 +161,8 @@ class HeartThread:
 
     def __init__(
         self,
-        connect: Callable[[], AbstractAsyncContextManager[Engine]],
-        make: Callable[[Engine], Heart],
+        connect: Callable[[], AbstractAsyncContextManager[WorkEngine]],
+        make: Callable[[WorkEngine], Heart],
         clock: Clock,
     ) -> None:
         self._connect = connect

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 
-from tenuto.engine.engine import Engine
 from tenuto.engine.report import Line
 from tenuto.model.errors import TenutoError
 from tenuto.model.limits import clean
+from tenuto.model.redact import Redactor
 from tenuto.model.task import Fence
+from tenuto.worker.port import WorkEngine
 
 log = logging.getLogger("tenuto.worker")
 
@@ -22,9 +23,12 @@ LINE_COST = 32
 class Transcript:
     """What one attempt said."""
 
-    def __init__(self, engine: Engine, fence: Fence, most_bytes: int) -> None:
+    def __init__(
+        self, engine: WorkEngine, fence: Fence, most_bytes: int, redactor: Redactor
+    ) -> None:
         self._engine = engine
         self._fence = fence
+        self._redactor = redactor
         self._room = most_bytes
         self._next = 0
         self._waiting: list[Line] = []
@@ -39,7 +43,7 @@ class Transcript:
     def add(self, level: str, text: str) -> None:
         """Remember text, line by line; beyond the cap one last line says so."""
         level = level if isinstance(level, str) and level in LEVELS else "INFO"
-        for line in text.splitlines() or [""]:
+        for line in self._redactor.text(text).splitlines() or [""]:
             for start in range(0, max(len(line), 1), LONGEST_LINE):
                 self._line(level, line[start : start + LONGEST_LINE])
 

@@ -12,17 +12,21 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto import tracing
 from tenuto.broker.protocol import EVERYTHING
 from tenuto.crash import crash_point
 from tenuto.engine.claim import Work
-from tenuto.engine.engine import Engine
+from tenuto.engine.report import Presence
 from tenuto.loop import wait_any
+from tenuto.metrics import HERE
 from tenuto.model.errors import TenutoError
 from tenuto.model.matching import AgentProfile
 from tenuto.settings import Settings
+from tenuto.telemetry import TASK
 from tenuto.worker.attempt import Attempt
-from tenuto.worker.heart import Heart, HeartThread, Identity, lease_seconds
+from tenuto.worker.heart import Heart, HeartThread, lease_seconds
 from tenuto.worker.leases import Held, Leases, Reason
+from tenuto.worker.port import WorkEngine
 from tenuto.worker.runtime.function import FunctionRuntime, Handler
 from tenuto.worker.runtime.protocol import Runtime
 
@@ -31,7 +35,7 @@ log = logging.getLogger("tenuto.worker")
 CLAIM_MOST = 200
 """Tasks in one claim: enough to share its cost, few enough to spread over workers."""
 
-Connect = Callable[[], AbstractAsyncContextManager[Engine]]
+Connect = Callable[[], AbstractAsyncContextManager[WorkEngine]]
 
 
 class Hosted(msgspec.Struct, frozen=True):
@@ -46,7 +50,7 @@ class Worker:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: WorkEngine,
         settings: Settings | None = None,
         *,
         connect: Connect | None = None,
@@ -64,7 +68,7 @@ class Worker:
         self._running: set[asyncio.Task[None]] = set()
         self._sessions = 0
         self._wake = asyncio.Event()
-        self._who = Identity(self.id, host, pid)
+        self._who = Presence(self.id, host, pid)
         self._heart: Heart | HeartThread | None = None
         self._claims: set[asyncio.Task[None]] = set()
         self._reserved = 0
@@ -113,7 +117,7 @@ class Worker:
         """Work until `stop`; then finish or give back what is running."""
         self._who.slots = self.settings.slots
         self._context = copy_context()
-        unsubscribe = self.engine.core.wakeups.subscribe(self._hear)
+        unsubscribe = self.engine.subscribe(self._hear)
         self._start_heart()
         try:
             while not stop.is_set():
@@ -171,14 +175,18 @@ class Worker:
                 hosted.profile, self.id, n, lease_seconds(self.settings)
             )
             crash_point("worker.claimed")
+            if not works:
+                HERE.count("tenuto_claims_total", "empty")
             if self._stopping:
                 await asyncio.gather(*(self._give_back(work) for work in works))
                 return
             for work in works:
                 self._start(work, hosted.runtime)
         except TenutoError as error:
+            HERE.count("tenuto_claims_total", "error")
             log.warning("cannot claim: %s", error)
         except Exception:
+            HERE.count("tenuto_claims_total", "error")
             log.exception("a fault while claiming; the next look goes on")
         finally:
             self._reserved -= n
@@ -191,7 +199,7 @@ class Worker:
         attempt = Attempt(
             self.engine, work, runtime, self._leases, self.settings, self._session_ended
         )
-        task = asyncio.get_running_loop().create_task(attempt.run())
+        task = asyncio.get_running_loop().create_task(_run(attempt, work))
         self._sessions += 1
         self._running.add(task)
         task.add_done_callback(self._ended)
@@ -228,7 +236,7 @@ class Worker:
         def tell(held: Held, reason: Reason) -> None:
             loop.call_soon_threadsafe(held.stop, reason)
 
-        def make(engine: Engine) -> Heart:
+        def make(engine: WorkEngine) -> Heart:
             die: dict[str, Any] = {} if self._die is None else {"die": self._die}
             return Heart(engine, self._leases, self._who, self.settings, tell, **die)
 
@@ -248,9 +256,7 @@ class Worker:
             self._beating.set()
             await self._heart_task
         try:
-            await Heart(
-                self.engine, self._leases, self._who, self.settings, lambda _held, _reason: None
-            ).register()
+            await self.engine.present(self._who)
         except TenutoError as error:
             log.warning("cannot sign off: %s", error)
 
@@ -278,3 +284,10 @@ class Worker:
     def holds(self, task: UUID) -> bool:
         """Whether this worker runs an attempt of the task."""
         return self._leases.runs(task)
+
+
+async def _run(attempt: Attempt, work: Work) -> None:
+    """Run an attempt; what it logs and traces is known to be the task's."""
+    TASK.set(str(work.fence.task))
+    with tracing.span("run", work.trace_id, work.fence.task):
+        await attempt.run()

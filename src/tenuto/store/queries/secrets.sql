@@ -35,13 +35,14 @@ select task_secret.task, task_secret.key_id, task_secret.data from task_secret
 where task_secret.task in (select value from {each:ids});
 
 -- name: task_marked
--- What a task stores where a secret was left out or is named; nothing for any other task.
+-- What a task stores where a secret was left out or is named; of any other task nothing is read.
 -- params: id uuid, mask text, reference text
-select task.id, task.workspace, body.input, body.env
+select task.id, task.workspace,
+  case when cast(body.input as text) like :mask or cast(body.input as text) like :reference
+    then body.input end as input,
+  case when cast(body.env as text) like :reference then body.env end as env
 from task join task_body body on body.workspace = task.workspace and body.task = task.id
-where task.id = :id
-  and (cast(body.input as text) like :mask or cast(body.input as text) like :reference
-    or cast(body.env as text) like :reference);
+where task.id = :id;
 
 -- name: secrets_stale
 -- Secrets that were sealed with one of the keys, unless somebody else handles them.

@@ -21,7 +21,8 @@ import msgspec
 from tenuto.crash import crash_point
 from tenuto.model.commands import Failure
 from tenuto.model.errors import TenutoError
-from tenuto.model.limits import MAX_ERROR, MAX_JSON, clean
+from tenuto.model.limits import MAX_JSON
+from tenuto.model.redact import Redactor
 from tenuto.model.retry import ErrorClass
 from tenuto.worker.context import Context
 from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart
@@ -128,11 +129,21 @@ async def _follow(
     while chunk := await reader.read(_CHUNK):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > _CHUNK:
-            lines, rest = [*lines, rest], b""
+            line, rest = _cut(rest, context.redactor)
+            lines += [line] if line else []
         for line in lines[-_TAIL_LINES:] if context.full else lines:
             _say(line, level, context, tail)
     if rest:
         _say(rest, level, context, tail)
+
+
+def _cut(rest: bytes, redactor: Redactor) -> tuple[bytes, bytes]:
+    """A line that is too long to wait for its end in two parts, without a secret cut in two."""
+    if not redactor.reach:
+        return rest, b""
+    text = rest.decode("utf-8", "surrogateescape")
+    line = text[: redactor.cut(text)].encode("utf-8", "surrogateescape")
+    return line, rest[len(line) :]
 
 
 def _say(line: bytes, level: str, context: Context, tail: deque[str]) -> None:
@@ -212,7 +223,7 @@ def _failure(end: SessionEnd, report: _Report, tail: deque[str]) -> Failure:
     message = str(said.get("message") or (f"{why}: {last}" if last else why))
     retryable = said.get("retryable")
     return Failure(
-        message=clean(message, MAX_ERROR),
+        message=message,
         error_class=kind,
         retryable=retryable if isinstance(retryable, bool) else None,
         exit_code=end.exit_code,

@@ -5,6 +5,7 @@ import ctypes
 import threading
 import traceback
 from collections.abc import Callable
+from contextvars import copy_context
 from inspect import iscoroutinefunction
 from typing import Any
 
@@ -90,7 +91,8 @@ async def _on_thread(handler: Handler, context: Context, grace_s: float) -> Any:
         else:
             loop.call_soon_threadsafe(_settle, future, result, None)
 
-    thread = threading.Thread(target=work, name=f"task {context.task_id}", daemon=True)
+    name, run = f"task {context.task_id}", copy_context().run
+    thread = threading.Thread(target=run, args=(work,), name=name, daemon=True)
     thread.start()
     try:
         return await asyncio.shield(future)

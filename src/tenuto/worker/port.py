@@ -1,0 +1,69 @@
+"""What a worker asks of an engine, be it in this process or behind a server."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+from uuid import UUID
+
+from tenuto.broker.protocol import Listener
+from tenuto.clock import Clock
+from tenuto.engine.claim import Work
+from tenuto.engine.report import Beat, Line, Presence
+from tenuto.model.commands import Failure
+from tenuto.model.matching import AgentProfile
+from tenuto.model.submission import NewTask
+from tenuto.model.task import Fence
+
+
+class WorkEngine(Protocol):
+    """The agents' side of an engine; contracts as `Engine` has them."""
+
+    workspace: UUID
+    actor: str | None
+
+    @property
+    def clock(self) -> Clock: ...
+
+    async def register_agent(self, profile: AgentProfile) -> AgentProfile: ...
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]: ...
+
+    async def claim(self, agent: AgentProfile, worker: str, n: int, lease_s: int) -> list[Work]: ...
+
+    async def beat(self, who: Presence, fences: Sequence[Fence], lease_s: int) -> Beat: ...
+
+    async def present(self, who: Presence) -> None: ...
+
+    async def sweep(self, worker: str, host: str, runs: Callable[[str, UUID], bool]) -> int: ...
+
+    async def progress(
+        self, fence: Fence, percent: float | None = None, step: str | None = None
+    ) -> None: ...
+
+    async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int: ...
+
+    async def append(self, fence: Fence, lines: Sequence[Line]) -> None: ...
+
+    async def steps(self, task: UUID) -> dict[str, tuple[Any, UUID | None]]: ...
+
+    async def record_step(self, fence: Fence, key: str, value: Any) -> None: ...
+
+    async def spawn(self, fence: Fence, key: str, new: NewTask) -> UUID: ...
+
+    async def complete(self, fence: Fence, output: Any = None) -> None: ...
+
+    async def fail(
+        self, fence: Fence, failure: Failure, resume_at: datetime | None = None
+    ) -> None: ...
+
+    async def not_started(self, fence: Fence, failure: Failure) -> None: ...
+
+    async def time_out(self, fence: Fence, receipt: dict[str, Any] | None = None) -> None: ...
+
+    async def release(self, fence: Fence) -> None: ...
+
+    async def confirm_cancel(self, fence: Fence, receipt: dict[str, Any]) -> None: ...
+
+    async def confirm_pause(self, fence: Fence, receipt: dict[str, Any]) -> None: ...
+
+    async def confirm_gone(self, fence: Fence, receipt: dict[str, Any]) -> None: ...

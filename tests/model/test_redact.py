@@ -1,0 +1,135 @@
+"""Striking secrets: nothing of them is left, in any usual spelling, and nothing else is lost."""
+
+import json
+from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Callable
+from time import process_time
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenuto.model.redact import LEAST, MASK, NOTHING, Redactor
+
+# The mask itself is no part of the words: a text that spells a secret around one is no leak.
+CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="*")
+SECRETS = st.text(CHARACTERS, min_size=LEAST, max_size=40)
+TEXTS = st.text(CHARACTERS, max_size=60)
+SPELLINGS: dict[str, Callable[[str], str]] = {
+    "plain": str,
+    "json": lambda s: json.dumps(s)[1:-1],
+    "json utf-8": lambda s: msgspec.json.encode(s).decode()[1:-1],
+    "path": quote,
+    "address": lambda s: quote(s, safe=""),
+    "form": quote_plus,
+    "base64": lambda s: b64encode(s.encode()).decode(),
+    "base64 for addresses": lambda s: urlsafe_b64encode(s.encode()).decode(),
+    "base64 without padding": lambda s: b64encode(s.encode()).decode().rstrip("="),
+}
+
+
+@given(st.lists(SECRETS, min_size=1, max_size=4), st.lists(TEXTS, min_size=2, max_size=5))
+def test_no_secret_is_left_in_any_spelling(secrets: list[str], around: list[str]) -> None:
+    redactor = Redactor(secrets)
+    for spell in SPELLINGS.values():
+        pieces = [spell(secret) + text for text in around for secret in secrets]
+        struck = redactor.text("".join(pieces))
+        assert [each for each in secrets if spell(each) in struck] == []
+
+
+@given(st.binary(max_size=12), SECRETS, st.binary(max_size=12))
+def test_a_secret_inside_base64_is_struck(before: bytes, secret: str, after: bytes) -> None:
+    raw = secret.encode()
+    spelled = b64encode(before + raw + after).decode()
+    struck = Redactor([secret]).text(spelled)
+    if len(raw) > LEAST:
+        assert struck.replace(MASK, "") != spelled
+        # At most two characters at either end tell of the secret and its neighbour.
+        assert len(struck) <= len(spelled) - (len(raw) * 8 // 6 - 2) + len(MASK)
+
+
+@given(st.lists(SECRETS, max_size=3), TEXTS)
+def test_what_holds_no_secret_stays(secrets: list[str], text: str) -> None:
+    redactor = Redactor(secrets)
+    struck = redactor.text(text)
+    assert len(struck) <= len(text)
+    if MASK not in struck:
+        assert struck == text
+    assert NOTHING.text(text) == text
+
+
+def test_the_longest_secret_goes_first_and_overlaps_are_one() -> None:
+    assert Redactor(["hunter", "hunter2"]).text("hunter2 hunter3") == f"{MASK} {MASK}3"
+    assert Redactor(["abcd", "cdef"]).text("<abcdef>") == f"<{MASK}>"
+    assert Redactor(["abcd"]).text("abcdabcd") == MASK * 2
+    assert Redactor(["abcabc"]).text("abcabcabc") == MASK
+
+
+def test_short_values_are_left_alone() -> None:
+    assert Redactor(["abc", ""]).text("abc") == "abc"
+    assert Redactor(["  ab \n"]).text("ab") == "ab"
+
+
+def test_space_around_a_value_does_not_hide_it() -> None:
+    assert Redactor(["hunter2\n"]).text("hunter2!") == f"{MASK}!"
+
+
+def test_lines_of_a_secret_are_struck_one_by_one() -> None:
+    secret = "-----BEGIN KEY-----\nAAAABBBBCCCC\nend\n"
+    redactor = Redactor([secret])
+    lines = [redactor.text(line) for line in f"x\n{secret}y".splitlines()]
+    assert lines == ["x", MASK, MASK, "end", "y"]
+    assert redactor.text(secret) == MASK
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(SECRETS, json_values, TEXTS)
+def test_a_value_is_struck_wherever_the_secret_stands(secret: str, inner: Any, text: str) -> None:
+    redactor = Redactor([secret])
+    value = {"a": [text + secret, {secret: inner}], "b": {"c": json.dumps([secret])}, "d": inner}
+    struck = redactor.value(value)
+    spelled = json.dumps(struck, ensure_ascii=False)
+    assert json.dumps(secret, ensure_ascii=False)[1:-1] not in spelled
+    assert json.loads(redactor.json(json.dumps(value)) or "") == json.loads(json.dumps(struck))
+    assert NOTHING.value(value) is value
+
+
+def test_numbers_that_spell_a_secret_are_struck() -> None:
+    redactor = Redactor(["123456"])
+    assert redactor.value([123456, 9123456.5, 12345, True]) == [MASK, MASK, 12345, True]
+    assert redactor.json(None) is None
+
+
+@given(SECRETS, st.text("ab", max_size=300), st.integers(1, 50), st.sampled_from(sorted(SPELLINGS)))
+def test_a_stream_is_cut_between_secrets(secret: str, text: str, size: int, name: str) -> None:
+    redactor = Redactor([secret])
+    spelled = SPELLINGS[name](secret)
+    stream = text[:150] + spelled + text[150:] + spelled
+    told, rest = [], ""
+    for start in range(0, len(stream), size):
+        rest += stream[start : start + size]
+        place = redactor.cut(rest)
+        told.append(redactor.text(rest[:place]))
+        rest = rest[place:]
+    told.append(redactor.text(rest))
+    assert spelled not in "".join(told).replace(MASK, "*")
+    assert "".join(told).count(MASK) >= redactor.text(stream).count(MASK)
+    assert len("".join(told)) <= len(stream)
+
+
+@pytest.mark.parametrize("text", ["a line of no interest, line 000\n" * 32_000, "l" * 2**20])
+def test_a_megabyte_takes_a_moment(text: str) -> None:
+    alike = [f"line 000000{number:02}: {'l' * number}" for number in range(100)]
+    redactor = Redactor(["\n".join(alike), *alike])
+    start = process_time()
+    assert redactor.text(text) == text
+    assert process_time() - start < 5.0

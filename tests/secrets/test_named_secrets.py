@@ -1,0 +1,209 @@
+"""Named secrets: kept by workspace, referred to by tasks, sealed anew when the key changes."""
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.contract.conftest import (
+    AnyStore,
+    ManualClock,
+    Raw,
+    claim_all,
+    claim_one,
+    new,
+    refusal,
+)
+from tests.secrets.conftest import NEW, OLD, dump, stored_bytes
+
+from tenuto.engine.engine import Engine
+from tenuto.model.errors import Invalid
+from tenuto.model.limits import MAX_SECRET
+from tenuto.vault import Vault
+
+CANARY = "named-canary-7f3a"
+
+
+async def put(engine: Engine, name: str, value: str = CANARY) -> None:
+    await engine.secrets.put(name, value)
+
+
+async def names(engine: Engine) -> list[str]:
+    return [each.name for each in await engine.secrets.list()]
+
+
+async def test_a_secret_can_be_kept_seen_replaced_and_forgotten(
+    engine: Engine, raw: Raw, clock: ManualClock
+) -> None:
+    await put(engine, "b.token-1")
+    made = clock.now()
+    clock.advance(5)
+    await put(engine, "a_key")
+    await put(engine, "b.token-1", "another")
+    first, second = await engine.secrets.list()
+    assert (first.name, second.name) == ("a_key", "b.token-1")
+    assert (second.created_at, second.updated_at) == (made, clock.now())
+    assert (second.key_id, second.created_by) == ("old", "tester")
+    await engine.secrets.delete("a_key")
+    assert await names(engine) == ["b.token-1"]
+    assert await refusal(engine.secrets.delete("a_key")) == "not_found"
+    assert CANARY not in await dump(raw)
+    assert CANARY.encode() not in stored_bytes(raw)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "ü", "a" * 101, "a\n"])
+async def test_a_bad_name_is_refused(engine: Engine, name: str) -> None:
+    assert await refusal(put(engine, name)) == "invalid_value"
+
+
+@pytest.mark.parametrize("value", ["", "x" * (MAX_SECRET + 1), "a\x00b", "\ud800"])
+async def test_a_bad_value_is_refused_and_not_repeated(engine: Engine, value: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        await put(engine, "name", value)
+    assert len(str(caught.value)) < 100
+    await put(engine, "name", "x" * MAX_SECRET)
+
+
+async def test_a_workspace_has_so_many_secrets(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.model.limits.MAX_NAMED_SECRETS", 2)
+    await put(engine, "one")
+    await put(engine, "two")
+    assert await refusal(put(engine, "three")) == "too_large"
+    await put(engine, "two", "again")
+
+
+async def test_a_secret_belongs_to_its_workspace(engine: Engine, store: AnyStore, raw: Raw) -> None:
+    await put(engine, "mine")
+    there = Engine(store, workspace=await raw.workspace(7), vault=Vault(OLD))
+    assert await names(there) == []
+    assert await refusal(there.secrets.delete("mine")) == "not_found"
+    refers = there.submit(new(input={"$secret": "mine"}))
+    assert await refusal(refers) == "secret_unknown"
+    await put(there, "mine", "theirs")
+    assert await names(engine) == ["mine"]
+
+
+async def test_references_are_resolved_at_the_claim(engine: Engine, raw: Raw) -> None:
+    await put(engine, "token", "before")
+    asked = {"auth": [{"$secret": "token"}], "not": {"$secret": "token", "more": 1}}
+    env = {"PLAIN": "x", "TOKEN": {"$secret": "token"}}
+    task = (await engine.submit(new(input=asked, env=env, command=["env"]))).id
+    await put(engine, "token", CANARY)
+    work = await claim_one(engine, accept_commands=True)
+    assert work.input == {"auth": [CANARY], "not": {"$secret": CANARY, "more": 1}} | {
+        "not": asked["not"]
+    }
+    assert work.env == {"PLAIN": "x", "TOKEN": CANARY}
+    assert work.secrets == (CANARY,)
+    assert (await engine.show(task)).input == asked
+    await engine.complete(work.fence, work.input)
+    assert CANARY not in await dump(raw)
+
+
+async def test_a_whole_input_may_be_a_secret(engine: Engine) -> None:
+    await put(engine, "all")
+    await engine.submit(new(input={"$secret": "all"}))
+    assert (await claim_one(engine)).input == CANARY
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"input": {"a": [{"$secret": "gone"}]}},
+        {"env": {"A": {"$secret": "gone"}}, "command": ["env"]},
+        {"input": {"$secret": "no name at all!"}},
+    ],
+)
+async def test_an_unknown_name_is_refused(
+    engine: Engine, raw: Raw, options: dict[str, Any]
+) -> None:
+    assert await refusal(engine.submit(new(**options))) == "secret_unknown"
+    assert await raw.count("task") == 0
+
+
+@pytest.mark.parametrize("value", [1, None, {}, {"$secret": 1}, {"$secret": "a", "b": "c"}])
+async def test_a_variable_is_text_or_a_reference(engine: Engine, value: Any) -> None:
+    refused = engine.submit(new(env={"A": value}, command=["env"]))
+    assert await refusal(refused) == "invalid_value"
+
+
+async def test_too_many_references_are_refused(engine: Engine) -> None:
+    asked = [{"$secret": f"name-{n}"} for n in range(101)]
+    assert await refusal(engine.submit(new(input=asked))) == "too_large"
+
+
+async def test_a_task_waits_for_a_secret_that_was_forgotten(
+    engine: Engine, clock: ManualClock
+) -> None:
+    await put(engine, "token")
+    task = (await engine.submit(new(input={"$secret": "token"}))).id
+    await engine.secrets.delete("token")
+    assert await claim_all(engine) == []
+    view = await engine.show(task)
+    assert (view.status, view.tries) == ("RETRY_WAIT", 0)
+    assert "token" in (view.last_error or "")
+    await put(engine, "token")
+    clock.advance(60)
+    await engine.upkeep.promote_once("test")
+    assert (await claim_one(engine)).input == CANARY
+
+
+async def test_references_need_no_key_to_be_submitted(engine: Engine, store: AnyStore) -> None:
+    await put(engine, "token")
+    await Engine(store).submit(new(input={"$secret": "token"}))
+    assert (await claim_one(engine)).input == CANARY
+
+
+async def key_ids(raw: Raw) -> list[str]:
+    found = await raw.fetch(
+        "select key_id from secret union all select key_id from task_secret"
+        " union all select key_id from webhook"
+    )
+    return [row[0] for row in found]
+
+
+async def put_webhook(engine: Engine, raw: Raw, webhook: UUID) -> None:
+    place = {"workspace": engine.workspace, "table": "webhook", "row": str(webhook)}
+    sealed = Vault(OLD).seal(CANARY, **place, column="secret")  # type: ignore[arg-type]
+    at, yes = ("0", "1") if raw.path is not None else ("to_timestamp(0)", "true")
+    await raw.execute(
+        "insert into webhook (id, workspace, url, events, key_id, secret, enabled, created_at,"
+        f" updated_at) values ('{webhook}', '{engine.workspace}', 'https://x.test', '[]',"
+        f" '{sealed.key_id}', '{sealed.data}', {yes}, {at}, {at})"
+    )
+
+
+async def test_everything_is_sealed_anew_a_bounded_number_at_a_time(
+    engine: Engine, store: AnyStore, raw: Raw
+) -> None:
+    there = Engine(store, workspace=await raw.workspace(8), vault=Vault(OLD))
+    for each in (engine, there):
+        await put(each, "one")
+        await put(each, "two")
+    await engine.submit_many([new(input={"secrets": {"a": f"value {n}"}}) for n in range(3)])
+    await put_webhook(engine, raw, UUID(int=1))
+    assert await engine.rotating.rotate_once() == 0
+    later = Engine(store, vault=Vault(NEW | OLD))
+    done = []
+    while (n := await later.rotating.rotate_once(3)) > 0:
+        done.append(n)
+    assert done == [3, 3, 2]
+    assert set(await key_ids(raw)) == {"new"}
+    only_new = Engine(store, vault=Vault(NEW))
+    await only_new.submit(new(input={"$secret": "one"}))
+    works = await claim_all(only_new)
+    assert works[-1].input == CANARY
+    assert [work.secrets for work in works[:3]] == [(f"value {n}",) for n in range(3)]
+
+
+async def test_what_cannot_be_opened_keeps_its_key(
+    engine: Engine, store: AnyStore, raw: Raw
+) -> None:
+    await put(engine, "damaged")
+    await raw.execute("update secret set data = 'AAAA'")
+    await put(engine, "sound")
+    later = Engine(store, vault=Vault(NEW | OLD))
+    assert await later.rotating.rotate_once() == 1
+    assert await later.rotating.rotate_once() == 0
+    assert sorted(await key_ids(raw)) == ["new", "old"]
