@@ -5,18 +5,19 @@ import gc
 import importlib
 import logging
 import os
-import re
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
+from tenuto import telemetry, tracing
 from tenuto.broker.local import LocalWakeups
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import Wakeups
@@ -28,7 +29,6 @@ from tenuto.settings import Settings
 from tenuto.store.protocol import Store
 from tenuto.store.schema import NEEDS
 from tenuto.store.sqlite import SqliteStore
-from tenuto.telemetry import set_up
 
 if TYPE_CHECKING:
     from tenuto.api.service import Service
@@ -66,7 +66,7 @@ def process_name(clock: Clock) -> str:
 
 def shown(url: str) -> str:
     """The address without its password."""
-    return re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", url)
+    return telemetry.without_password(url)
 
 
 def sqlite_path(url: str) -> str | None:
@@ -150,7 +150,8 @@ async def connect(
 ) -> AsyncIterator[Engine]:
     """An engine on the settings' database."""
     async with opened(settings, listen=listen) as (store, wakeups):
-        yield Engine(store, wakeups, actor=actor, vault=open_vault(settings))
+        vault = cache(lambda: open_vault(settings))
+        yield Engine(store, wakeups, actor=actor, vault=vault)
 
 
 def open_vault(settings: Settings) -> "Vault":
@@ -173,29 +174,52 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     agent_type: str | None = None
     command: tuple[str, ...] | None = None
     app: str | None = None
+    metrics_port: int | None = None
+
+
+def _tell(role: str, settings: Settings, metrics_port: int | None = None) -> None:
+    """Set up what a program that runs until it is stopped tells of itself."""
+    telemetry.set_up(style=settings.log)
+    tracing.set_up(role, wanted=settings.otel)
+    if metrics_port is not None:
+        _tell_metrics(settings.host, metrics_port)
+
+
+def _tell_metrics(host: str, port: int) -> None:
+    """Answer Prometheus where no API does; `Unavailable` when somebody else has the port."""
+    from prometheus_client import start_http_server  # noqa: PLC0415  not for every command
+
+    from tenuto.metrics import HERE  # noqa: PLC0415
+
+    try:
+        start_http_server(port, host, HERE.registry)
+    except OSError as error:
+        raise Unavailable(
+            f"cannot tell metrics on {host}:{port}: {error.strerror or error}", "port_taken"
+        ) from error
 
 
 def serve_worker(settings: Settings, options: WorkerOptions) -> int:
     """Work until asked to stop; the exit code."""
-    set_up()
+    _tell("worker", settings, options.metrics_port)
     return run(_worker(settings, options))
 
 
-def serve_coordinator(settings: Settings) -> int:
+def serve_coordinator(settings: Settings, metrics_port: int | None = None) -> int:
     """Coordinate until asked to stop; the exit code."""
-    set_up()
+    _tell("coordinator", settings, metrics_port)
     return run(_coordinator(settings))
 
 
 def serve_api(settings: Settings) -> int:
     """Answer requests until asked to stop; the exit code."""
-    set_up()
+    _tell("api", settings)
     return run(_api(settings))
 
 
 def serve_up(settings: Settings, workers: int) -> int:
     """Coordinator here and workers as child processes, until asked to stop; the exit code."""
-    set_up()
+    _tell("up", settings)
     return run(_up(settings, workers))
 
 

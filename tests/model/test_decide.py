@@ -97,6 +97,8 @@ COMMANDS: dict[str, Callable[[Fence], Command]] = {
     "retry": lambda _: c.Retry(),
     "archive": lambda _: c.Archive(),
     "reprioritise": lambda _: c.Reprioritise(priority=9),
+    "edit": lambda _: c.Edit(fields=("title",)),
+    "erase": lambda _: c.Erase(),
 }
 DUTIES: dict[str, Callable[[Fence], Command]] = {
     "overrun": lambda _: c.Overrun(),

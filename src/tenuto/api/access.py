@@ -1,15 +1,18 @@
 """Who may call which route: one table that names them all, and the guard that reads it."""
 
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
 import msgspec
+from litestar import Litestar
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
+from tenuto.api import idempotency
 from tenuto.api.service import Desk, Service
 from tenuto.model.access import Caller, Role, Scope
-from tenuto.model.errors import Forbidden, NotFound, Unauthenticated
+from tenuto.model.errors import Forbidden, Invalid, NotFound, Unauthenticated
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -62,7 +65,19 @@ ROUTES: dict[str, Access | None] = {
     f"POST {V1}/agent-tasks/{{task_id}}/park": _WORK,
     f"POST {V1}/agent-tasks/{{task_id}}/release": _WORK,
     f"POST {V1}/agent-tasks/{{task_id}}/transcript": _WORK,
+    f"GET {V1}/agent-tasks/find": _SEE,
+    f"GET {V1}/agent-tasks/{{task_id}}/trail": _SEE,
+    f"POST {V1}/agent-tasks/{{task_id}}/checkpoint": _WORK,
+    f"GET {V1}/agent-tasks/{{task_id}}/steps": _WORK,
+    f"POST {V1}/agent-tasks/{{task_id}}/steps": _WORK,
+    f"POST {V1}/agent-tasks/{{task_id}}/children": _WORK,
+    f"POST {V1}/agent-tasks/{{task_id}}/not-started": _WORK,
+    f"POST {V1}/agent-tasks/{{task_id}}/timed-out": _WORK,
+    f"POST {V1}/agent-tasks/{{task_id}}/confirm-cancel": _WORK,
+    f"POST {V1}/agent-tasks/{{task_id}}/confirm-pause": _WORK,
+    f"POST {V1}/agent-tasks/{{task_id}}/confirm-gone": _WORK,
     f"GET {V1}/agents": _SEE,
+    f"POST {V1}/agents": _WORK,
     f"GET {V1}/agents/{{agent_id}}": _SEE,
     f"PUT {V1}/agents/{{agent_id}}": _USE,
     f"DELETE {V1}/agents/{{agent_id}}": _RULE,
@@ -74,6 +89,8 @@ ROUTES: dict[str, Access | None] = {
     f"POST {V1}/agents/{{agent_id}}/heartbeat": _WORK,
     f"GET {V1}/workers": _SEE,
     f"POST {V1}/workers/{{worker_id}}/heartbeat": _WORK,
+    f"POST {V1}/workers/{{worker_id}}/claim": _WORK,
+    f"POST {V1}/workers/{{worker_id}}/sweep": _WORK,
     f"GET {V1}/stats": _SEE,
     f"GET {V1}/events": _SEE,
     f"GET {V1}/dead-letters": _SEE,
@@ -110,15 +127,57 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     """Let a request through that its route's row of the table allows, and say who asks."""
     del handler
     scope: Any = connection.scope
-    access = ROUTES[f"{scope['method']} {scope['path_template']}"]
-    if access is PUBLIC:
-        return
+    route = f"{scope['method']} {scope['path_template']}"
+    access = ROUTES[route]
+    if access is not PUBLIC:
+        await _admit(connection, access)
+    if scope["query_string"]:
+        _check_query(connection, route)
+    key = connection.headers.get("idempotency-key")
+    if key is not None and route in idempotency.ROUTES:
+        await _repeatable(scope, route, key)
+
+
+async def _repeatable(scope: Any, route: str, key: str) -> None:
+    """Answer as before, or see to it that the answer is kept."""
+    desk = desk_of(scope)
+    answers = idempotency.Answers(desk.engine.core.store, desk.service.vault, desk.workspace)
+    await answers.begin(key, route, scope["path"], scope["state"]["body"])
+
+    async def end(status: int, body: bytes) -> None:
+        await answers.end(key, route, status, body)
+
+    scope["state"]["answered"] = end
+
+
+async def _admit(connection: ASGIConnection[Any, Any, Any, Any], access: Access) -> None:
     service: Service = connection.app.state.service
     token = _token(connection)
     caller = await service.callers.of(token, _wanted(connection))
     service.rates.request(caller.key)
     _check(caller, access, connection.path_params)
     connection.scope["state"]["desk"] = service.desk(caller, token)
+
+
+def _check_query(connection: ASGIConnection[Any, Any, Any, Any], route: str) -> None:
+    """A misspelt filter would answer everything: refuse what the contract does not name."""
+    known = query_names(connection.app).get(route, frozenset())
+    for name in connection.query_params:
+        if name not in known:
+            raise Invalid(f"there is no query parameter {name[:60]!r}", field=name[:60])
+
+
+@lru_cache(maxsize=4)
+def query_names(app: Litestar) -> dict[str, frozenset[str]]:
+    """The query parameters of each route."""
+    found = {}
+    for path, methods in app.openapi_schema.to_schema()["paths"].items():
+        for method, operation in methods.items():
+            names = {each["name"] for each in operation.get("parameters", ())}
+            found[f"{method.upper()} {path}"] = frozenset(
+                names | ({"priority>"} if "priority" in names else set())
+            )
+    return found
 
 
 def _check(caller: Caller, access: Access, path: dict[str, Any]) -> None:

@@ -7,9 +7,10 @@ from uuid import UUID
 
 import msgspec
 from litestar import Request, delete, get, patch, post, put
+from litestar.params import FromPath, FromQuery, JSONBody
 
 from tenuto.api.rates import Quota
-from tenuto.api.service import Desk, Service
+from tenuto.api.service import AtDesk, Service
 from tenuto.api.shapes import (
     LoginBody,
     SecretBody,
@@ -31,7 +32,7 @@ from tenuto.engine.hooks import (
 )
 from tenuto.engine.views import SecretView
 from tenuto.model.access import Role
-from tenuto.model.errors import Forbidden, NotFound
+from tenuto.model.errors import Conflict, Forbidden, NotFound
 
 
 class Token(msgspec.Struct, frozen=True, rename="camel"):
@@ -87,7 +88,7 @@ class MemberView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 @post("/login", status_code=200)
-async def login(request: Request[Any, Any, Any], data: LoginBody) -> Token:
+async def login(request: Request[Any, Any, Any], data: JSONBody[LoginBody]) -> Token:
     """A session token for somebody who knows the password."""
     service: Service = request.app.state.service
     client = request.client.host if request.client is not None else "-"
@@ -97,16 +98,16 @@ async def login(request: Request[Any, Any, Any], data: LoginBody) -> Token:
 
 
 @post("/logout", status_code=204)
-async def logout(desk: Desk) -> None:
+async def logout(desk: AtDesk) -> None:
     """End the login whose token this is."""
     if desk.caller.session is None:
-        raise Forbidden("this token is not a login; revoke it instead")
+        raise Conflict("this token is not a login; revoke it instead")
     await desk.service.identity.logout(desk.caller.session)
     desk.service.callers.forget()
 
 
 @get("/me")
-async def me(desk: Desk) -> Me:
+async def me(desk: AtDesk) -> Me:
     """Who the caller is, and where."""
     caller = desk.caller
     return Me(
@@ -120,7 +121,7 @@ async def me(desk: Desk) -> Me:
 
 
 @get("/workspaces")
-async def workspaces(desk: Desk) -> Sequence[WorkspaceView]:
+async def workspaces(desk: AtDesk) -> Sequence[WorkspaceView]:
     """The workspaces that the caller belongs to."""
     caller = desk.caller
     if caller.session is None:
@@ -142,7 +143,7 @@ def _workspace(row: Any, role: str) -> WorkspaceView:
 
 
 @post("/workspaces")
-async def make_workspace(desk: Desk, data: WorkspaceBody) -> WorkspaceView:
+async def make_workspace(desk: AtDesk, data: JSONBody[WorkspaceBody]) -> WorkspaceView:
     """A new tenant, owned by the caller."""
     made = await desk.service.identity.make_workspace(data.name, desk.caller.user)
     [row] = await desk.service.identity.workspaces(only=made)
@@ -151,14 +152,14 @@ async def make_workspace(desk: Desk, data: WorkspaceBody) -> WorkspaceView:
 
 
 @get("/workspaces/{workspace_id:uuid}")
-async def workspace(desk: Desk, workspace_id: UUID) -> WorkspaceView:
+async def workspace(desk: AtDesk, workspace_id: FromPath[UUID]) -> WorkspaceView:
     """The caller's workspace."""
     [row] = await _own(desk, workspace_id)
     return _workspace(row, desk.caller.role.name)
 
 
 @put("/workspaces/{workspace_id:uuid}/quota")
-async def quota(desk: Desk, workspace_id: UUID, data: Quota) -> WorkspaceView:
+async def quota(desk: AtDesk, workspace_id: FromPath[UUID], data: JSONBody[Quota]) -> WorkspaceView:
     """What the workspace may use."""
     await _own(desk, workspace_id)
     data.check()
@@ -168,19 +169,19 @@ async def quota(desk: Desk, workspace_id: UUID, data: Quota) -> WorkspaceView:
     return _workspace(row, desk.caller.role.name)
 
 
-async def _own(desk: Desk, workspace_id: UUID) -> Sequence[Any]:
+async def _own(desk: AtDesk, workspace_id: UUID) -> Sequence[Any]:
     if workspace_id != desk.workspace:
         raise NotFound(f"no workspace {workspace_id}")
     return await desk.service.identity.workspaces(only=workspace_id)
 
 
 @get("/users")
-async def users(desk: Desk) -> Sequence[MemberView]:
+async def users(desk: AtDesk) -> Sequence[MemberView]:
     """Who belongs to the workspace."""
     return await _members(desk)
 
 
-async def _members(desk: Desk) -> Sequence[MemberView]:
+async def _members(desk: AtDesk) -> Sequence[MemberView]:
     rows = await desk.service.identity.members(desk.workspace)
     return [
         MemberView(
@@ -195,7 +196,7 @@ async def _members(desk: Desk) -> Sequence[MemberView]:
 
 
 @post("/users")
-async def make_user(desk: Desk, data: UserBody) -> MemberView:
+async def make_user(desk: AtDesk, data: JSONBody[UserBody]) -> MemberView:
     """A new user who belongs to the workspace."""
     role = _grantable(desk, data.role)
     made = await desk.service.identity.make_user(data.name, data.password)
@@ -203,7 +204,7 @@ async def make_user(desk: Desk, data: UserBody) -> MemberView:
     return await _member(desk, made)
 
 
-def _grantable(desk: Desk, name: str) -> Role:
+def _grantable(desk: AtDesk, name: str) -> Role:
     """A role that the caller may give: none above its own."""
     role = Role[name]
     if role > desk.caller.role:
@@ -212,7 +213,9 @@ def _grantable(desk: Desk, name: str) -> Role:
 
 
 @patch("/users/{user_id:uuid}")
-async def change_user(desk: Desk, user_id: UUID, data: UserPatch) -> MemberView:
+async def change_user(
+    desk: AtDesk, user_id: FromPath[UUID], data: JSONBody[UserPatch]
+) -> MemberView:
     """Change as what somebody belongs to the workspace."""
     member = await _member(desk, user_id)
     if data.role is not None:
@@ -224,7 +227,7 @@ async def change_user(desk: Desk, user_id: UUID, data: UserPatch) -> MemberView:
 
 
 @delete("/users/{user_id:uuid}")
-async def drop_user(desk: Desk, user_id: UUID) -> None:
+async def drop_user(desk: AtDesk, user_id: FromPath[UUID]) -> None:
     """Take somebody out of the workspace."""
     member = await _member(desk, user_id)
     _grantable(desk, member.role)
@@ -232,7 +235,7 @@ async def drop_user(desk: Desk, user_id: UUID) -> None:
     desk.service.callers.forget()
 
 
-async def _member(desk: Desk, user_id: UUID) -> MemberView:
+async def _member(desk: AtDesk, user_id: UUID) -> MemberView:
     for member in await _members(desk):
         if member.id == user_id:
             return member
@@ -240,7 +243,7 @@ async def _member(desk: Desk, user_id: UUID) -> MemberView:
 
 
 @get("/tokens")
-async def tokens(desk: Desk) -> Sequence[TokenView]:
+async def tokens(desk: AtDesk) -> Sequence[TokenView]:
     """The tokens of the workspace, without themselves."""
     rows = await desk.service.identity.tokens(desk.workspace)
     return [
@@ -259,7 +262,7 @@ async def tokens(desk: Desk) -> Sequence[TokenView]:
 
 
 @post("/tokens")
-async def make_token(desk: Desk, data: TokenBody) -> Token:
+async def make_token(desk: AtDesk, data: JSONBody[TokenBody]) -> Token:
     """A program's key to the workspace, shown once; never more than the caller may itself."""
     role = _grantable(desk, data.role)
     beyond = sorted(set(data.scopes) - desk.caller.scopes)
@@ -278,38 +281,40 @@ async def make_token(desk: Desk, data: TokenBody) -> Token:
 
 
 @delete("/tokens/{token_id:uuid}")
-async def revoke_token(desk: Desk, token_id: UUID) -> None:
+async def revoke_token(desk: AtDesk, token_id: FromPath[UUID]) -> None:
     """End a token, at once."""
     await desk.service.identity.revoke_token(desk.workspace, token_id)
     desk.service.callers.forget()
 
 
 @get("/secrets")
-async def secrets(desk: Desk) -> Sequence[SecretView]:
+async def secrets(desk: AtDesk) -> Sequence[SecretView]:
     """The named secrets, without their values."""
     return await desk.engine.secrets.list()
 
 
 @put("/secrets/{name:str}", status_code=204)
-async def put_secret(desk: Desk, name: str, data: SecretBody) -> None:
+async def put_secret(desk: AtDesk, name: FromPath[str], data: JSONBody[SecretBody]) -> None:
     """Keep a value that only running attempts get to see."""
     await desk.engine.secrets.put(name, data.value)
 
 
 @delete("/secrets/{name:str}")
-async def drop_secret(desk: Desk, name: str) -> None:
+async def drop_secret(desk: AtDesk, name: FromPath[str]) -> None:
     """Forget a named secret."""
     await desk.engine.secrets.delete(name)
 
 
 @get("/webhooks")
-async def webhooks(desk: Desk, limit: Limit = 100, cursor: UUID | None = None) -> WebhookPage:
+async def webhooks(
+    desk: AtDesk, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
+) -> WebhookPage:
     """The endpoints that hear of events, newest first."""
     return await desk.hooks.page(desk.workspace, limit, cursor)
 
 
 @post("/webhooks")
-async def make_webhook(desk: Desk, data: WebhookBody) -> WebhookSecret:
+async def make_webhook(desk: AtDesk, data: JSONBody[WebhookBody]) -> WebhookSecret:
     """Tell an endpoint of events from now on; the answer holds the secret, once."""
     return await desk.hooks.create(
         data.url, data.events, desk.workspace, desk.caller.actor, data.description
@@ -317,14 +322,14 @@ async def make_webhook(desk: Desk, data: WebhookBody) -> WebhookSecret:
 
 
 @get("/webhooks/{webhook_id:uuid}")
-async def webhook(desk: Desk, webhook_id: UUID) -> WebhookView:
+async def webhook(desk: AtDesk, webhook_id: FromPath[UUID]) -> WebhookView:
     """One endpoint."""
     return await desk.hooks.show(webhook_id, desk.workspace)
 
 
 @patch("/webhooks/{webhook_id:uuid}")
 async def change_webhook(
-    desk: Desk, webhook_id: UUID, data: WebhookPatch, if_match: IfMatch = None
+    desk: AtDesk, webhook_id: FromPath[UUID], data: JSONBody[WebhookPatch], if_match: IfMatch = None
 ) -> WebhookView:
     """Change an endpoint, or turn it off and on."""
     given = {
@@ -337,27 +342,30 @@ async def change_webhook(
 
 
 @delete("/webhooks/{webhook_id:uuid}")
-async def drop_webhook(desk: Desk, webhook_id: UUID) -> None:
+async def drop_webhook(desk: AtDesk, webhook_id: FromPath[UUID]) -> None:
     """Tell an endpoint nothing more."""
     await desk.hooks.delete(webhook_id, desk.workspace)
 
 
 @post("/webhooks/{webhook_id:uuid}/rotate-secret", status_code=200)
-async def rotate_webhook(desk: Desk, webhook_id: UUID) -> WebhookSecret:
+async def rotate_webhook(desk: AtDesk, webhook_id: FromPath[UUID]) -> WebhookSecret:
     """A new secret; messages are signed with the old one as well for now."""
     return await desk.hooks.rotate_secret(webhook_id, desk.workspace)
 
 
 @get("/webhooks/{webhook_id:uuid}/deliveries")
 async def deliveries(
-    desk: Desk, webhook_id: UUID, limit: Limit = 100, cursor: UUID | None = None
+    desk: AtDesk,
+    webhook_id: FromPath[UUID],
+    limit: Limit = 100,
+    cursor: FromQuery[UUID | None] = None,
 ) -> DeliveryPage:
     """What was sent to an endpoint, newest first."""
     return await desk.hooks.deliveries(webhook_id, desk.workspace, limit, cursor)
 
 
 @post("/webhooks/deliveries/{delivery_id:uuid}/redeliver", status_code=200)
-async def redeliver(desk: Desk, delivery_id: UUID) -> DeliveryView:
+async def redeliver(desk: AtDesk, delivery_id: FromPath[UUID]) -> DeliveryView:
     """Send a message again."""
     return await desk.hooks.redeliver(delivery_id, desk.workspace)
 

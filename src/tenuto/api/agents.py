@@ -6,9 +6,9 @@ from uuid import UUID
 
 import msgspec
 from litestar import delete, get, post, put
-from litestar.params import Parameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from tenuto.api.service import Desk
+from tenuto.api.service import AtDesk
 from tenuto.api.shapes import AgentBody, TerminateBody
 from tenuto.api.tasks import Limit, TaskPage
 from tenuto.engine.query import Filter
@@ -46,11 +46,11 @@ class AgentToken(msgspec.Struct, frozen=True, rename="camel"):
 
 @get("/agents")
 async def find(
-    desk: Desk,
+    desk: AtDesk,
     limit: Limit = 100,
-    cursor: Annotated[str | None, Parameter(max_length=255)] = None,
-    status: str | None = None,
-    coordinator_enabled: Annotated[bool | None, Parameter(query="coordinatorEnabled")] = None,
+    cursor: Annotated[str | None, QueryParameter(max_length=255)] = None,
+    status: FromQuery[str | None] = None,
+    coordinator_enabled: Annotated[bool | None, QueryParameter(name="coordinatorEnabled")] = None,
 ) -> AgentPage:
     """Agents by name; filters apply to each page."""
     found = await desk.registry.page(cursor, limit + 1)
@@ -65,15 +65,14 @@ async def find(
 
 
 @get("/agents/{agent_id:uuid}")
-async def show(desk: Desk, agent_id: UUID) -> AgentView:
+async def show(desk: AtDesk, agent_id: FromPath[UUID]) -> AgentView:
     """One agent."""
     return await desk.registry.show(agent_id)
 
 
-@put("/agents/{agent_id:uuid}")
-async def put_agent(desk: Desk, agent_id: UUID, data: AgentBody) -> AgentView:
-    """Register an agent, or change it."""
-    profile = AgentProfile(
+def profile_of(desk: AtDesk, agent_id: UUID, data: AgentBody) -> AgentProfile:
+    """What matching is to know of an agent."""
+    return AgentProfile(
         id=agent_id,
         workspace=desk.workspace,
         name=data.name,
@@ -82,7 +81,7 @@ async def put_agent(desk: Desk, agent_id: UUID, data: AgentBody) -> AgentView:
         task_tags=tuple(data.task_tags),
         capabilities=tuple(data.capabilities),
         choose_rules=tuple(data.choose_rules),
-        runtimes=tuple(data.runtimes) or ("http",),
+        runtimes=tuple(data.runtimes),
         accept_commands=data.accept_commands,
         region=data.region,
         models=None if data.models is None else tuple(data.models),
@@ -94,6 +93,14 @@ async def put_agent(desk: Desk, agent_id: UUID, data: AgentBody) -> AgentView:
         stale_threshold_s=data.limit("stale_threshold_s"),
         coordinator_enabled=data.coordinator_enabled,
     )
+
+
+@put("/agents/{agent_id:uuid}")
+async def put_agent(desk: AtDesk, agent_id: FromPath[UUID], data: JSONBody[AgentBody]) -> AgentView:
+    """Register an agent, or change it."""
+    profile = profile_of(desk, agent_id, data)
+    if not profile.runtimes:
+        profile = msgspec.structs.replace(profile, runtimes=("http",))
     try:
         known = await desk.registry.show(agent_id)
     except NotFound:
@@ -107,13 +114,13 @@ async def put_agent(desk: Desk, agent_id: UUID, data: AgentBody) -> AgentView:
 
 
 @delete("/agents/{agent_id:uuid}")
-async def drop(desk: Desk, agent_id: UUID) -> None:
+async def drop(desk: AtDesk, agent_id: FromPath[UUID]) -> None:
     """Forget an agent that runs nothing."""
     await desk.registry.forget(agent_id)
 
 
 @get("/agents/{agent_id:uuid}/health")
-async def health(desk: Desk, agent_id: UUID) -> AgentHealth:
+async def health(desk: AtDesk, agent_id: FromPath[UUID]) -> AgentHealth:
     """Whether the agent lives."""
     agent = await desk.registry.show(agent_id)
     return AgentHealth(
@@ -128,11 +135,11 @@ async def health(desk: Desk, agent_id: UUID) -> AgentHealth:
 
 @get("/agents/{agent_id:uuid}/tasks")
 async def tasks(
-    desk: Desk,
-    agent_id: UUID,
-    status: str | None = None,
+    desk: AtDesk,
+    agent_id: FromPath[UUID],
+    status: FromQuery[str | None] = None,
     limit: Limit = 100,
-    cursor: UUID | None = None,
+    cursor: FromQuery[UUID | None] = None,
 ) -> TaskPage:
     """The tasks whose latest attempt was this agent's, newest first."""
     await desk.registry.show(agent_id)
@@ -142,7 +149,9 @@ async def tasks(
 
 
 @post("/agents/{agent_id:uuid}/terminate", status_code=200)
-async def terminate(desk: Desk, agent_id: UUID, data: TerminateBody | None = None) -> AgentView:
+async def terminate(
+    desk: AtDesk, agent_id: FromPath[UUID], data: JSONBody[TerminateBody | None] = None
+) -> AgentView:
     """Let the agent take no more tasks; unless gracefully, its running ones are cancelled."""
     wish = data or TerminateBody()
     await desk.registry.show(agent_id)
@@ -154,7 +163,7 @@ async def terminate(desk: Desk, agent_id: UUID, data: TerminateBody | None = Non
 
 
 @post("/agents/{agent_id:uuid}/token")
-async def token(desk: Desk, agent_id: UUID) -> AgentToken:
+async def token(desk: AtDesk, agent_id: FromPath[UUID]) -> AgentToken:
     """A key for the agent's own process: it may claim and report for this agent, nothing else."""
     agent = await desk.registry.show(agent_id)
     made = await desk.service.identity.make_token(

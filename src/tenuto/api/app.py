@@ -10,9 +10,10 @@ from litestar.middleware import DefineMiddleware
 from litestar.openapi.config import OpenAPIConfig
 
 from tenuto import __version__
-from tenuto.api import admin, agents, ops, problems, streams, tasks, work
+from tenuto.api import admin, agents, idempotency, ops, problems, remote, streams, tasks, work
 from tenuto.api.access import V1, desk_of, guard
 from tenuto.api.gate import Gate
+from tenuto.api.metrics import metrics, watched
 from tenuto.api.openapi import document, page
 from tenuto.api.service import Desk, Service
 
@@ -43,19 +44,24 @@ def make_app(service: Service) -> Litestar:
         *work.HANDLERS,
         *agents.HANDLERS,
         *ops.HANDLERS,
+        *remote.HANDLERS,
         *streams.HANDLERS,
     ]
-    return Litestar(
-        route_handlers=[Router(V1, route_handlers=handlers), *ops.PUBLIC, openapi, docs],
+    app = Litestar(
+        route_handlers=[Router(V1, route_handlers=handlers), *ops.PUBLIC, metrics, openapi, docs],
         guards=[guard],
         dependencies={"desk": Provide(provide_desk)},
-        exception_handlers={Exception: problems.respond},
+        exception_handlers={
+            idempotency.Repeated: idempotency.repeated,
+            Exception: problems.respond,
+        },
         middleware=[DefineMiddleware(Gate, limit=service.settings.body_kb * 1024)],
         openapi_config=OpenAPIConfig(title="Tenuto", version=__version__, path="/_schema"),
         on_app_init=[_quiet],
         logging_config=None,
         state=State({"service": service}),
     )
+    return watched(app, service.clock)
 
 
 def _quiet(config: AppConfig) -> AppConfig:

@@ -1,5 +1,7 @@
 """The first look at a request: how large it is, and whether its body is JSON with one meaning."""
 
+import asyncio
+import contextlib
 import json
 from typing import Any
 
@@ -9,6 +11,9 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from tenuto.api import problems
 from tenuto.model.errors import Invalid, TenutoError
+
+_PATIENCE_S = 5
+_DRAINED = 64 * 1024 * 1024
 
 
 class Gate:
@@ -28,9 +33,11 @@ class Gate:
                 return
             _check(scope, body)
         except TenutoError as error:
+            await _drain(receive)
             await _refuse(send, error)
             return
-        await self._app(scope, _replay(body, receive), send)
+        scope.setdefault("state", {})["body"] = body
+        await self._app(scope, _replay(body, receive), _keeping(scope, send))
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """The body; `None` when the client left."""
@@ -92,6 +99,41 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again
+
+
+def _keeping(scope: Scope, send: Send) -> Send:
+    """Sends an answer that is to be kept when it is: whoever got it may repeat the request."""
+    started: Any = None
+    parts: list[bytes] = []
+
+    async def keep(message: Any) -> None:
+        nonlocal started
+        end = scope["state"].get("answered")
+        if end is None:
+            await send(message)
+        elif message["type"] == "http.response.start":
+            started = message
+        else:
+            parts.append(message.get("body", b""))
+            if not message.get("more_body"):
+                await end(started["status"], b"".join(parts))
+                await send(started)
+                message["body"] = b"".join(parts)
+                await send(message)
+
+    return keep
+
+
+async def _drain(receive: Receive) -> None:
+    """Let the client finish, within reason: one that still writes would not read the answer."""
+    size = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_PATIENCE_S):
+            while size < _DRAINED:
+                message: Any = await receive()
+                size += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body"):
+                    return
 
 
 async def _refuse(send: Send, error: TenutoError) -> None:

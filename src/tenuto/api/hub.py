@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from tenuto.clock import Clock
+from tenuto.engine.upkeep import Sink
 from tenuto.loop import repeat
 from tenuto.model.errors import TenutoError
 from tenuto.store.protocol import Row, Statement, Store
@@ -53,6 +54,7 @@ class Hub:
         self._readers: defaultdict[UUID, set[Reader]] = defaultdict(set)
         self._watched: defaultdict[UUID, set[Reader]] = defaultdict(set)
         self._seen: dict[UUID, Any] = {}
+        self._sinks: list[Sink] = []
         self._place: tuple[int, int] | None = None
         self._looked = 0.0
         self.poke = asyncio.Event()
@@ -71,6 +73,12 @@ class Hub:
         else:
             self._watched[reader.task].add(reader)
 
+    async def listen(self, sink: Sink) -> None:
+        """Hand a sink every event from now on, for as long as the hub runs. It must not raise."""
+        if self._place is None:
+            self._place = await self._end()
+        self._sinks.append(sink)
+
     def drop(self, reader: Reader) -> None:
         """Forget a reader."""
         for kept, key in ((self._readers, reader.workspace), (self._watched, reader.task)):
@@ -79,7 +87,7 @@ class Hub:
                 if not kept[key]:
                     del kept[key]
                     self._seen.pop(key, None)
-        if not self.readers:
+        if not self.readers and not self._sinks:
             self._place = None
 
     async def run(self, stop: asyncio.Event, clock: Clock) -> None:
@@ -112,6 +120,8 @@ class Hub:
                     reader.offer(row)
             if rows:
                 self._place = (rows[-1]["xid"], rows[-1]["position"])
+                for sink in self._sinks:
+                    await sink(rows)
             if len(rows) < BATCH:
                 return
 

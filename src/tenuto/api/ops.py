@@ -6,8 +6,9 @@ from uuid import UUID
 
 import msgspec
 from litestar import Request, Response, get, post
+from litestar.params import FromQuery, JSONBody
 
-from tenuto.api.service import Desk, Service
+from tenuto.api.service import AtDesk, Service
 from tenuto.api.shapes import RecoverBody
 from tenuto.api.tasks import Limit, Lines
 from tenuto.coordinator.coordinator import NAME
@@ -131,7 +132,7 @@ async def coordinator_health(request: Request[Any, Any, Any]) -> Response[Health
 
 
 @get("/stats")
-async def stats(desk: Desk) -> Stats:
+async def stats(desk: AtDesk) -> Stats:
     """How many tasks, workers and agents the workspace has."""
     query = desk.engine.query
     counts = await query.counts(desk.workspace)
@@ -142,7 +143,7 @@ async def stats(desk: Desk) -> Stats:
 
 
 @get("/workers")
-async def workers(desk: Desk) -> Workers:
+async def workers(desk: AtDesk) -> Workers:
     """The workers of the workspace."""
     rows = await desk.engine.query.workers(desk.workspace)
     return Workers(
@@ -164,7 +165,7 @@ async def workers(desk: Desk) -> Workers:
 
 
 @get("/coordinator/status")
-async def coordinator_status(desk: Desk) -> CoordinatorStatus:
+async def coordinator_status(desk: AtDesk) -> CoordinatorStatus:
     """Who coordinates, and what there is to do in this workspace."""
     leader = await desk.service.system.leader(NAME)
     counts = await desk.engine.query.counts(desk.workspace)
@@ -183,7 +184,7 @@ async def coordinator_status(desk: Desk) -> CoordinatorStatus:
 
 
 @post("/coordinator/recover", status_code=200)
-async def recover(desk: Desk, data: RecoverBody | None = None) -> Recovered:
+async def recover(desk: AtDesk, data: JSONBody[RecoverBody | None] = None) -> Recovered:
     """Look for expired leases and due timers now, not at the next tick."""
     if data is not None and data.workspace_id not in (None, desk.workspace):
         raise Forbidden("no such workspace of yours")
@@ -194,7 +195,10 @@ async def recover(desk: Desk, data: RecoverBody | None = None) -> Recovered:
 
 @get("/coordinator/logs")
 async def coordinator_logs(
-    desk: Desk, workspace: UUID | None = None, level: str = "WARN", limit: Limit = 100
+    desk: AtDesk,
+    workspace: FromQuery[UUID | None] = None,
+    level: FromQuery[str] = "WARN",
+    limit: Limit = 100,
 ) -> Lines:
     """The newest events of at least that level, of all tasks of the workspace."""
     if workspace not in (None, desk.workspace):

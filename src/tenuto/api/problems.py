@@ -20,7 +20,6 @@ log = logging.getLogger("tenuto.api")
 MEDIA_TYPE = "application/problem+json"
 FAULT = 500
 _TITLES = {
-    400: "Bad request",
     401: "Unauthorized",
     403: "Forbidden",
     404: "Not found",
@@ -64,6 +63,8 @@ def of(error: Exception) -> tuple[Problem, dict[str, str]]:
     if isinstance(error, NotFoundException):
         return _problem(404, "not_found", "no such path"), {}
     if isinstance(error, HTTPException) and error.status_code < FAULT:
+        if error.status_code == 400:
+            return _problem(422, "invalid_json", str(error.__cause__ or error.detail)[:300]), {}
         code = _CODE_OF_STATUS.get(error.status_code, "invalid_value")
         headers = dict(error.headers or {})
         if isinstance(error, MethodNotAllowedException):

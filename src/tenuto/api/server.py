@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from tenuto.api.app import make_app
+from tenuto.api.metrics import watch
 from tenuto.api.service import Service
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.errors import Unavailable
@@ -65,6 +66,7 @@ async def serve(
     )
     server = _Server(config)
     await _bootstrap(service)
+    watching = await watch(service, stop)
     running = asyncio.create_task(server.serve(sockets=[bound]))
     hub = asyncio.create_task(service.hub.run(stop, service.clock))
     stopped = asyncio.create_task(stop.wait())
@@ -78,7 +80,8 @@ async def serve(
         service.stopping.set()
         server.should_exit = True
         stopped.cancel()
-        await asyncio.gather(running, hub)
+        await asyncio.gather(running, hub, watching)
+        bound.close()
 
 
 async def _bootstrap(service: Service) -> None:

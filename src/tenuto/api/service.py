@@ -6,6 +6,7 @@ from collections import OrderedDict
 from uuid import UUID
 
 import msgspec
+from litestar.di import NamedDependency
 
 from tenuto.api.attempt_tokens import AttemptTokens
 from tenuto.api.callers import Callers
@@ -48,6 +49,10 @@ class Desk(msgspec.Struct, frozen=True):
     @property
     def registry(self) -> Registry:
         return Registry(self.engine.core, self.workspace)
+
+
+AtDesk = NamedDependency[Desk]
+"""How a handler asks for its request's means."""
 
 
 class Service:

@@ -11,11 +11,11 @@ from uuid import UUID
 
 import msgspec
 from litestar import get
-from litestar.params import Parameter
+from litestar.params import FromPath, HeaderParameter, JSONBody
 from litestar.response import Stream
 
 from tenuto.api.hub import Reader
-from tenuto.api.service import Desk
+from tenuto.api.service import AtDesk
 from tenuto.engine.views import LogLine
 from tenuto.loop import wait_any
 from tenuto.model.errors import Invalid
@@ -26,12 +26,12 @@ RECHECK_S = 5.0
 """Seconds between looks whether a reader may still read."""
 
 LastEventId = Annotated[
-    str | None, Parameter(header="Last-Event-ID", required=False, max_length=60)
+    str | None, HeaderParameter(name="Last-Event-ID", required=False, max_length=60)
 ]
 
 
 @get("/events", media_type="text/event-stream")
-async def workspace_events(desk: Desk) -> Stream:
+async def workspace_events(desk: AtDesk) -> Stream:
     """What happens to the tasks of the workspace, as it happens."""
     reader = Reader(desk.workspace, None)
     await desk.service.hub.add(reader)
@@ -39,7 +39,9 @@ async def workspace_events(desk: Desk) -> Stream:
 
 
 @get("/agent-tasks/{task_id:uuid}/events", media_type="text/event-stream")
-async def task_events(desk: Desk, task_id: UUID, last_event_id: LastEventId = None) -> Stream:
+async def task_events(
+    desk: AtDesk, task_id: FromPath[UUID], last_event_id: LastEventId = None
+) -> Stream:
     """A task's status, progress and lines, as they come; goes on after `Last-Event-ID`."""
     place = _place(last_event_id)
     await desk.engine.show(task_id)
@@ -65,7 +67,7 @@ def _place(text: str | None) -> tuple[int, int, int]:
 class _Watch:
     """What a reader of one task has got."""
 
-    def __init__(self, desk: Desk, task: UUID, place: tuple[int, int, int]) -> None:
+    def __init__(self, desk: AtDesk, task: UUID, place: tuple[int, int, int]) -> None:
         self._desk = desk
         self._task = task
         self._version, self._attempt, self._line = place
@@ -90,7 +92,7 @@ class _Watch:
             found.append(self._message("progress", said))
         return found, view.status in TERMINAL and self._version >= view.version
 
-    def _message(self, name: str, data: Any) -> bytes:
+    def _message(self, name: str, data: JSONBody[Any]) -> bytes:
         return _message(name, data, f"{self._version}.{self._attempt}.{self._line + 1}")
 
 
@@ -118,7 +120,7 @@ Parts = Callable[[], Awaitable[tuple[list[bytes], bool]]]
 """Asks for what is new, and whether it is the end."""
 
 
-async def _live(desk: Desk, reader: Reader, parts: Parts) -> AsyncIterator[bytes]:
+async def _live(desk: AtDesk, reader: Reader, parts: Parts) -> AsyncIterator[bytes]:
     """The stream's bytes until its end, the reader's, the right to read, or the server's."""
     service = desk.service
     told = service.clock.elapsed()
@@ -137,7 +139,7 @@ async def _live(desk: Desk, reader: Reader, parts: Parts) -> AsyncIterator[bytes
         service.hub.drop(reader)
 
 
-async def _turns(desk: Desk, reader: Reader, parts: Parts) -> AsyncIterator[list[bytes]]:
+async def _turns(desk: AtDesk, reader: Reader, parts: Parts) -> AsyncIterator[list[bytes]]:
     """What is new, whenever there may be something, for as long as the reader may have it."""
     service = desk.service
     checked = service.clock.elapsed()
@@ -171,7 +173,7 @@ def _status(event: LogLine) -> dict[str, Any]:
     }
 
 
-def _message(name: str, data: Any, place: str) -> bytes:
+def _message(name: str, data: JSONBody[Any], place: str) -> bytes:
     return b"id: %s\nevent: %s\ndata: %s\n\n" % (
         place.encode(),
         name.encode(),

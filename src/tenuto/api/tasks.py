@@ -8,10 +8,10 @@ from uuid import UUID
 
 import msgspec
 from litestar import Request, Response, delete, get, patch, post
-from litestar.params import Parameter
+from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, QueryParameter
 
 from tenuto.api.problems import bad_query
-from tenuto.api.service import Desk
+from tenuto.api.service import AtDesk
 from tenuto.api.shapes import ActionsBody, BulkBody, ReasonBody, TaskBody, TaskPatch
 from tenuto.engine.edit import Changes
 from tenuto.engine.query import Filter
@@ -20,9 +20,9 @@ from tenuto.model import limits
 from tenuto.model.errors import Invalid
 from tenuto.store.protocol import Statement
 
-Limit = Annotated[int, Parameter(ge=1, le=limits.MAX_PAGE)]
-IfMatch = Annotated[str | None, Parameter(header="If-Match", required=False)]
-Key = Annotated[str | None, Parameter(header="Idempotency-Key", required=False, max_length=100)]
+Limit = Annotated[int, QueryParameter(ge=1, le=limits.MAX_PAGE)]
+IfMatch = Annotated[str | None, HeaderParameter(name="If-Match", required=False)]
+Key = Annotated[str | None, HeaderParameter(name="Idempotency-Key", required=False, max_length=100)]
 
 
 class TaskPage(msgspec.Struct, frozen=True, rename="camel"):
@@ -60,7 +60,7 @@ class Lines(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @post("/agent-tasks")
-async def create(desk: Desk, data: TaskBody, key: Key = None) -> Response[TaskView]:
+async def create(desk: AtDesk, data: JSONBody[TaskBody], key: Key = None) -> Response[TaskView]:
     """Submit a task. It is durable when this answers; repeated with one key, it is one task."""
     await _count(desk, 1)
     made = await desk.engine.submit(data.task(key))
@@ -70,7 +70,7 @@ async def create(desk: Desk, data: TaskBody, key: Key = None) -> Response[TaskVi
 
 
 @post("/agent-tasks/bulk")
-async def create_many(desk: Desk, data: BulkBody) -> MadeTasks:
+async def create_many(desk: AtDesk, data: JSONBody[BulkBody]) -> MadeTasks:
     """Submit many tasks, all or none."""
     if not data.tasks:
         raise Invalid("tasks is empty", field="tasks")
@@ -80,7 +80,7 @@ async def create_many(desk: Desk, data: BulkBody) -> MadeTasks:
     return MadeTasks([MadeTask(each.id, each.created) for each in made])
 
 
-async def _count(desk: Desk, count: int) -> None:
+async def _count(desk: AtDesk, count: int) -> None:
     async def look() -> tuple[Any, int]:
         [workspace] = await desk.service.identity.workspaces(only=desk.workspace)
         quota = workspace["quota"]
@@ -98,19 +98,19 @@ async def _count(desk: Desk, count: int) -> None:
 @get("/agent-tasks")
 async def find(
     request: Request[Any, Any, Any],
-    desk: Desk,
+    desk: AtDesk,
     limit: Limit = 100,
-    cursor: UUID | None = None,
-    status: str | None = None,
-    tags: str | None = None,
-    priority: int | None = None,
-    min_priority: Annotated[int | None, Parameter(query="minPriority", ge=1, le=10)] = None,
-    task_type: Annotated[str | None, Parameter(query="taskType")] = None,
-    agent_id: Annotated[UUID | None, Parameter(query="agentId")] = None,
-    parent_id: Annotated[UUID | None, Parameter(query="parentId")] = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    text: Annotated[str | None, Parameter(max_length=limits.MAX_TITLE)] = None,
+    cursor: FromQuery[UUID | None] = None,
+    status: FromQuery[str | None] = None,
+    tags: FromQuery[str | None] = None,
+    priority: FromQuery[int | None] = None,
+    min_priority: Annotated[int | None, QueryParameter(name="minPriority", ge=1, le=10)] = None,
+    task_type: Annotated[str | None, QueryParameter(name="taskType")] = None,
+    agent_id: Annotated[UUID | None, QueryParameter(name="agentId")] = None,
+    parent_id: Annotated[UUID | None, QueryParameter(name="parentId")] = None,
+    since: FromQuery[datetime | None] = None,
+    until: FromQuery[datetime | None] = None,
+    text: Annotated[str | None, QueryParameter(max_length=limits.MAX_TITLE)] = None,
 ) -> TaskPage:
     """Tasks newest first. `status` and `tags` take several, by commas; also `priority>=8`."""
     where = Filter(
@@ -144,7 +144,7 @@ def _least(request: Request[Any, Any, Any], given: int | None) -> int | None:
 
 
 @get("/agent-tasks/{task_id:uuid}")
-async def show(desk: Desk, task_id: UUID) -> Response[TaskView]:
+async def show(desk: AtDesk, task_id: FromPath[UUID]) -> Response[TaskView]:
     """One task with everything about it but its history."""
     return _shown(await desk.engine.show(task_id))
 
@@ -155,7 +155,7 @@ def _shown(view: TaskView) -> Response[TaskView]:
 
 @patch("/agent-tasks/{task_id:uuid}")
 async def change(
-    desk: Desk, task_id: UUID, data: TaskPatch, if_match: IfMatch = None
+    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[TaskPatch], if_match: IfMatch = None
 ) -> Response[TaskView]:
     """Change what a task says about itself, its priority, or hold it and let it go."""
     version = version_of(if_match)
@@ -188,48 +188,52 @@ def version_of(if_match: str | None) -> int | None:
 
 
 @delete("/agent-tasks/{task_id:uuid}")
-async def erase(desk: Desk, task_id: UUID) -> None:
+async def erase(desk: AtDesk, task_id: FromPath[UUID]) -> None:
     """Remove what an ended task carried; its audit trail stays."""
     await desk.engine.erase(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/cancel", status_code=200)
-async def cancel(desk: Desk, task_id: UUID, data: ReasonBody | None = None) -> TaskView:
+async def cancel(
+    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
+) -> TaskView:
     """End a task; a running session is killed first."""
     await desk.engine.cancel(task_id, None if data is None else data.reason)
     return await desk.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/pause", status_code=200)
-async def pause(desk: Desk, task_id: UUID, data: ReasonBody | None = None) -> TaskView:
+async def pause(
+    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
+) -> TaskView:
     """Hold a task; a running session is stopped after a last checkpoint."""
     await desk.engine.pause(task_id, None if data is None else data.reason)
     return await desk.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/resume", status_code=200)
-async def resume(desk: Desk, task_id: UUID) -> TaskView:
+async def resume(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
     """Let a paused task go on."""
     await desk.engine.resume(task_id)
     return await desk.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/retry", status_code=200)
-async def retry(desk: Desk, task_id: UUID) -> TaskView:
+async def retry(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
     """Give an ended task all its tries again."""
     await desk.engine.retry(task_id)
     return await desk.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/archive", status_code=200)
-async def archive(desk: Desk, task_id: UUID) -> TaskView:
+async def archive(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
     """Put an ended task away."""
     await desk.engine.archive(task_id)
     return await desk.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/rerun")
-async def rerun(desk: Desk, task_id: UUID) -> TaskView:
+async def rerun(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
     """A new task that asks for the same."""
     await _count(desk, 1)
     made = await desk.engine.rerun(task_id)
@@ -237,7 +241,7 @@ async def rerun(desk: Desk, task_id: UUID) -> TaskView:
 
 
 @post("/agent-tasks/actions", status_code=200)
-async def act(desk: Desk, data: ActionsBody) -> ActedOn:
+async def act(desk: AtDesk, data: JSONBody[ActionsBody]) -> ActedOn:
     """One action for every task that a filter picks."""
     result = await desk.engine.act(
         data.action,
@@ -250,22 +254,24 @@ async def act(desk: Desk, data: ActionsBody) -> ActedOn:
 
 
 @get("/agent-tasks/{task_id:uuid}/logs")
-async def logs(desk: Desk, task_id: UUID, level: str = "DEBUG", limit: Limit = 100) -> Lines:
+async def logs(
+    desk: AtDesk, task_id: FromPath[UUID], level: FromQuery[str] = "DEBUG", limit: Limit = 100
+) -> Lines:
     """The newest lines of audit trail and transcript, merged by time."""
     return Lines(list(await desk.engine.logs(task_id, level, limit)))
 
 
 @get("/agent-tasks/{task_id:uuid}/attempts")
-async def attempts(desk: Desk, task_id: UUID) -> Sequence[AttemptView]:
+async def attempts(desk: AtDesk, task_id: FromPath[UUID]) -> Sequence[AttemptView]:
     """The attempts in order; one without an outcome is under way."""
     return await desk.engine.attempts(task_id)
 
 
 @get("/agent-tasks/{task_id:uuid}/transcript")
 async def transcript(
-    desk: Desk,
-    task_id: UUID,
-    offset: Annotated[str | None, Parameter(max_length=40)] = None,
+    desk: AtDesk,
+    task_id: FromPath[UUID],
+    offset: Annotated[str | None, QueryParameter(max_length=40)] = None,
     limit: Limit = 100,
 ) -> Lines:
     """What the attempts printed and logged, on from an offset that an earlier answer gave."""
@@ -287,20 +293,22 @@ def _offset(text: str | None) -> tuple[int, int]:
 
 
 @get("/agent-tasks/{task_id:uuid}/explain")
-async def explain(desk: Desk, task_id: UUID) -> Explanation:
+async def explain(desk: AtDesk, task_id: FromPath[UUID]) -> Explanation:
     """Why the task is not running: every gate, its number, when it clears."""
     return await desk.engine.explain(task_id)
 
 
 @get("/dead-letters")
-async def dead_letters(desk: Desk, limit: Limit = 100, cursor: UUID | None = None) -> TaskPage:
+async def dead_letters(
+    desk: AtDesk, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
+) -> TaskPage:
     """Tasks that used up their tries, newest first."""
     page = await desk.engine.list(Filter(status=("DEAD",)), limit, cursor)
     return TaskPage(page.tasks, page.next_cursor)
 
 
 @post("/dead-letters/{task_id:uuid}/requeue", status_code=200)
-async def requeue(desk: Desk, task_id: UUID) -> TaskView:
+async def requeue(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
     """Give a dead task all its tries again."""
     await desk.engine.retry(task_id)
     return await desk.engine.show(task_id)

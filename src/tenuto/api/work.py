@@ -7,8 +7,9 @@ from uuid import UUID
 
 import msgspec
 from litestar import patch, post
+from litestar.params import FromPath, JSONBody
 
-from tenuto.api.service import Desk
+from tenuto.api.service import AtDesk
 from tenuto.api.shapes import (
     ClaimBody,
     CompleteBody,
@@ -102,7 +103,9 @@ class Saved(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @post("/agents/{agent_id:uuid}/claim", status_code=200)
-async def claim(desk: Desk, agent_id: UUID, data: ClaimBody | None = None) -> Claims:
+async def claim(
+    desk: AtDesk, agent_id: FromPath[UUID], data: JSONBody[ClaimBody | None] = None
+) -> Claims:
     """Take up to `limit` tasks for the agent, waiting up to `waitSeconds` for the first."""
     wish = data or ClaimBody()
     limits.number("limit", wish.limit, 1, MOST)
@@ -120,14 +123,14 @@ async def claim(desk: Desk, agent_id: UUID, data: ClaimBody | None = None) -> Cl
             found = await desk.engine.claim(agent, worker, wish.limit, lease_s)
             left = until - desk.service.clock.elapsed()
             if found or left <= 0 or desk.service.stopping.is_set():
-                return Claims([_claimed(desk, agent_id, work) for work in found])
+                return Claims([claimed(desk, agent_id, work) for work in found])
             pause = min(left, desk.service.settings.poll_s)
             await wait_any([heard, desk.service.stopping], pause, desk.service.clock)
     finally:
         unsubscribe()
 
 
-def lease_of(desk: Desk, agent: AgentProfile, asked: int | None) -> int:
+def lease_of(desk: AtDesk, agent: AgentProfile, asked: int | None) -> int:
     """Seconds that a lease holds: at least three heartbeats of the agent's."""
     beats = 3 * (agent.heartbeat_interval_s or 0)
     least = max(desk.service.settings.lease_s, beats)
@@ -137,7 +140,8 @@ def lease_of(desk: Desk, agent: AgentProfile, asked: int | None) -> int:
     return max(asked, beats)
 
 
-def _claimed(desk: Desk, agent: UUID, work: Work) -> Claimed:
+def claimed(desk: AtDesk, agent: UUID, work: Work) -> Claimed:
+    """A claimed task as its agent gets it."""
     token, _ = desk.service.attempts.issue(agent, desk.workspace, work.fence)
     return Claimed(
         id=work.fence.task,
@@ -166,7 +170,7 @@ def _claimed(desk: Desk, agent: UUID, work: Work) -> Claimed:
     )
 
 
-def fence_of(desk: Desk, task: UUID, said: Fenced | None) -> Fence:
+def fence_of(desk: AtDesk, task: UUID, said: Fenced | None) -> Fence:
     """The fence that a report carries, in its token or in its body."""
     own = desk.caller.fence
     attempt = said.attempt if said is not None else None
@@ -183,7 +187,7 @@ def fence_of(desk: Desk, task: UUID, said: Fenced | None) -> Fence:
 
 
 @patch("/agent-tasks/{task_id:uuid}/progress")
-async def progress(desk: Desk, task_id: UUID, data: ProgressBody) -> Saved:
+async def progress(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ProgressBody]) -> Saved:
     """Say how far the attempt is, and keep what the next one would need."""
     fence = fence_of(desk, task_id, data)
     seq = None
@@ -196,19 +200,22 @@ async def progress(desk: Desk, task_id: UUID, data: ProgressBody) -> Saved:
 
 
 @post("/agent-tasks/{task_id:uuid}/complete", status_code=200)
-async def complete(desk: Desk, task_id: UUID, data: CompleteBody | None = None) -> Ended:
+async def complete(
+    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[CompleteBody | None] = None
+) -> Ended:
     """Finish the task with its result; repeated by the same attempt, it is one result."""
     wish = data or CompleteBody()
     await desk.engine.complete(fence_of(desk, task_id, wish), wish.result(), wish.summary)
     return Ended(task_id, "COMPLETED")
 
 
-async def _ended(desk: Desk, task: UUID) -> Ended:
+async def ended(desk: AtDesk, task: UUID) -> Ended:
+    """What became of a task."""
     return Ended(task, (await desk.engine.show(task)).status)
 
 
 @post("/agent-tasks/{task_id:uuid}/fail", status_code=200)
-async def fail(desk: Desk, task_id: UUID, data: FailBody) -> Ended:
+async def fail(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[FailBody]) -> Ended:
     """End the attempt without a result; the error class decides what follows."""
     failure = Failure(
         message=data.error,
@@ -218,27 +225,29 @@ async def fail(desk: Desk, task_id: UUID, data: FailBody) -> Ended:
         exit_code=data.exit_code,
     )
     await desk.engine.fail(fence_of(desk, task_id, data), failure, data.resume_at)
-    return await _ended(desk, task_id)
+    return await ended(desk, task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/park", status_code=200)
-async def park(desk: Desk, task_id: UUID, data: ParkBody) -> Ended:
+async def park(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ParkBody]) -> Ended:
     """Give the slot up until something happens; the try is given back."""
     await desk.engine.park(
         fence_of(desk, task_id, data), data.hold, data.resume_at, data.wait_until
     )
-    return await _ended(desk, task_id)
+    return await ended(desk, task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/release", status_code=200)
-async def release(desk: Desk, task_id: UUID, data: ReleaseBody | None = None) -> Ended:
+async def release(
+    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ReleaseBody | None] = None
+) -> Ended:
     """Give the task back unharmed; the try is given back."""
     await desk.engine.release(fence_of(desk, task_id, data))
-    return await _ended(desk, task_id)
+    return await ended(desk, task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/transcript", status_code=204)
-async def say(desk: Desk, task_id: UUID, data: TranscriptBody) -> None:
+async def say(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[TranscriptBody]) -> None:
     """Add lines to the attempt's transcript; a number that is there already is kept as it is."""
     limits.number("the number of lines", len(data.lines), 0, limits.MAX_PAGE)
     lines = [Line(line.number, line.level, line.text) for line in data.lines]
@@ -246,7 +255,9 @@ async def say(desk: Desk, task_id: UUID, data: TranscriptBody) -> None:
 
 
 @post("/agents/{agent_id:uuid}/heartbeat", status_code=200)
-async def heartbeat(desk: Desk, agent_id: UUID, data: HeartbeatBody | None = None) -> Alive:
+async def heartbeat(
+    desk: AtDesk, agent_id: FromPath[UUID], data: JSONBody[HeartbeatBody | None] = None
+) -> Alive:
     """The agent lives; the lease of its task holds on, and it hears what is asked of it."""
     said = data or HeartbeatBody()
     agent = await desk.registry.profile(agent_id)
@@ -275,7 +286,9 @@ def _known(task: UUID | None) -> UUID:
 
 
 @post("/workers/{worker_id:str}/heartbeat", status_code=200)
-async def worker_beat(desk: Desk, worker_id: str, data: WorkerBeatBody | None = None) -> Held:
+async def worker_beat(
+    desk: AtDesk, worker_id: FromPath[str], data: JSONBody[WorkerBeatBody | None] = None
+) -> Held:
     """A worker lives; all its leases hold on, in one request."""
     said = data or WorkerBeatBody()
     limits.number("the number of leases", len(said.leases), 0, limits.MAX_CLAIM)

@@ -1,6 +1,6 @@
 """What all use cases share: the store, group commit, hints, the lanes, and load-decide-write."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -19,6 +19,9 @@ from tenuto.store.protocol import Row, Script, Statement, Store
 
 if TYPE_CHECKING:
     from tenuto.vault import Vault
+
+    Keys = Vault | Callable[[], Vault] | None
+    """A vault, or how to open it."""
 
 Decided = Change | TenutoError | None
 """A change, a refusal, or `None` for a repeated message."""
@@ -75,10 +78,10 @@ def task_of(row: Row) -> Task:
 class Core:
     """One engine's means. Everything in a process may share it."""
 
-    def __init__(self, store: Store, wakeups: Wakeups, vault: "Vault | None" = None) -> None:
+    def __init__(self, store: Store, wakeups: Wakeups, vault: "Keys" = None) -> None:
         self.store = store
         self.wakeups = wakeups
-        self.vault = vault
+        self._vault = vault
         self.batcher = Batcher(store)
         self.lanes = Lanes(store)
         self._orders = Kind("orders", self._order_script)
@@ -86,6 +89,13 @@ class Core:
     @property
     def clock(self) -> Clock:
         return self.store.clock
+
+    @property
+    def vault(self) -> "Vault | None":
+        """The keys of secrets, opened when they are first needed."""
+        if callable(self._vault):
+            self._vault = self._vault()
+        return self._vault
 
     def now(self) -> datetime:
         return self.clock.now()

@@ -1,26 +1,35 @@
 """The engine: every use case by name. The only writer of the store; all of a process share one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import msgspec
 
+from tenuto import tracing
 from tenuto.broker.memory import MemoryWakeups
-from tenuto.broker.protocol import Wakeups
+from tenuto.broker.protocol import Listener, Wakeups
 from tenuto.clock import Clock
 from tenuto.engine.claim import Claiming, Work
 from tenuto.engine.control import Action, ActionResult, Controlling
 from tenuto.engine.core import Core
 from tenuto.engine.edit import Changes, Editing
 from tenuto.engine.query import Filter, Querying
-from tenuto.engine.report import Beat, Line, Reporting
+from tenuto.engine.report import Beat, Line, Presence, Reporting
 from tenuto.engine.sealing import Sealing
 from tenuto.engine.secrets import Rotating, Secrets
 from tenuto.engine.submit import Submitted, Submitting
 from tenuto.engine.upkeep import Upkeep
-from tenuto.engine.views import AttemptView, Explanation, LogLine, Page, TaskView
+from tenuto.engine.views import (
+    AttemptView,
+    Explanation,
+    LogLine,
+    Page,
+    TaskView,
+    WorkerView,
+    worker_of,
+)
 from tenuto.model import commands, limits
 from tenuto.model.errors import Invalid
 from tenuto.model.matching import AgentProfile
@@ -29,7 +38,7 @@ from tenuto.model.task import DEFAULT_LEASE_S, Fence
 from tenuto.store.protocol import Row, Script, Statement, Store
 
 if TYPE_CHECKING:
-    from tenuto.vault import Vault
+    from tenuto.engine.core import Keys
 
 DEFAULT_WORKSPACE = UUID("00000000-0000-7000-8000-000000000001")
 
@@ -44,7 +53,7 @@ class Engine:
         *,
         workspace: UUID = DEFAULT_WORKSPACE,
         actor: str | None = None,
-        vault: "Vault | None" = None,
+        vault: "Keys" = None,
     ) -> None:
         hints = wakeups or MemoryWakeups()
         self.store = store
@@ -78,13 +87,36 @@ class Engine:
 
     async def submit_many(self, news: Sequence[NewTask]) -> list[Submitted]:
         """Accept all of the tasks or none."""
-        return await self._submitting.many(news, self.workspace, self.actor)
+        with tracing.span("submit", news[0].trace_id if len(news) == 1 else None):
+            return await self._submitting.many(news, self.workspace, self.actor)
 
     async def claim(
-        self, agent: AgentProfile, worker: str, n: int = 1, lease_s: int = DEFAULT_LEASE_S
+        self,
+        agent: AgentProfile,
+        worker: str,
+        n: int = 1,
+        lease_s: int = DEFAULT_LEASE_S,
+        token: str | None = None,
     ) -> list[Work]:
-        """Take up to n tasks for an agent."""
-        return await self._claiming.claim(agent, worker, n, lease_s)
+        """Take up to n tasks for an agent; `token` is that of a caller who may ask again."""
+        begun = self.clock.now()
+        works = await self._claiming.claim(agent, worker, n, lease_s, token)
+        return [self._traced(work, begun) for work in works] if tracing.is_on() else works
+
+    def _traced(self, work: Work, begun: datetime) -> Work:
+        """The work with its claim's place in the trace, where its run goes on."""
+        place = tracing.passed(
+            "claim", work.trace_id, begun, self.clock.now(), task=work.fence.task
+        )
+        return msgspec.structs.replace(work, trace_id=place)
+
+    async def claimed(self, agent: UUID, token: str) -> list[Work]:
+        """What an earlier claim took with that token and still holds."""
+        return await self._claiming.claimed(agent, token)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Call `listener` with each hint; answers what ends it."""
+        return self.core.wakeups.subscribe(listener)
 
     async def begin(self, fence: Fence, session_key: str | None = None) -> None:
         """The session of an assigned task has begun."""
@@ -93,6 +125,15 @@ class Engine:
     async def heartbeat(self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S) -> Beat:
         """Renew all of a worker's leases; says which are lost and what is asked of the rest."""
         return await self._reporting.heartbeat(fences, lease_s)
+
+    async def beat(self, who: Presence, fences: Sequence[Fence], lease_s: int) -> Beat:
+        """Renew a worker's leases. From afar the same request says that the worker lives."""
+        del who  # `present` says it, after what is asked of the attempts was passed on
+        return await self.heartbeat(fences, lease_s)
+
+    async def sweep(self, worker: str, host: str, runs: Callable[[str, UUID], bool]) -> int:
+        """Confirm the unconfirmed ends of a worker and its host of which nothing runs any more."""
+        return await self.upkeep.sweep_once(worker, host, runs)
 
     async def progress(
         self,
@@ -126,7 +167,8 @@ class Engine:
 
     async def complete(self, fence: Fence, output: Any = None, summary: str | None = None) -> None:
         """Finish the task with its result."""
-        await self._reporting.complete(fence, self.workspace, output, summary, self.actor)
+        with tracing.span("complete", task=fence.task):
+            await self._reporting.complete(fence, self.workspace, output, summary, self.actor)
 
     async def fail(
         self, fence: Fence, failure: commands.Failure, resume_at: datetime | None = None
@@ -177,7 +219,8 @@ class Engine:
             await self.confirm_gone(command.fence, receipt)
 
     async def _report(self, command: commands.Fenced) -> None:
-        await self._reporting.order(command, self.actor)
+        with tracing.span(command.name, task=command.fence.task):
+            await self._reporting.order(command, self.actor)
 
     async def cancel(self, task: UUID, reason: str | None = None) -> None:
         """End a task; a running session is killed first."""
@@ -252,9 +295,15 @@ class Engine:
         """The task's attempts in order."""
         return await self.query.attempts(task, self.workspace)
 
-    async def events(self, task: UUID, after: int = 0) -> Sequence[LogLine]:
-        """The task's audit trail."""
-        return await self.query.events(task, self.workspace, after)
+    async def events(self, task: UUID, after: int = 0, limit: int = 1000) -> Sequence[LogLine]:
+        """The task's audit trail after a version."""
+        return await self.query.events(task, self.workspace, after, limit)
+
+    async def transcript(
+        self, task: UUID, after: tuple[int, int] = (0, -1), limit: int = 1000
+    ) -> Sequence[LogLine]:
+        """What the task's attempts printed and logged, after (attempt, line number)."""
+        return await self.query.transcript(task, self.workspace, after, limit)
 
     async def logs(self, task: UUID, level: str = "DEBUG", limit: int = 1000) -> Sequence[LogLine]:
         """Audit trail and transcript merged by time."""
@@ -263,6 +312,14 @@ class Engine:
     async def explain(self, task: UUID) -> Explanation:
         """Why the task is not running."""
         return await self.query.explain(task, self.workspace)
+
+    async def counts(self) -> dict[str, int]:
+        """How many tasks there are, by status."""
+        return await self.query.counts(self.workspace)
+
+    async def workers(self) -> Sequence[WorkerView]:
+        """The workers that were heard of lately, newest first."""
+        return [worker_of(row) for row in await self.query.workers(self.workspace)]
 
     async def register_agent(self, profile: AgentProfile) -> AgentProfile:
         """Make an agent known; answers it with the id and version that the store gave it."""
@@ -288,12 +345,18 @@ class Engine:
             return await self.register_agent(known)
         return known
 
+    async def present(self, who: Presence) -> None:
+        """Note in the registry that a worker lives, or that it is going."""
+        await self.worker_beat(who.worker, who.host, who.pid, who.agents, who.slots, who.status)
+
     async def worker_beat(
         self, worker: str, host: str, pid: int, agents: Sequence[str], slots: int, status: str
     ) -> None:
         """A worker says that it lives, or that it is going."""
         for name in (worker, host, *agents):
             limits.text("worker", name, limits.MAX_TITLE)
+        for field, number in (("pid", pid), ("slots", slots)):
+            limits.number(field, number, 0, limits.MAX_COUNT)
         params = {
             "id": worker,
             "workspace": self.workspace,

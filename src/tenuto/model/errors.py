@@ -49,6 +49,7 @@ CODES: dict[str, str] = {
     "secret_unreadable": "What is sealed was altered, or its key is not in this program's ring.",
     "secrets_unavailable": "This program has no keys: it can neither seal secrets nor open them.",
     "signature_invalid": "The message was not signed with this secret, or not within five minutes.",
+    "server_unreachable": "The server does not answer, or something else answers in its place.",
     "step_conflict": "The step is already recorded with another value.",
     "storage_full": "The disk or the database has no room left.",
     "text_invalid": "Text holds NUL or half a surrogate pair, which no database can keep.",
@@ -116,7 +117,7 @@ class TooMany(TenutoError):
 
     default_code = "rate_limited"
 
-    def __init__(self, message: str, code: str | None = None, *, retry_after: float) -> None:
+    def __init__(self, message: str, code: str | None = None, retry_after: float = 1.0) -> None:
         super().__init__(message, code)
         self.retry_after = retry_after
 

@@ -353,6 +353,8 @@ def _meant(error: Exception) -> Exception:
         return Unavailable(f"the database has no room left: {error}", "storage_full")
     if isinstance(error, asyncpg.UniqueViolationError):
         return Conflict("something with that id exists already", "idempotency_conflict")
+    if isinstance(error, asyncpg.DataError) and isinstance(error.__cause__, OverflowError):
+        return Invalid("a number is beyond 64 bits")
     if isinstance(error, asyncpg.ClientConfigurationError):
         return Invalid(f"the database address is wrong: {error}", "database_invalid")
     if isinstance(error, _LOST) and not isinstance(error, _AGAIN):

@@ -20,7 +20,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.clock import Clock, from_micros, to_micros
-from tenuto.model.errors import Conflict, TenutoError, Unavailable
+from tenuto.model.errors import Conflict, Invalid, TenutoError, Unavailable
 from tenuto.store import schema, sql
 from tenuto.store.protocol import Row, SchemaState, Script, Statement
 
@@ -460,6 +460,8 @@ class SqliteStore:
             raise Conflict(
                 "something with that id exists already", "idempotency_conflict"
             ) from error
+        except OverflowError as error:
+            raise Invalid("a number is beyond 64 bits") from error
         except (sqlite3.DatabaseError, OSError) as error:
             full = "full" in str(error) or getattr(error, "errno", None) == 28
             if full:

@@ -148,9 +148,14 @@ class Watched(Engine):
         self.recorder.wrote(command.name, command.fence, began)
 
     async def claim(
-        self, agent: AgentProfile, worker: str, n: int = 1, lease_s: int = DEFAULT_LEASE_S
+        self,
+        agent: AgentProfile,
+        worker: str,
+        n: int = 1,
+        lease_s: int = DEFAULT_LEASE_S,
+        token: str | None = None,
     ) -> list[Work]:
-        works = await super().claim(agent, worker, n, lease_s)
+        works = await super().claim(agent, worker, n, lease_s, token)
         self.recorder.claimed(n, works)
         return works
 

@@ -131,3 +131,35 @@ returning id;
 -- name: tokens_any
 -- Whether anybody was ever given a token.
 select id from token limit 1;
+
+-- name: idempotency_begin
+-- Note that a request is being answered; answers nothing when it was noted before.
+-- params: workspace uuid, key text, route text, fingerprint text, now timestamptz
+insert into idempotency (workspace, key, route, fingerprint, created_at)
+values (:workspace, :key, :route, :fingerprint, :now)
+on conflict do nothing
+returning key;
+
+-- name: idempotency_kept
+-- What is known of a request.
+-- params: workspace uuid, key text, route text
+select fingerprint, status, body from idempotency
+where workspace = :workspace and key = :key and route = :route;
+
+-- name: idempotency_end
+-- Keep an answer.
+-- params: workspace uuid, key text, route text, status bigint, body text
+update idempotency set status = :status, body = :body
+where workspace = :workspace and key = :key and route = :route;
+
+-- name: idempotency_forget
+-- Forget a request that failed: it may be made again.
+-- params: workspace uuid, key text, route text
+delete from idempotency where workspace = :workspace and key = :key and route = :route;
+
+-- name: idempotency_prune
+-- Forget requests of long ago, and those whose server died before it answered.
+-- params: before timestamptz, unanswered_before timestamptz
+delete from idempotency
+where created_at < :before or (status is null and created_at < :unanswered_before)
+returning key;

@@ -1,0 +1,107 @@
+"""Requests that carry an `Idempotency-Key`: repeated within a day, they are answered as before.
+
+A task's key is part of the task. This is for the other requests that make something, but for those
+whose answer holds a secret: what is shown once is stored nowhere.
+"""
+
+import hmac
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from litestar import Request, Response
+
+from tenuto.model import limits
+from tenuto.model.errors import Conflict
+from tenuto.store.protocol import Row, Script, Statement, Store
+from tenuto.vault import Vault
+
+LARGEST = 64 * 1024
+"""Bytes of an answer that are kept; a larger one is not repeated but refused."""
+PURPOSE = "idempotency"
+ROUTES = frozenset(
+    {
+        "POST /api/v1/agent-tasks/bulk",
+        "POST /api/v1/agent-tasks/actions",
+        "POST /api/v1/agent-tasks/{task_id}/rerun",
+        "POST /api/v1/workspaces",
+    }
+)
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """An answer that was given before."""
+
+    status: int
+    body: bytes
+
+
+class Repeated(Exception):
+    """The request was answered before."""
+
+    def __init__(self, kept: Kept) -> None:
+        super().__init__("answered before")
+        self.kept = kept
+
+
+class Answers:
+    """The answers of one workspace."""
+
+    def __init__(self, store: Store, vault: Vault, workspace: UUID) -> None:
+        self._store = store
+        self._vault = vault
+        self._workspace = workspace
+
+    async def begin(self, key: str, route: str, path: str, body: bytes) -> None:
+        """Note that the request is being answered; raises `Repeated` when it was before."""
+        limits.text("Idempotency-Key", key, limits.MAX_NAME, empty=False)
+        secret = self._vault.derive(PURPOSE)
+        said = hmac.new(secret, path.encode() + b"\n" + body, "sha256").hexdigest()
+        now = self._store.clock.now()
+        params = {
+            "workspace": self._workspace,
+            "key": key,
+            "route": route,
+            "fingerprint": said,
+            "now": now,
+        }
+
+        def script() -> Script[Row | None]:
+            if (yield Statement("idempotency_begin", params)):
+                return None
+            rows = yield Statement("idempotency_kept", params)
+            return rows[0] if rows else None
+
+        row = await self._store.transact(script)
+        if row is None:
+            return
+        if row["fingerprint"] != said:
+            raise Conflict("the key was used for another request", "idempotency_conflict")
+        if row["status"] is None:
+            raise Conflict("the first request with the key is not answered yet", "in_progress")
+        raise Repeated(Kept(row["status"], row["body"].encode()))
+
+    async def end(self, key: str, route: str, status: int, body: bytes) -> None:
+        """Keep the answer, or forget the request where it failed or said too much."""
+        kept = status < 300 and len(body) <= LARGEST
+        params: dict[str, Any] = {"workspace": self._workspace, "key": key, "route": route}
+        wanted = Statement("idempotency_forget", params)
+        if kept:
+            more = {"status": status, "body": body.decode()}
+            wanted = Statement("idempotency_end", params | more)
+
+        def script() -> Script[None]:
+            yield wanted
+
+        await self._store.once(script)
+
+
+def repeated(request: Request[Any, Any, Any], error: Repeated) -> Response[bytes]:
+    """The answer that was given before."""
+    del request
+    return Response(
+        error.kept.body,
+        status_code=error.kept.status,
+        media_type="application/json",
+        headers={"Idempotency-Replayed": "true"},
+    )

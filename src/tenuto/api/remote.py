@@ -1,0 +1,340 @@
+"""What workers and clients elsewhere need of an engine besides: the rest of an attempt's reports.
+
+Whatever may have to be asked twice, because an answer was lost, can be: claims by their token,
+reports by their fence.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+from uuid import UUID
+from weakref import WeakValueDictionary
+
+import msgspec
+from litestar import Request, get, post
+from litestar.params import FromPath, JSONBody, QueryParameter
+
+from tenuto.api.agents import profile_of
+from tenuto.api.service import AtDesk
+from tenuto.api.shapes import AgentBody, FailBody, Fenced, Said, TaskBody
+from tenuto.api.tasks import Limit, Lines
+from tenuto.api.work import LONGEST_WAIT_S, Claims, Ended, claimed, ended, fence_of, lease_of
+from tenuto.engine.registry import AgentView
+from tenuto.engine.upkeep import Upkeep
+from tenuto.loop import wait_any
+from tenuto.model import limits
+from tenuto.model.commands import Failure
+from tenuto.model.errors import Forbidden, NotFound
+from tenuto.store.protocol import Statement
+
+LEAST_TOKEN = 32
+"""Characters of a claim's token: nobody else may guess it."""
+MOST_SWEPT = 500
+
+_turns: WeakValueDictionary[tuple[UUID, str], asyncio.Lock] = WeakValueDictionary()
+
+
+class WorkerClaimBody(Said, kw_only=True):
+    """What a worker asks for; with `limit` 0 only what an earlier claim by the token took."""
+
+    agent_id: UUID
+    claim_token: str
+    limit: int = 1
+    wait_seconds: float = 0
+    lease_seconds: int | None = None
+
+
+class EndBody(Said):
+    """An end that nobody confirmed."""
+
+    task_id: UUID
+    attempt: int
+
+
+class SweepBody(Said):
+    """A worker's host, and the ends of which nothing runs there any more."""
+
+    host: str
+    gone: tuple[EndBody, ...] = ()
+
+
+class Unconfirmed(msgspec.Struct, frozen=True, rename="camel"):
+    """An end that nobody confirmed, and the worker that had the attempt."""
+
+    worker: str
+    task_id: UUID
+    attempt: int
+
+
+class Swept(msgspec.Struct, frozen=True):
+    """How many ends were confirmed, and those that are not yet."""
+
+    confirmed: int
+    unconfirmed: list[Unconfirmed]
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The task that was meant."""
+
+    id: UUID
+
+
+class CheckpointBody(Fenced):
+    """What the next attempt needs to go on."""
+
+    data: Any = None
+    seq: int | None = None
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """The number of the checkpoint that is kept."""
+
+    seq: int
+
+
+class StepBody(Fenced, kw_only=True):
+    """A step that is done, with its value."""
+
+    key: str
+    value: Any = None
+
+
+class StepView(msgspec.Struct, frozen=True):
+    """What was recorded under a key: a value, or a child."""
+
+    value: Any
+    child: UUID | None
+
+
+class ChildBody(Fenced, kw_only=True):
+    """A part of the task that becomes a task of its own."""
+
+    key: str
+    task: TaskBody
+
+
+class ReceiptBody(Fenced):
+    """How the session ended."""
+
+    receipt: dict[str, Any] | None = None
+
+
+@get("/agent-tasks/find")
+async def find(
+    desk: AtDesk, prefix: Annotated[str, QueryParameter(name="id", max_length=60)]
+) -> Found:
+    """The task that an id, or the unambiguous beginning of one, names."""
+    return Found(await desk.engine.find(prefix))
+
+
+@get("/agent-tasks/{task_id:uuid}/trail")
+async def trail(
+    desk: AtDesk,
+    task_id: FromPath[UUID],
+    after: Annotated[int, QueryParameter(ge=0, le=limits.MAX_COUNT)] = 0,
+    limit: Limit = 100,
+) -> Lines:
+    """The task's audit trail after a version, oldest first."""
+    return Lines(list(await desk.engine.events(task_id, after, limit)))
+
+
+@post("/agents", status_code=200)
+async def host(desk: AtDesk, data: JSONBody[AgentBody]) -> AgentView:
+    """Register an agent by its name; an agent's own token answers with that agent as it is."""
+    if desk.caller.agent is not None:
+        return await desk.registry.show(desk.caller.agent)
+    profile = profile_of(desk, desk.service.clock.new_id(), data)
+    known = await desk.engine.register_agent(profile)
+    return await desk.registry.show(known.id)
+
+
+@post("/workers/{worker_id:str}/claim", status_code=200)
+async def claim(
+    request: Request[Any, Any, Any],
+    desk: AtDesk,
+    worker_id: FromPath[str],
+    data: JSONBody[WorkerClaimBody],
+) -> Claims:
+    """Take up to `limit` tasks for an agent; asked again with the same token, the same tasks.
+
+    A worker that leaves while it waits is given nothing more.
+    """
+    if desk.caller.agent not in (None, data.agent_id):
+        raise NotFound(f"no agent {data.agent_id}")
+    limits.number("limit", data.limit, 0, limits.MAX_PAGE)
+    limits.number("waitSeconds", data.wait_seconds, 0, LONGEST_WAIT_S)
+    limits.number("the length of claimToken", len(data.claim_token), LEAST_TOKEN, limits.MAX_NAME)
+    agent = await desk.registry.profile(data.agent_id)
+    await desk.registry.seen(agent.id)
+    async with _turn(desk, data.claim_token), _listening(desk, request) as (heard, left):
+        found = await desk.engine.claimed(agent.id, data.claim_token)
+        lease_s = lease_of(desk, agent, data.lease_seconds)
+        clock = desk.service.clock
+        until = clock.elapsed() + data.wait_seconds
+        while not found and data.limit and not left.is_set():
+            heard.clear()
+            found = await desk.engine.claim(agent, worker_id, data.limit, lease_s, data.claim_token)
+            pause = min(until - clock.elapsed(), desk.service.settings.poll_s)
+            if found or pause <= 0 or desk.service.stopping.is_set():
+                break
+            await wait_any([heard, left, desk.service.stopping], pause, clock)
+    return Claims([claimed(desk, agent.id, work) for work in found])
+
+
+@asynccontextmanager
+async def _turn(desk: AtDesk, token: str) -> AsyncIterator[None]:
+    """Whoever asks again waits until its first request is over, and so knows what that took."""
+    lock = _turns.setdefault((desk.workspace, token), asyncio.Lock())
+    async with lock:
+        yield
+
+
+@asynccontextmanager
+async def _listening(
+    desk: AtDesk, request: Request[Any, Any, Any]
+) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
+    """Events that a hint, and the end of the connection, set."""
+    heard, left = asyncio.Event(), asyncio.Event()
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    watching = asyncio.create_task(watch())
+    unsubscribe = desk.engine.subscribe(lambda _topic: heard.set())
+    try:
+        yield heard, left
+    finally:
+        unsubscribe()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+@post("/workers/{worker_id:str}/sweep", status_code=200)
+async def sweep(desk: AtDesk, worker_id: FromPath[str], data: JSONBody[SweepBody]) -> Swept:
+    """Confirm ends of sessions that are gone; answers those of the worker's host that remain."""
+    if desk.caller.agent is not None:
+        raise Forbidden("an agent's token does not allow it")
+    limits.text("worker", worker_id, limits.MAX_TITLE, empty=False)
+    limits.text("host", data.host, limits.MAX_TITLE, empty=False)
+    limits.number("the number of ends", len(data.gone), 0, MOST_SWEPT)
+    open_ends = await _open_ends(desk, worker_id, data.host)
+    named = {(each.task_id, each.attempt) for each in data.gone}
+    gone = [each for each in open_ends if (each.task_id, each.attempt) in named]
+    if gone:
+        receipt = {"state": "swept", "how": "nothing of it runs on its host"}
+        ends = [(each.task_id, each.attempt) for each in gone]
+        await Upkeep(desk.engine.core).confirm_gone(ends, receipt, desk.caller.actor)
+    return Swept(len(gone), [each for each in open_ends if each not in gone])
+
+
+async def _open_ends(desk: AtDesk, worker: str, host: str) -> list[Unconfirmed]:
+    """The unconfirmed ends on a host, of tasks of the caller's workspace."""
+    params = {"worker": worker, "prefix": f"{host}:", "most": MOST_SWEPT}
+    rows = await desk.engine.core.store.fetch(Statement("unconfirmed", params))
+    found = []
+    for row in rows:
+        try:
+            await desk.engine.show(row["id"])
+        except NotFound:
+            continue
+        found.append(Unconfirmed(row["worker"], row["id"], row["attempt"]))
+    return found
+
+
+@post("/agent-tasks/{task_id:uuid}/checkpoint", status_code=200)
+async def checkpoint(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[CheckpointBody]) -> Kept:
+    """Keep what the next attempt needs to go on; accepted also from one that is being paused."""
+    fence = fence_of(desk, task_id, data)
+    return Kept(await desk.engine.checkpoint(fence, data.data, data.seq))
+
+
+@get("/agent-tasks/{task_id:uuid}/steps")
+async def steps(desk: AtDesk, task_id: FromPath[UUID]) -> dict[str, StepView]:
+    """What the task's attempts recorded, by key."""
+    await desk.engine.show(task_id)
+    found = await desk.engine.steps(task_id)
+    return {key: StepView(value, child) for key, (value, child) in found.items()}
+
+
+@post("/agent-tasks/{task_id:uuid}/steps", status_code=204)
+async def record_step(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[StepBody]) -> None:
+    """Record a step's value for every later attempt; repeated with that value, it is one step."""
+    await desk.engine.record_step(fence_of(desk, task_id, data), data.key, data.value)
+
+
+@post("/agent-tasks/{task_id:uuid}/children", status_code=200)
+async def spawn(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ChildBody]) -> Found:
+    """Make a child task, once per key."""
+    fence = fence_of(desk, task_id, data)
+    return Found(await desk.engine.spawn(fence, data.key, data.task.task()))
+
+
+@post("/agent-tasks/{task_id:uuid}/not-started", status_code=200)
+async def not_started(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[FailBody]) -> Ended:
+    """The session could not be started; the try is given back."""
+    failure = Failure(
+        message=data.error,
+        error_class=data.error_class,
+        retryable=data.retryable,
+        stack=data.stack,
+        exit_code=data.exit_code,
+    )
+    await desk.engine.not_started(fence_of(desk, task_id, data), failure)
+    return await ended(desk, task_id)
+
+
+@post("/agent-tasks/{task_id:uuid}/timed-out", status_code=200)
+async def timed_out(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]) -> Ended:
+    """The session was ended because it ran too long."""
+    await desk.engine.time_out(fence_of(desk, task_id, data), data.receipt)
+    return await ended(desk, task_id)
+
+
+@post("/agent-tasks/{task_id:uuid}/confirm-cancel", status_code=200)
+async def confirm_cancel(
+    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
+) -> Ended:
+    """The session that was to be cancelled is gone; the receipt says how."""
+    await desk.engine.confirm_cancel(fence_of(desk, task_id, data), data.receipt or {})
+    return await ended(desk, task_id)
+
+
+@post("/agent-tasks/{task_id:uuid}/confirm-pause", status_code=200)
+async def confirm_pause(
+    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
+) -> Ended:
+    """The session that was to be paused is gone."""
+    await desk.engine.confirm_pause(fence_of(desk, task_id, data), data.receipt or {})
+    return await ended(desk, task_id)
+
+
+@post("/agent-tasks/{task_id:uuid}/confirm-gone", status_code=200)
+async def confirm_gone(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]) -> Ended:
+    """The session of an attempt that was given up is gone after all."""
+    fence = fence_of(desk, task_id, data)
+    # The token of an attempt that was overtaken is known no more: whose it was, its row says.
+    for attempt in await desk.engine.attempts(task_id):
+        if attempt.attempt == fence.attempt and desk.caller.agent in (None, attempt.agent):
+            await desk.engine.confirm_gone(fence, data.receipt or {})
+    return await ended(desk, task_id)
+
+
+HANDLERS: Sequence[Any] = [
+    find,
+    trail,
+    host,
+    claim,
+    sweep,
+    checkpoint,
+    steps,
+    record_step,
+    spawn,
+    not_started,
+    timed_out,
+    confirm_cancel,
+    confirm_pause,
+    confirm_gone,
+]

@@ -1,0 +1,189 @@
+"""Who may do what: the table names every route, roles and scopes hold, tokens end."""
+
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+import jwt
+import pytest
+from tests.api.conftest import V1, Api, problem
+from tests.api.test_contract import contract
+
+from tenuto.api.access import PUBLIC, ROUTES, Access
+from tenuto.api.attempt_tokens import AUDIENCE, ISSUER, KIND, PURPOSE
+from tenuto.model.access import Role
+
+NOT_IN_THE_CONTRACT = {"GET /openapi.json", "GET /docs"}
+
+
+def test_the_table_names_every_route_and_no_other() -> None:
+    paths = contract()["paths"]
+    served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
+    assert served | NOT_IN_THE_CONTRACT == set(ROUTES)
+
+
+def call(route: str) -> tuple[str, str]:
+    """A request for a route, with ids of nothing."""
+    method, path = route.split()
+    for name in ("task", "agent", "webhook", "delivery", "workspace", "user", "token"):
+        path = path.replace(f"{{{name}_id}}", str(uuid4()))
+    return method, path.replace("{worker_id}", "w").replace("{name}", "n")
+
+
+GUARDED = sorted(route for route, access in ROUTES.items() if access is not PUBLIC)
+
+
+async def test_nothing_but_what_is_public_answers_without_a_token(api: Api) -> None:
+    nobody = await api.client()
+    for route in GUARDED:
+        answer = await nobody.request(*call(route))
+        assert problem(answer) == (401, "unauthenticated"), route
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("role", list(Role))
+async def test_a_role_is_enough_or_it_is_not(api: Api, role: Role) -> None:
+    client = await api.acting(role)
+    for route in GUARDED:
+        access = ROUTES[route]
+        assert isinstance(access, Access)
+        if route.endswith("/events"):
+            continue
+        answer = await client.request(*call(route))
+        refused = answer.status_code == 403 and answer.json()["code"] == "forbidden"
+        assert refused == (role < access.role), route
+
+
+@pytest.mark.parametrize("scope", ["read", "write", "work", "admin"])
+async def test_a_scope_is_enough_or_it_is_not(api: Api, scope: str) -> None:
+    client = await api.acting(Role.OWNER, scopes=(scope,))
+    for route in GUARDED:
+        access = ROUTES[route]
+        assert isinstance(access, Access)
+        if route.endswith("/events"):
+            continue
+        answer = await client.request(*call(route))
+        refused = answer.status_code == 403 and answer.json()["code"] == "forbidden"
+        assert refused == (scope != access.scope), route
+
+
+async def test_a_revoked_token_ends_at_once(api: Api, owner: httpx2.AsyncClient) -> None:
+    made = (await owner.post(f"{V1}/tokens", json={"name": "t"})).json()
+    client = await api.client(made["token"])
+    assert (await client.get(f"{V1}/me")).status_code == 200
+    listed = (await owner.get(f"{V1}/tokens")).json()
+    assert made["id"] in [each["id"] for each in listed]
+    assert made["token"] not in str(listed)
+    assert (await owner.delete(f"{V1}/tokens/{made['id']}")).status_code == 204
+    assert problem(await client.get(f"{V1}/me")) == (401, "unauthenticated")
+
+
+async def test_an_expired_token_does_not_hold(api: Api) -> None:
+    soon = api.service.clock.now() + timedelta(milliseconds=300)
+    client = await api.acting(expires_at=soon)
+    assert (await client.get(f"{V1}/me")).status_code == 200
+    while api.service.clock.now() <= soon:
+        await api.service.clock.sleep(0.05)
+    api.service.callers.forget()
+    assert problem(await client.get(f"{V1}/me")) == (401, "unauthenticated")
+
+
+async def test_nobody_gives_more_than_they_have(api: Api) -> None:
+    admin = await api.acting(Role.ADMIN, scopes=("read", "admin"))
+    more = await admin.post(f"{V1}/tokens", json={"name": "t", "role": "OWNER"})
+    assert problem(more) == (403, "forbidden")
+    wider = await admin.post(f"{V1}/tokens", json={"name": "t", "scopes": ["write"]})
+    assert problem(wider) == (403, "forbidden")
+
+
+async def test_a_person_logs_in_and_out(api: Api, owner: httpx2.AsyncClient) -> None:
+    user = {"name": "ada", "password": "correct horse battery", "role": "ADMIN"}
+    made = await owner.post(f"{V1}/users", json=user)
+    assert made.status_code == 201
+    nobody = await api.client()
+    wrong = await nobody.post(f"{V1}/login", json={"name": "ada", "password": "wrong password"})
+    unknown = await nobody.post(f"{V1}/login", json={"name": "bob", "password": "wrong password"})
+    assert wrong.content == unknown.content
+    assert problem(wrong) == (401, "unauthenticated")
+    right = {name: user[name] for name in ("name", "password")}
+    login = (await nobody.post(f"{V1}/login", json=right)).json()
+    ada = await api.client(login["token"])
+    assert (await ada.get(f"{V1}/me")).json()["actor"] == "user:ada"
+    demoted = await owner.patch(f"{V1}/users/{made.json()['id']}", json={"role": "VIEWER"})
+    assert demoted.json()["role"] == "VIEWER"
+    assert problem(await ada.get(f"{V1}/tokens")) == (403, "forbidden")
+    assert (await ada.post(f"{V1}/logout")).status_code == 204
+    assert problem(await ada.get(f"{V1}/me")) == (401, "unauthenticated")
+
+
+async def test_guessing_a_password_gets_slow(api: Api) -> None:
+    nobody = await api.client()
+    body = {"name": "ada", "password": "not the password"}
+    codes = [(await nobody.post(f"{V1}/login", json=body)).status_code for _ in range(14)]
+    assert codes[0] == 401
+    assert codes[-1] == 429
+
+
+async def claimed(owner: httpx2.AsyncClient, title: str = "t") -> dict[str, Any]:
+    """A task that an agent has claimed, with what the claim answered."""
+    agent = str(uuid4())
+    task_type = f"type-{agent}"
+    await owner.put(f"{V1}/agents/{agent}", json={"name": agent, "taskTypes": [task_type]})
+    await owner.post(f"{V1}/agent-tasks", json={"title": title, "taskType": task_type})
+    [work] = (await owner.post(f"{V1}/agents/{agent}/claim", json={})).json()["tasks"]
+    return {"agent": agent, **work}
+
+
+async def test_an_attempts_token_is_good_for_its_own_attempt_alone(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    mine, other = await claimed(owner), await claimed(owner)
+    session = await api.client(mine["token"])
+    foreign = await session.post(f"{V1}/agent-tasks/{other['id']}/complete", json={})
+    missing = await session.post(f"{V1}/agent-tasks/{uuid4()}/complete", json={})
+    assert problem(foreign) == problem(missing) == (404, "not_found")
+    assert problem(await session.get(f"{V1}/agent-tasks/{mine['id']}")) == (403, "forbidden")
+    assert problem(await session.post(f"{V1}/agents/{other['agent']}/heartbeat", json={})) == (
+        404,
+        "not_found",
+    )
+    await owner.post(f"{V1}/agent-tasks/{mine['id']}/cancel", json={})
+    late = await session.post(f"{V1}/agent-tasks/{mine['id']}/complete", json={})
+    assert problem(late) == (409, "cancel_requested")
+
+
+async def test_a_forged_token_is_nobodys(api: Api, owner: httpx2.AsyncClient) -> None:
+    mine = await claimed(owner)
+    path = f"{V1}/agent-tasks/{mine['id']}/complete"
+    claims = jwt.decode(mine["token"], options={"verify_signature": False})
+    key = api.service.vault.derive(PURPOSE)
+    kid = api.service.vault.current
+    good = {"kid": kid, "typ": KIND}
+    forged = [
+        jwt.encode(claims, "x" * 32, algorithm="HS256", headers=good),
+        jwt.encode(claims, "", algorithm="none", headers=good),
+        jwt.encode(claims, key * 2, algorithm="HS512", headers=good),
+        jwt.encode(claims, key, algorithm="HS256", headers={"kid": "other", "typ": KIND}),
+        jwt.encode(claims, key, algorithm="HS256", headers={"kid": kid, "typ": "JWT"}),
+        jwt.encode(claims | {"aud": "else"}, key, algorithm="HS256", headers=good),
+        jwt.encode(claims | {"iss": "else"}, key, algorithm="HS256", headers=good),
+        jwt.encode(claims | {"exp": 1}, key, algorithm="HS256", headers=good),
+        jwt.encode({"iss": ISSUER, "aud": AUDIENCE}, key, algorithm="HS256", headers=good),
+        mine["token"][:-4] + "AAAA",
+        "a.b.c",
+        "x" * 10_000,
+    ]
+    for token in forged:
+        session = await api.client(token)
+        assert problem(await session.post(path, json={})) == (401, "unauthenticated")
+    session = await api.client(mine["token"])
+    assert (await session.post(path, json={})).status_code == 200
+
+
+async def test_the_last_owner_stays(api: Api, owner: httpx2.AsyncClient) -> None:
+    body = {"name": "eve", "password": "a long password", "role": "OWNER"}
+    eve = (await owner.post(f"{V1}/users", json=body)).json()
+    lower = await owner.patch(f"{V1}/users/{eve['id']}", json={"role": "VIEWER"})
+    assert problem(lower) == (409, "last_owner")
+    assert problem(await owner.delete(f"{V1}/users/{eve['id']}")) == (409, "last_owner")

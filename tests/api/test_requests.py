@@ -1,0 +1,193 @@
+"""Requests that go wrong, come twice, too often or too large: a clear answer, never a fault."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from uuid import uuid4
+
+import httpx2
+import pytest
+from tests.api.conftest import V1, Api, problem, replaced, running
+
+from tenuto.settings import Settings
+
+TASKS = f"{V1}/agent-tasks"
+JSON = {"content-type": "application/json"}
+DEEP = b'{"title": "t", "input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+BODIES: dict[str, tuple[bytes, int, str]] = {
+    "not json": (b"{", 422, "invalid_json"),
+    "a list": (b"[]", 422, "invalid_value"),
+    "twice": (b'{"title": "a", "title": "b"}', 422, "invalid_json"),
+    "twice inside": (b'{"title": "a", "input": {"x": {"y": 1, "y": 2}}}', 422, "invalid_json"),
+    "unknown": (b'{"title": "a", "titel": "b"}', 422, "invalid_value"),
+    "deep": (DEEP, 422, "too_deep"),
+    "rather deep": (b'{"title": "t", "input": ' + b"[" * 80 + b"]" * 80 + b"}", 422, "too_deep"),
+    "nan": (b'{"title": "a", "input": NaN}', 422, "invalid_json"),
+    "infinite": (b'{"title": "a", "input": 1e999}', 422, "invalid_json"),
+    "huge number": (b'{"title": "a", "input": ' + b"9" * 5000 + b"}", 422, "invalid_json"),
+    "large number": (b'{"title": "a", "priority": 99999999999999999999}', 422, "invalid_value"),
+    "nul": (b'{"title": "a\\u0000b"}', 422, "text_invalid"),
+    "nul inside": (b'{"title": "a", "input": ["\\u0000"]}', 422, "text_invalid"),
+    "surrogate": (b'{"title": "a", "prompt": "\\ud800"}', 422, "invalid_json"),
+    "not utf-8": (b'{"title": "\xff\xfe"}', 422, "invalid_json"),
+    "empty title": (b'{"title": " "}', 422, "invalid_value"),
+    "no title": (b"{}", 422, "invalid_value"),
+    "priority": (b'{"title": "a", "priority": 11}', 422, "invalid_value"),
+    "two names": (b'{"title": "a", "name": "b"}', 422, "invalid_value"),
+    "attempts": (b'{"title": "a", "maxAttempts": 0}', 422, "invalid_value"),
+    "retries": (b'{"title": "a", "maxRetries": 1000000}', 422, "invalid_value"),
+    "later": (b'{"title": "a", "dependsOn": ["%b"]}' % str(uuid4()).encode(), 422, "invalid_value"),
+    "no zone": (b'{"title": "a", "runAt": "2030-01-01T00:00:00"}', 422, "invalid_value"),
+}
+
+
+@pytest.mark.parametrize("body", BODIES)
+async def test_what_cannot_be_a_task_is_refused(owner: httpx2.AsyncClient, body: str) -> None:
+    content, status, code = BODIES[body]
+    answer = await owner.post(TASKS, content=content, headers=JSON)
+    assert problem(answer) == (status, code)
+    assert (await owner.get(TASKS)).json()["tasks"] == []
+
+
+async def test_a_body_that_is_too_large_or_no_json(settings: Settings) -> None:
+    async with running(replaced(settings, body_kb=1)) as api:
+        client = await api.acting()
+        large = await client.post(TASKS, json={"title": "a", "prompt": "x" * 2000})
+        assert problem(large) == (413, "body_too_large")
+
+        async def drip() -> AsyncIterator[bytes]:
+            for _ in range(10):
+                yield b"x" * 200
+
+        chunked = await client.post(TASKS, content=drip(), headers=JSON)
+        assert problem(chunked) == (413, "body_too_large")
+        form = await client.post(TASKS, data={"title": "a"})
+        assert problem(form) == (415, "unsupported_media_type")
+
+
+async def test_paths_methods_and_parameters_nobody_knows(owner: httpx2.AsyncClient) -> None:
+    assert problem(await owner.get(f"{V1}/nothing")) == (404, "not_found")
+    assert problem(await owner.get(f"{TASKS}/not-an-id")) == (404, "not_found")
+    assert problem(await owner.put(TASKS)) == (405, "method_not_allowed")
+    assert problem(await owner.get(f"{TASKS}?statsu=DEAD")) == (422, "invalid_value")
+    assert problem(await owner.get(f"{TASKS}?status=NOPE")) == (422, "invalid_filter")
+    assert problem(await owner.get(f"{TASKS}?limit=0")) == (422, "invalid_value")
+    assert problem(await owner.get(f"{TASKS}?priority>=x")) == (422, "invalid_value")
+
+
+async def test_one_key_makes_one_task(owner: httpx2.AsyncClient) -> None:
+    headers = {"Idempotency-Key": "k1"}
+    answers = await asyncio.gather(
+        *(owner.post(TASKS, json={"title": "a"}, headers=headers) for _ in range(8))
+    )
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    assert sorted(answer.status_code for answer in answers) == [200] * 7 + [201]
+    other = await owner.post(TASKS, json={"title": "b"}, headers=headers)
+    assert problem(other) == (409, "idempotency_conflict")
+
+
+async def test_one_key_makes_one_bulk(owner: httpx2.AsyncClient) -> None:
+    headers = {"Idempotency-Key": "k2"}
+    body = {"tasks": [{"title": "a"}, {"title": "b"}]}
+    first = await owner.post(f"{TASKS}/bulk", json=body, headers=headers)
+    again = await owner.post(f"{TASKS}/bulk", json=body, headers=headers)
+    assert first.status_code == again.status_code == 201
+    assert first.content == again.content
+    assert again.headers["idempotency-replayed"] == "true"
+    assert len((await owner.get(TASKS)).json()["tasks"]) == 2
+    other = await owner.post(f"{TASKS}/bulk", json={"tasks": [{"title": "c"}]}, headers=headers)
+    assert problem(other) == (409, "idempotency_conflict")
+    bad = {"tasks": [{"title": ""}]}
+    key = {"Idempotency-Key": "k3"}
+    refused = await owner.post(f"{TASKS}/bulk", json=bad, headers=key)
+    assert problem(refused) == (422, "invalid_value")
+    right = await owner.post(f"{TASKS}/bulk", json=body, headers=key)
+    assert right.status_code == 201
+
+
+async def test_a_change_that_somebody_else_overtook(owner: httpx2.AsyncClient) -> None:
+    made = await owner.post(TASKS, json={"title": "a", "tags": ["x"]})
+    path, seen = f"{TASKS}/{made.json()['id']}", made.headers["etag"]
+    first = await owner.patch(path, json={"title": "b"}, headers={"If-Match": seen})
+    assert (first.status_code, first.json()["title"]) == (200, "b")
+    late = await owner.patch(path, json={"title": "c"}, headers={"If-Match": seen})
+    assert problem(late) == (412, "version_conflict")
+    body = {"tags": ["y", "z"], "metadata": {"k": 1}, "description": None, "priority": 9}
+    last = await owner.patch(path, json=body, headers={"If-Match": first.headers["etag"]})
+    shown = last.json()
+    assert (shown["tags"], shown["metadata"], shown["priority"]) == (["y", "z"], {"k": 1}, 9)
+    kinds = [line["event"] for line in (await owner.get(f"{path}/logs")).json()["lines"]]
+    assert kinds == ["submitted", "edited", "priority_changed", "edited"]
+
+
+async def test_deleting_leaves_the_trail(owner: httpx2.AsyncClient) -> None:
+    made = await owner.post(TASKS, json={"title": "a", "prompt": "p", "input": {"x": 1}})
+    path = f"{TASKS}/{made.json()['id']}"
+    assert problem(await owner.delete(path)) == (409, "out_of_turn")
+    await owner.post(f"{path}/cancel", json={})
+    assert (await owner.delete(path)).status_code == 204
+    shown = (await owner.get(path)).json()
+    assert (shown["title"], shown["prompt"], shown["inputContext"]) == ("(deleted)", None, None)
+    kinds = [line["event"] for line in (await owner.get(f"{path}/logs")).json()["lines"]]
+    assert kinds == ["submitted", "cancelled", "deleted"]
+
+
+async def test_pages_hold_every_task_once(owner: httpx2.AsyncClient) -> None:
+    body = {"tasks": [{"title": str(n)} for n in range(25)]}
+    made = [each["id"] for each in (await owner.post(f"{TASKS}/bulk", json=body)).json()["tasks"]]
+    seen: list[str] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = (await owner.get(f"{TASKS}?limit=10{cursor}")).json()
+        seen += [each["id"] for each in page["tasks"]]
+        cursor = f"&cursor={page['nextCursor']}" if page["nextCursor"] else None
+    assert seen == made[::-1]
+
+
+async def test_a_token_that_asks_too_often_waits_alone(settings: Settings) -> None:
+    async with running(replaced(settings, rate_per_s=5)) as api:
+        busy, calm = await api.acting(), await api.acting()
+        answers = [await busy.get(f"{V1}/me") for _ in range(60)]
+        assert problem(answers[-1]) == (429, "rate_limited")
+        assert int(answers[-1].headers["retry-after"]) >= 1
+        assert (await calm.get(f"{V1}/me")).status_code == 200
+
+
+async def test_a_workspace_beyond_its_quota_waits_alone(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    other = await api.acting(workspace=await api.workspace("other"))
+    mine = (await owner.get(f"{V1}/me")).json()["workspaceId"]
+    quota = await owner.put(f"{V1}/workspaces/{mine}/quota", json={"pending": 3})
+    assert quota.json()["quota"]["pending"] == 3
+    codes = [(await owner.post(TASKS, json={"title": "a"})).status_code for _ in range(4)]
+    assert codes == [201, 201, 201, 429]
+    bulk = await owner.post(f"{TASKS}/bulk", json={"tasks": [{"title": "a"}] * 4})
+    assert problem(bulk) == (429, "quota_exceeded")
+    assert (await other.post(TASKS, json={"title": "a"})).status_code == 201
+    await owner.put(f"{V1}/workspaces/{mine}/quota", json={"tasksPerMinute": 1})
+    codes = [(await owner.post(TASKS, json={"title": "a"})).status_code for _ in range(2)]
+    assert codes == [201, 429]
+
+
+async def test_actions_by_filter(owner: httpx2.AsyncClient) -> None:
+    for tag in ("x", "x", "y"):
+        await owner.post(TASKS, json={"title": "a", "tags": [tag]})
+    body = {"filter": {"tags": ["x"]}, "action": "cancel", "reason": "r", "dryRun": True}
+    assert len((await owner.post(f"{TASKS}/actions", json=body)).json()["done"]) == 2
+    assert (await owner.get(f"{TASKS}?status=CANCELLED")).json()["tasks"] == []
+    done = await owner.post(f"{TASKS}/actions", json=body | {"dryRun": False})
+    assert len(done.json()["done"]) == 2
+    assert len((await owner.get(f"{TASKS}?status=CANCELLED")).json()["tasks"]) == 2
+
+
+async def test_a_claim_waits_for_a_task(owner: httpx2.AsyncClient) -> None:
+    agent = uuid4()
+    await owner.put(f"{V1}/agents/{agent}", json={"name": "a"})
+    waiting = asyncio.create_task(
+        owner.post(f"{V1}/agents/{agent}/claim", json={"waitSeconds": 20})
+    )
+    await asyncio.sleep(0.05)
+    made = await owner.post(TASKS, json={"title": "a"})
+    [work] = (await waiting).json()["tasks"]
+    assert work["id"] == made.json()["id"]

@@ -1,0 +1,124 @@
+"""Live streams: they tell what happens, go on where they were cut, end with the right to read."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+from tests.api.conftest import V1, Api, problem
+from tests.api.test_access import claimed
+
+PATIENCE_S = 20
+
+
+class Events:
+    """The events of an open stream."""
+
+    def __init__(self, lines: AsyncIterator[str]) -> None:
+        self._lines = lines
+        self.last = ""
+
+    async def next(self) -> tuple[str, Any]:
+        """The next event's name and data; `("closed", None)` when there is none."""
+        name, data = "", ""
+        async with asyncio.timeout(PATIENCE_S):
+            async for line in self._lines:
+                field, _, value = line.partition(": ")
+                if field == "id":
+                    self.last = value
+                elif field == "event":
+                    name = value
+                elif field == "data":
+                    data = value
+                elif not line and name:
+                    return name, json.loads(data)
+        return "closed", None
+
+    async def until(self, name: str) -> list[Any]:
+        """All data until an event of that name, its own last."""
+        seen = []
+        while True:
+            found, data = await self.next()
+            assert found != "closed", f"no {name} before the end"
+            seen.append(data)
+            if found == name:
+                return seen
+
+
+@asynccontextmanager
+async def stream(
+    client: httpx2.AsyncClient, path: str, last: str | None = None
+) -> AsyncIterator[Events]:
+    headers = {} if last is None else {"Last-Event-ID": last}
+    async with client.stream("GET", f"{V1}{path}", headers=headers) as answer:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        yield Events(answer.aiter_lines())
+
+
+async def test_a_task_is_told_to_its_end(api: Api, owner: httpx2.AsyncClient) -> None:
+    work = await claimed(owner)
+    session = await api.client(work["token"])
+    path = f"{V1}/agent-tasks/{work['id']}"
+    async with stream(owner, f"/agent-tasks/{work['id']}/events") as events:
+        first = [await events.next() for _ in range(2)]
+        assert [data["newStatus"] for _, data in first] == ["PENDING", "RUNNING"]
+        await session.patch(f"{path}/progress", json={"progressPercent": 40, "currentStep": "s"})
+        assert (await events.until("progress"))[-1] == {"progressPercent": 40, "currentStep": "s"}
+        lines = {"lines": [{"number": 0, "text": "hello"}, {"number": 1, "text": "world"}]}
+        assert (await session.post(f"{path}/transcript", json=lines)).status_code == 204
+        assert (await events.until("log"))[-1]["text"] == "hello"
+        place = events.last
+        await session.post(f"{path}/complete", json={})
+        told = await events.until("end")
+        assert told[-2]["newStatus"] == "COMPLETED"
+    async with stream(owner, f"/agent-tasks/{work['id']}/events", place) as events:
+        rest = await events.until("end")
+        texts = [each.get("text") for each in rest if each.get("source") == "transcript"]
+        assert texts == ["world"]
+
+
+async def test_a_workspace_hears_of_its_own_tasks_alone(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    other = await api.acting(workspace=await api.workspace("other"))
+    async with stream(owner, "/events") as events:
+        await other.post(f"{V1}/agent-tasks", json={"title": "a"})
+        made = await owner.post(f"{V1}/agent-tasks", json={"title": "b"})
+        name, data = await events.next()
+        assert (name, data["taskId"], data["newStatus"]) == ("task", made.json()["id"], "PENDING")
+
+
+async def test_a_stream_ends_with_the_right_to_read(api: Api, owner: httpx2.AsyncClient) -> None:
+    made = (await owner.post(f"{V1}/tokens", json={"name": "t", "scopes": ["read"]})).json()
+    reader = await api.client(made["token"])
+    async with stream(reader, "/events") as events:
+        assert (await owner.delete(f"{V1}/tokens/{made['id']}")).status_code == 204
+        assert await events.next() == ("closed", None)
+    assert api.service.hub.readers == 0
+
+
+async def test_a_reader_who_does_not_read_is_dropped(api: Api, owner: httpx2.AsyncClient) -> None:
+    host, _, port = api.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    token = owner.headers["authorization"]
+    writer.write(f"GET {V1}/events HTTP/1.1\r\nHost: x\r\nAuthorization: {token}\r\n\r\n".encode())
+    await writer.drain()
+    assert b"200" in await reader.readline()
+    await reader.readuntil(b": open")
+    body = {"tasks": [{"title": str(n)} for n in range(5000)]}
+    async with asyncio.timeout(60):
+        while api.service.hub.readers:
+            assert (await owner.post(f"{V1}/agent-tasks/bulk", json=body)).status_code == 201
+            await asyncio.sleep(0.3)
+    writer.close()
+
+
+async def test_a_place_nobody_gave_is_refused(owner: httpx2.AsyncClient) -> None:
+    made = (await owner.post(f"{V1}/agent-tasks", json={"title": "a"})).json()["id"]
+    path = f"{V1}/agent-tasks/{made}/events"
+    for bad in ("x", "1.2", "1.2.3.4", "-1.0.0", "1.2." + "9" * 40):
+        answer = await owner.get(path, headers={"Last-Event-ID": bad})
+        assert problem(answer) == (422, "invalid_value")

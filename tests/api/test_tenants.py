@@ -1,0 +1,256 @@
+"""Two tenants: whatever ids of the other one knows, it learns nothing, by queries and by roles."""
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID, uuid4
+
+import asyncpg
+import httpx2
+import msgspec
+import pytest
+from tests.api.conftest import V1, Api, running
+
+from tenuto.api.access import PUBLIC, ROUTES
+from tenuto.model.access import Role
+from tenuto.settings import Settings
+from tenuto.store import sql
+
+SECRET = "hers-alone"
+BODIES: dict[str, Any] = {
+    "PATCH /agent-tasks/{task_id}": {"title": "mine now"},
+    "PATCH /agent-tasks/{task_id}/progress": {"attempt": 1, "leaseToken": "x"},
+    "POST /agent-tasks/{task_id}/complete": {"attempt": 1, "leaseToken": "x"},
+    "POST /agent-tasks/{task_id}/fail": {"attempt": 1, "leaseToken": "x", "error": "e"},
+    "POST /agent-tasks/{task_id}/park": {"attempt": 1, "leaseToken": "x"},
+    "POST /agent-tasks/{task_id}/release": {"attempt": 1, "leaseToken": "x"},
+    "POST /agent-tasks/{task_id}/transcript": {"attempt": 1, "leaseToken": "x", "lines": []},
+    "PATCH /webhooks/{webhook_id}": {"enabled": False},
+    "PATCH /users/{user_id}": {"role": "VIEWER"},
+    "PUT /workspaces/{workspace_id}/quota": {"pending": 0},
+}
+SKIPPED = {
+    "PUT /agents/{agent_id}",  # makes what is not there: its own test
+}
+
+
+async def furnished(api: Api) -> tuple[httpx2.AsyncClient, dict[str, str]]:
+    """Another workspace's owner, and the ids of what is there."""
+    workspace = await api.workspace("hers")
+    token = await api.token(Role.OWNER, workspace)
+    client = await api.client(token)
+    agent = str(uuid4())
+    await client.put(f"{V1}/agents/{agent}", json={"name": "hers"})
+    task = (await client.post(f"{V1}/agent-tasks", json={"title": SECRET})).json()["id"]
+    dead = (await client.post(f"{V1}/agent-tasks", json={"title": SECRET})).json()["id"]
+    await client.post(f"{V1}/agent-tasks/{dead}/cancel", json={})
+    user = {"name": "her", "password": "a long password"}
+    made = await client.post(f"{V1}/users", json=user)
+    key = (await client.post(f"{V1}/tokens", json={"name": SECRET})).json()["id"]
+    await client.put(f"{V1}/secrets/{SECRET}", json={"value": "v" * 20})
+    wanted = {"url": "https://1.1.1.1/x", "events": ["*"]}
+    hook = (await client.post(f"{V1}/webhooks", json=wanted)).json()
+    return client, {
+        "task_id": task,
+        "agent_id": agent,
+        "user_id": made.json()["id"],
+        "token_id": key,
+        "webhook_id": hook["webhook"]["id"],
+        "workspace_id": str(workspace),
+        "delivery_id": str(uuid4()),
+        "worker_id": "hers",
+        "name": SECRET,
+    }
+
+
+WITH_IDS = sorted(
+    route for route, access in ROUTES.items() if access is not PUBLIC and "{" in route
+)
+
+
+async def compare(api: Api, mine: httpx2.AsyncClient, ids: dict[str, str]) -> None:
+    """Each route with each of her ids answers like one with an id of nothing."""
+    for route in WITH_IDS:
+        method, path = route.split()
+        short = f"{method} {path.removeprefix(V1)}"
+        if short in SKIPPED or "{worker_id}" in path:
+            continue
+        names = re.findall(r"\{(\w+)\}", path)
+        random = {name: str(uuid4()) for name in names}
+        body = BODIES.get(short)
+        if method == "PUT" and "{name}" in path:
+            continue  # a secret of mine with the name of hers: no id
+        answers = []
+        for chosen in (ids, random):
+            url = path
+            for name in names:
+                url = url.replace(f"{{{name}}}", chosen[name])
+            more = {} if body is None else {"json": body}
+            answer = await mine.request(method, url, **more)
+            said = answer.content
+            for name in names:
+                said = said.replace(chosen[name].encode(), b"<id>")
+            kept = {k: v for k, v in answer.headers.items() if k not in ("date", "x-request-id")}
+            answers.append((answer.status_code, said, {**kept, "content-length": ""}))
+        assert answers[0] == answers[1], route
+        assert answers[0][0] in (404, 409), (route, answers[0])
+
+
+async def untouched(hers: httpx2.AsyncClient, ids: dict[str, str]) -> None:
+    """Nothing of hers has changed."""
+    task = (await hers.get(f"{V1}/agent-tasks/{ids['task_id']}")).json()
+    assert (task["title"], task["status"], task["version"]) == (SECRET, "PENDING", 1)
+    assert (await hers.get(f"{V1}/agents/{ids['agent_id']}")).json()["status"] == "IDLE"
+    assert ids["token_id"] in [each["id"] for each in (await hers.get(f"{V1}/tokens")).json()]
+    assert [each["name"] for each in (await hers.get(f"{V1}/secrets")).json()] == [SECRET]
+    assert (await hers.get(f"{V1}/webhooks/{ids['webhook_id']}")).json()["enabled"] is True
+
+
+LISTS = (
+    "agent-tasks",
+    "agents",
+    "workers",
+    "tokens",
+    "secrets",
+    "users",
+    "webhooks",
+    "workspaces",
+    "stats",
+    "dead-letters",
+    "coordinator/status",
+    "coordinator/logs",
+    "me",
+)
+
+
+async def test_a_foreign_id_is_like_a_missing_one(api: Api, owner: httpx2.AsyncClient) -> None:
+    hers, ids = await furnished(api)
+    await compare(api, owner, ids)
+    await untouched(hers, ids)
+    taken = await owner.put(f"{V1}/agents/{ids['agent_id']}", json={"name": "mine"})
+    assert taken.status_code == 409
+    for path in LISTS:
+        text = (await owner.get(f"{V1}/{path}")).text
+        assert SECRET not in text, path
+        assert not any(each in text for each in ids.values() if len(each) == 36), path
+    elsewhere = {"X-Workspace-Id": ids["workspace_id"]}
+    nowhere = {"X-Workspace-Id": str(uuid4())}
+    answers = [await owner.get(f"{V1}/me", headers=each) for each in (elsewhere, nowhere)]
+    assert answers[0].status_code == 403
+    assert answers[0].content == answers[1].content
+
+
+@pytest.fixture
+def careless() -> Iterator[None]:
+    """Queries that forget whose rows they are about, as if their author had."""
+    queries = sql.load(sql.POSTGRES)
+    pattern = re.compile(r"(?:\b[a-z_]+\.)?\bworkspace = :workspace\b")
+    changed = {}
+    for name, query in queries.items():
+        steps = tuple(
+            msgspec.structs.replace(step, text=pattern.sub("(:workspace is not null)", step.text))
+            for step in query.steps
+        )
+        if steps != query.steps:
+            changed[name] = msgspec.structs.replace(query, steps=steps)
+    assert len(changed) > 20
+    with patch.dict(queries, changed):
+        yield
+
+
+@pytest.fixture
+async def roles_alone(
+    postgres_url: str, tmp_path: Path, careless: None
+) -> AsyncIterator[tuple[Api, httpx2.AsyncClient]]:
+    settings = Settings(database=postgres_url, data=str(tmp_path), port=0)
+    async with running(settings) as api:
+        yield api, await api.acting()
+
+
+async def test_roles_alone_keep_tenants_apart(
+    roles_alone: tuple[Api, httpx2.AsyncClient],
+) -> None:
+    api, mine = roles_alone
+    hers, ids = await furnished(api)
+    for path in ("agent-tasks", "agents", "secrets", "webhooks", "stats", "dead-letters"):
+        assert SECRET not in (await mine.get(f"{V1}/{path}")).text, path
+    for name, path in (
+        ("task_id", "agent-tasks"),
+        ("agent_id", "agents"),
+        ("webhook_id", "webhooks"),
+    ):
+        assert (await mine.get(f"{V1}/{path}/{ids[name]}")).status_code == 404
+    cancelled = await mine.post(f"{V1}/agent-tasks/{ids['task_id']}/cancel", json={})
+    assert cancelled.status_code == 404
+    assert (await mine.delete(f"{V1}/secrets/{SECRET}")).status_code == 404
+    await untouched(hers, ids)
+
+
+async def test_every_table_of_a_tenant_is_under_forced_security(postgres_url: str) -> None:
+    from tenuto import app
+
+    store = app.open_store(postgres_url)
+    await store.migrate()
+    await store.close()
+    connection = await asyncpg.connect(postgres_url)
+    try:
+        rows = await connection.fetch(
+            "select relname, relrowsecurity and relforcerowsecurity as forced from pg_class"
+            " where relnamespace = 'public'::regnamespace and relkind in ('r', 'p')"
+        )
+        loose = {row["relname"] for row in rows if not row["forced"]}
+        assert loose == {"schema_migration"}
+        kinds = await connection.fetch(
+            "select rolname, rolsuper, rolbypassrls, rolcanlogin from pg_roles"
+            " where rolname in ('tenuto_runtime', 'tenuto_system')"
+        )
+        assert [tuple(row)[1:] for row in kinds] == [(False, False, False)] * 2
+        owned = await connection.fetchval(
+            "select count(*) from pg_class where relowner in"
+            " ('tenuto_runtime'::regrole, 'tenuto_system'::regrole)"
+        )
+        assert owned == 0
+        views = await connection.fetchval(
+            "select count(*) from pg_class where relkind in ('v', 'm')"
+            " and relnamespace = 'public'::regnamespace"
+        )
+        assert views == 0  # one would need security_invoker
+    finally:
+        await connection.close()
+
+
+async def test_a_tenants_connection_sees_and_writes_its_own_rows_alone(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    settings = Settings(database=postgres_url, data=str(tmp_path), port=0)
+    async with running(settings) as api:
+        await furnished(api)
+        mine = UUID(int=0)
+        connection = await asyncpg.connect(
+            postgres_url,
+            server_settings={"role": "tenuto_runtime", "app.workspace": str(mine)},
+        )
+        nobody = await asyncpg.connect(postgres_url, server_settings={"role": "tenuto_runtime"})
+        try:
+            tables = await connection.fetch(
+                "select table_name from information_schema.columns"
+                " where column_name = 'workspace' and table_schema = 'public'"
+            )
+            assert len(tables) > 20
+            for (table,) in tables:
+                for each in (connection, nobody):
+                    assert await each.fetchval(f"select count(*) from {table}") == 0, table
+                    assert await each.execute(f"delete from {table}") == "DELETE 0"
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await connection.execute(
+                    "insert into task_label (task, workspace, label)"
+                    " select gen_random_uuid(), gen_random_uuid(), 'x'"
+                )
+            for hidden in ("app_user", "session", "leader", "cursor"):
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await connection.fetch(f"select * from {hidden}")
+        finally:
+            await connection.close()
+            await nobody.close()
