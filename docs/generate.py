@@ -19,9 +19,11 @@ from uuid import UUID
 import click
 import msgspec
 
+from tenuto.api import access
 from tenuto.cli.base import Command, Group
 from tenuto.cli.root import cli
 from tenuto.crash import POINTS
+from tenuto.metrics import TABLE as METRICS
 from tenuto.model import commands, errors
 from tenuto.model.commands import Fail, Failure, Fenced, Moment
 from tenuto.model.decide import decide, token_hash
@@ -391,6 +393,26 @@ def tables() -> str:
     return table(("table", "holds", "in use"), rows.values())
 
 
+def metrics() -> str:
+    tellers = {
+        "events": "each API, for the deployment",
+        "sampler": "each API, for the deployment",
+        "process": "each process, for itself",
+        "later": "nobody yet; stays 0",
+    }
+    rows = [
+        (
+            code(metric.name),
+            metric.kind,
+            ", ".join(code(label) for label in metric.labels),
+            metric.help,
+            tellers[metric.told],
+        )
+        for metric in METRICS
+    ]
+    return table(("metric", "kind", "labels", "", "told by"), rows)
+
+
 def decisions() -> str:
     rows = []
     for path in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md")):
@@ -399,7 +421,17 @@ def decisions() -> str:
     return table(("no.", "decision"), rows)
 
 
+def routes() -> str:
+    rows = []
+    for route, needs in access.ROUTES.items():
+        method, path = route.split()
+        who = "anybody" if needs is access.PUBLIC else f"{needs.role.name}, `{needs.scope}`"
+        rows.append((code(method), code(path.removeprefix(access.V1)), who))
+    return table(("method", "path", "needs"), rows)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
+    "routes": routes,
     "state-diagram": state_diagram,
     "state-commands": state_commands,
     "failures": failures,
@@ -410,6 +442,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "command-line": command_line,
     "queries": queries,
     "tables": tables,
+    "metrics": metrics,
     "decisions": decisions,
 }
 

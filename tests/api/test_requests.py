@@ -170,6 +170,26 @@ async def test_a_workspace_beyond_its_quota_waits_alone(
     assert codes == [201, 429]
 
 
+async def test_no_more_tasks_run_than_the_quota_allows(owner: httpx2.AsyncClient) -> None:
+    mine = (await owner.get(f"{V1}/me")).json()["workspaceId"]
+    agents = [str(uuid4()), str(uuid4())]
+    for agent in agents:
+        await owner.put(f"{V1}/agents/{agent}", json={"name": agent})
+    await owner.post(f"{TASKS}/bulk", json={"tasks": [{"title": "a"}] * 10})
+    await owner.put(f"{V1}/workspaces/{mine}/quota", json={"running": 3})
+
+    async def claims() -> int:
+        wishes = [
+            owner.post(f"{V1}/agents/{agent}/claim", json={"limit": 2}) for agent in agents * 3
+        ]
+        return sum(len(each.json()["tasks"]) for each in await asyncio.gather(*wishes))
+
+    assert await claims() == 3
+    assert await claims() == 0
+    await owner.put(f"{V1}/workspaces/{mine}/quota", json={})
+    assert await claims() == 7
+
+
 async def test_actions_by_filter(owner: httpx2.AsyncClient) -> None:
     for tag in ("x", "x", "y"):
         await owner.post(TASKS, json={"title": "a", "tags": [tag]})

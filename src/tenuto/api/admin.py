@@ -9,7 +9,6 @@ import msgspec
 from litestar import Request, delete, get, patch, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from tenuto.api.rates import Quota
 from tenuto.api.service import AtDesk, Service
 from tenuto.api.shapes import (
     LoginBody,
@@ -33,6 +32,7 @@ from tenuto.engine.hooks import (
 from tenuto.engine.views import SecretView
 from tenuto.model.access import Role
 from tenuto.model.errors import Conflict, Forbidden, NotFound
+from tenuto.model.quota import Quota, quota_of
 
 
 class Token(msgspec.Struct, frozen=True, rename="camel"):
@@ -75,6 +75,13 @@ class WorkspaceView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     role: str | None
     quota: Quota
     created_at: datetime
+
+
+class NewWorkspace(msgspec.Struct, frozen=True):
+    """A tenant, and the token of its first owner where that is no user; shown once."""
+
+    workspace: WorkspaceView
+    token: str | None
 
 
 class MemberView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -132,23 +139,27 @@ async def workspaces(desk: AtDesk) -> Sequence[WorkspaceView]:
 
 
 def _workspace(row: Any, role: str) -> WorkspaceView:
-    quota = msgspec.json.decode(row["quota"], type=Quota) if row["quota"] else Quota()
     return WorkspaceView(
         id=row["id"],
         name=row["name"],
         role=dict(row).get("role", role),
-        quota=quota,
+        quota=quota_of(row["quota"]),
         created_at=row["created_at"],
     )
 
 
 @post("/workspaces")
-async def make_workspace(desk: AtDesk, data: JSONBody[WorkspaceBody]) -> WorkspaceView:
-    """A new tenant, owned by the caller."""
-    made = await desk.service.identity.make_workspace(data.name, desk.caller.user)
-    [row] = await desk.service.identity.workspaces(only=made)
+async def make_workspace(desk: AtDesk, data: JSONBody[WorkspaceBody]) -> NewWorkspace:
+    """A new tenant, owned by the caller; a caller that is no user gets an owner's token for it."""
+    identity, user = desk.service.identity, desk.caller.user
+    made = await identity.make_workspace(data.name, user)
+    token = None
+    if user is None:
+        owner = await identity.make_token(made, "owner", Role.OWNER, created_by=desk.caller.actor)
+        token = owner.token
+    [row] = await identity.workspaces(only=made)
     desk.service.callers.forget()
-    return _workspace(row, Role.OWNER.name)
+    return NewWorkspace(_workspace(row, Role.OWNER.name), token)
 
 
 @get("/workspaces/{workspace_id:uuid}")

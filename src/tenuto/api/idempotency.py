@@ -24,7 +24,6 @@ ROUTES = frozenset(
         "POST /api/v1/agent-tasks/bulk",
         "POST /api/v1/agent-tasks/actions",
         "POST /api/v1/agent-tasks/{task_id}/rerun",
-        "POST /api/v1/workspaces",
     }
 )
 

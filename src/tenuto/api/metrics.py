@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from litestar import Litestar, Request, Response, get
+from litestar import Litestar, MediaType, Request, Response, get
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
@@ -33,15 +33,15 @@ _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"
 _GOOD_ID = re.compile(rb"[\w.:-]{1,64}", flags=re.A)
 
 
-@get("/metrics", include_in_schema=False)
-async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+@get("/metrics", media_type=MediaType.TEXT)
+async def metrics(request: Request[Any, Any, Any]) -> Response[str]:
     """The metrics of this process, as Prometheus reads them."""
     service: Service = request.app.state.service
     if wanted := service.settings.metrics_token:
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {wanted}".encode()):
             raise Unauthenticated("send the token of the metrics: Authorization: Bearer ...")
-    return Response(HERE.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(HERE.text().decode(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 async def watch(service: Service, stop: asyncio.Event) -> "asyncio.Task[None]":

@@ -8,8 +8,8 @@ from uuid import UUID
 import msgspec
 
 from tenuto.clock import Clock
-from tenuto.model import limits
 from tenuto.model.errors import TooMany
+from tenuto.model.quota import Quota
 from tenuto.settings import Settings
 
 KEPT = 10_000
@@ -18,19 +18,6 @@ LOGINS_PER_S = 0.2
 LOGINS_AT_ONCE = 10
 LOOK_S = 1.0
 """Seconds that a workspace's counts are believed."""
-
-
-class Quota(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """What a workspace may use; `None`: as much as it likes."""
-
-    tasks_per_minute: int | None = None
-    pending: int | None = None
-
-    def check(self) -> None:
-        """Raise `Invalid` unless every number makes sense."""
-        for name in self.__struct_fields__:
-            if (value := getattr(self, name)) is not None:
-                limits.number(name, value, 0, limits.MAX_COUNT)
 
 
 class _Bucket(msgspec.Struct):
@@ -44,7 +31,7 @@ class _Usage(msgspec.Struct):
     at: float
 
 
-Counts = Callable[[], Awaitable[tuple[Any, int]]]
+Counts = Callable[[], Awaitable[tuple[Quota, int]]]
 
 
 class Rates:
@@ -72,7 +59,7 @@ class Rates:
         now = self._clock.elapsed()
         if usage is None or now - usage.at > LOOK_S:
             quota, pending = await look()
-            usage = _Usage(msgspec.convert(quota or {}, Quota), pending, now)
+            usage = _Usage(quota, pending, now)
             _keep(self._usage, workspace, usage)
         quota = usage.quota
         if quota.pending is not None and usage.pending + count > quota.pending:

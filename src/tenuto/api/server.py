@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from litestar import Litestar
 
 from tenuto.api.app import make_app
 from tenuto.api.metrics import watch
@@ -50,13 +51,16 @@ def listen(settings: Settings) -> socket.socket:
 
 
 async def serve(
-    service: Service, stop: asyncio.Event, ready: Callable[[str], None] | None = None
+    service: Service,
+    stop: asyncio.Event,
+    ready: Callable[[str], None] | None = None,
+    make: Callable[[Service], Litestar] = make_app,
 ) -> None:
     """Answer requests until `stop`; open streams and long polls end, other requests finish."""
     bound = listen(service.settings)
     port = bound.getsockname()[1]
     config = uvicorn.Config(
-        make_app(service),
+        make(service),
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -15,9 +15,19 @@ from tenuto.api.service import AtDesk
 from tenuto.api.shapes import ActionsBody, BulkBody, ReasonBody, TaskBody, TaskPatch
 from tenuto.engine.edit import Changes
 from tenuto.engine.query import Filter
-from tenuto.engine.views import AttemptView, Explanation, LogLine, TaskSummary, TaskView
+from tenuto.engine.views import (
+    AttemptView,
+    Explanation,
+    LogLine,
+    TaskSummary,
+    TaskView,
+    fresh_view,
+)
 from tenuto.model import limits
 from tenuto.model.errors import Invalid
+from tenuto.model.quota import Quota, quota_of
+from tenuto.model.secrets import KEY, marked
+from tenuto.model.submission import NewTask
 from tenuto.store.protocol import Statement
 
 Limit = Annotated[int, QueryParameter(ge=1, le=limits.MAX_PAGE)]
@@ -63,10 +73,22 @@ class Lines(msgspec.Struct, frozen=True, rename="camel"):
 async def create(desk: AtDesk, data: JSONBody[TaskBody], key: Key = None) -> Response[TaskView]:
     """Submit a task. It is durable when this answers; repeated with one key, it is one task."""
     await _count(desk, 1)
-    made = await desk.engine.submit(data.task(key))
-    view = await desk.engine.show(made.id)
+    new = data.task(key)
+    made = await desk.engine.submit(new)
+    if made.at is None or _may_hold_secrets(new):
+        view = await desk.engine.show(made.id)
+    else:
+        view = fresh_view(new, made.id, made.at, desk.workspace, desk.caller.actor)
     headers = {"Location": f"/api/v1/agent-tasks/{made.id}", "ETag": f'"{view.version}"'}
     return Response(view, status_code=201 if made.created else 200, headers=headers)
+
+
+def _may_hold_secrets(new: NewTask) -> bool:
+    """Whether only the store knows what may be shown of the task."""
+    if new.input is None and new.env is None:
+        return False
+    said = msgspec.json.encode([new.input, new.env]).decode()
+    return marked(said) or f'"{KEY}"' in said
 
 
 @post("/agent-tasks/bulk")
@@ -81,16 +103,16 @@ async def create_many(desk: AtDesk, data: JSONBody[BulkBody]) -> MadeTasks:
 
 
 async def _count(desk: AtDesk, count: int) -> None:
-    async def look() -> tuple[Any, int]:
+    async def look() -> tuple[Quota, int]:
         [workspace] = await desk.service.identity.workspaces(only=desk.workspace)
-        quota = workspace["quota"]
-        if quota is None:
-            return None, 0
+        quota = quota_of(workspace["quota"])
+        if quota.pending is None:
+            return quota, 0
         rows = await desk.engine.core.store.fetch(
             Statement("counts", {"workspace": desk.workspace})
         )
         pending = sum(row["n"] for row in rows if row["status"] in ("PENDING", "WAITING"))
-        return msgspec.json.decode(quota), pending
+        return quota, pending
 
     await desk.service.rates.submit(desk.workspace, count, look)
 

@@ -306,6 +306,12 @@ class Measure(msgspec.Struct, frozen=True):
     usual: bool = True
 
 
+async def api(bench: Bench) -> Figures:
+    from tenuto.bench import api as served  # noqa: PLC0415  loads the server
+
+    return await served.take(bench)
+
+
 MEASURES = {
     "submit": Measure(submit_one),
     "callers": Measure(submit_64),
@@ -319,4 +325,5 @@ MEASURES = {
     "lanes": Measure(lanes),
     "recovery": Measure(recovery, usual=False),
     "help": Measure(help_time),
+    "api": Measure(api, usual=False),
 }

@@ -10,15 +10,20 @@ from tenuto.cli.base import Globals, command
 @command(
     "bench",
     "orchestrate bench",
-    "orchestrate bench --tasks 20000 --rounds 5 --only submit --json-file bench.json",
+    "orchestrate bench --tasks 20000 --rounds 5 submit callers --json-file bench.json",
+    "orchestrate bench api",
 )
+@click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--tasks", type=click.IntRange(1), metavar="N", help="Tasks per measurement.")
 @click.option("--rounds", type=click.IntRange(1), metavar="N", help="Measurements; median counts.")
 @click.option("--json-file", metavar="FILE", help="Write the figures there too.")
 @click.option("--only", multiple=True, metavar="NAME", help="Only this measurement; repeatable.")
 @click.pass_obj
-def bench(given: Globals, /, **options: Any) -> int:
-    """Measure throughput and latency on this machine, in a database of its own."""
+def bench(given: Globals, /, names: tuple[str, ...], only: tuple[str, ...], **options: Any) -> int:
+    """Measure throughput and latency on this machine, in a database of its own.
+
+    NAME picks measurements, as --only does.
+    """
     from tenuto.bench import run
 
-    return run(database=given.database, **options)
+    return run(database=given.database, only=(*names, *only), **options)

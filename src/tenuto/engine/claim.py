@@ -14,6 +14,7 @@ from tenuto.model import commands, limits
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Forbidden, TenutoError, Unavailable
 from tenuto.model.matching import AgentProfile
+from tenuto.model.quota import quota_of
 from tenuto.model.retry import ErrorClass, RetryPolicy
 from tenuto.model.secrets import Reference, marked
 from tenuto.model.task import DEFAULT_LEASE_S, Fence, Status
@@ -114,7 +115,7 @@ class Claiming:
             statement = Statement("claim_lane", params | {"lane": lanes[0]})
         else:
             statement = Statement("claim", params | {"lanes": lanes})
-        counted = agent.max_concurrent is not None
+        counted = agent.max_concurrent is not None or self._core.lanes.bounded(agent.workspace)
         wish = _Wish(statement, agent.id, counted)
         try:
             rows: list[Row] = await self._core.batcher.submit(
@@ -146,20 +147,34 @@ class Claiming:
         return answers
 
     def _within_capacity(self, wish: _Wish) -> Script[list[Row] | Forbidden]:
-        # The count is a statement of its own: it must see what the last holder of the lock did.
+        # Counts are statements of their own: they must see what the last holder of the lock did.
+        n = yield from self._within_quota(wish)
         agents = yield Statement("agent_lock", {"agent": wish.agent})
         if not agents or agents[0]["status"] == "TERMINATED":
             return Forbidden("the agent was terminated or never registered", "agent_terminated")
         most = agents[0]["max_concurrent"]
         load = (yield Statement("agent_load", {"agent": wish.agent}))[0]["load"]
-        free = wish.statement.params["n"] if most is None else most - load
-        n = min(wish.statement.params["n"], free)
+        if most is not None:
+            n = min(n, most - load)
         if n <= 0:
             return []
         rows = yield msgspec.structs.replace(
             wish.statement, params=wish.statement.params | {"n": n}
         )
         return rows
+
+    def _within_quota(self, wish: _Wish) -> Script[int]:
+        """How many of the tasks wished for the workspace's quota allows."""
+        n: int = wish.statement.params["n"]
+        workspace = {"workspace": wish.statement.params["workspace"]}
+        if not self._core.lanes.bounded(workspace["workspace"]):
+            return n
+        rows = yield Statement("workspace_lock", workspace)
+        most = quota_of(rows[0]["quota"]).running if rows else 0
+        if most is None:
+            return n
+        load: int = (yield Statement("workspace_load", workspace))[0]["load"]
+        return min(n, most - load)
 
     async def _understand(self, rows: list[Row], token: str) -> list[Work]:
         works = []

@@ -9,6 +9,7 @@ import msgspec
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.limits import MAX_LANES
 from tenuto.model.matching import AgentProfile, Requirements, eligible, lane_id
+from tenuto.model.quota import quota_of
 from tenuto.store.protocol import Script, Statement, Store
 
 _TOUCH_EVERY = timedelta(hours=1)
@@ -24,6 +25,8 @@ class Lane(msgspec.Struct, frozen=True):
 class _Known(msgspec.Struct):
     version: int
     lanes: list[Lane]
+    running: int | None
+    """How many tasks may run at once."""
     eligible: dict[tuple[UUID, int], list[Lane]]
 
 
@@ -90,6 +93,11 @@ class Lanes:
         ]
         return known.version, open_now
 
+    def bounded(self, workspace: UUID) -> bool:
+        """Whether the workspace has a quota of running tasks, as far as is known."""
+        known = self._known.get(workspace)
+        return known is not None and known.running is not None
+
     async def moved(self, workspace: UUID) -> bool:
         """Whether the lanes changed since they were loaded; loads them when they did."""
         known = self._known.get(workspace)
@@ -116,7 +124,8 @@ class Lanes:
             for row in rows
         ]
         version = versions[0]["lanes_version"] if versions else 0
-        known = _Known(version, lanes, {})
+        quota = quota_of(versions[0]["quota"] if versions else None)
+        known = _Known(version, lanes, quota.running, {})
         self._known[workspace] = known
         return known
 

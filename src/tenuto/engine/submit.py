@@ -33,6 +33,8 @@ class Submitted(msgspec.Struct, frozen=True, gc=False):
 
     id: UUID
     created: bool = True
+    at: datetime | None = None
+    """When it was made, where that is known without reading it again."""
 
 
 class Draft(msgspec.Struct, frozen=True):
@@ -100,13 +102,13 @@ class Submitting:
     async def _plain(self, draft: Draft, workspace: UUID) -> list[Submitted]:
         """Insert tasks whose ids are new for certain."""
         try:
-            await self._core.batcher.submit(self._kind, draft.rows)
+            at = await self._core.batcher.submit(self._kind, draft.rows)
         except Unavailable:
             # The answer may be lost and the commit not. Ids are ours, so asking again is safe.
             return await self._core.store.transact(
                 lambda: submit_script(self._core, draft, workspace)
             )
-        return [Submitted(each) for each in draft.ids]
+        return [Submitted(each, at=at) for each in draft.ids]
 
     async def _named(self, draft: Draft, workspace: UUID) -> list[Submitted]:
         """Insert tasks that may be there already."""
@@ -116,8 +118,9 @@ class Submitting:
         rows = batch[0]
         if len(batch) > 1:
             rows = {name: [row for each in batch for row in each[name]] for name in rows}
-        yield _insert(self._core, rows)
-        return [None] * len(batch)
+        statement = _insert(self._core, rows)
+        yield statement
+        return [statement.params["now"]] * len(batch)
 
     async def draft(
         self,
@@ -136,10 +139,10 @@ class Submitting:
         rows["sealed"] = hidden.rows
         keys = [new.idempotency_key for new in news]
         prints = [_prints(new, hidden.hashes.get(index)) for index, new in enumerate(news)]
-        place = tracing.here()
+        trace = tracing.here()
         for new, task_id, known in zip(news, ids, prints, strict=True):
             first = known[0] if known else None
-            rows["body"].append(_body(new, task_id, workspace, first, actor, rerun_of, place))
+            rows["body"].append(_body(new, task_id, workspace, first, actor, rerun_of, trace))
             for name, words in (
                 ("label", new.tags),
                 ("tag", new.task_tags),
@@ -294,7 +297,7 @@ def _body(
     print_: str | None,
     actor: str | None,
     rerun_of: UUID | None,
-    place: str | None,
+    trace: str | None,
 ) -> tuple[Any, ...]:
     return (
         task_id,
@@ -323,5 +326,5 @@ def _body(
         rerun_of,
         new.idempotency_key,
         print_,
-        new.trace_id or place,
+        new.trace_id or trace,
     )

@@ -7,6 +7,8 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.core import decode
+from tenuto.model.submission import NewTask
+from tenuto.model.task import Status
 from tenuto.store.protocol import Row
 
 _NAMES = {
@@ -206,8 +208,51 @@ def worker_of(row: Row) -> WorkerView:
     )
 
 
+_ASKED = tuple(
+    name
+    for name in NewTask.__struct_fields__
+    if name in TaskView.__struct_fields__
+    and name not in ("id", "retry", "tags", "task_tags", "capabilities")
+)
+_COUNTED = ("attempt", "tries", "checkpoint_seq")
+_UNTOUCHED: dict[str, Any] = {
+    name: 0 if name in _COUNTED else None
+    for name in TaskView.__struct_fields__
+    if name not in _ASKED
+    and name
+    not in (
+        "id workspace status waiting_for retry tags task_tags capabilities created_by created_at"
+        " updated_at version"
+    ).split()
+}
+
+
 def summary_of(row: Row) -> TaskSummary:
     return TaskSummary(**{name: row[name] for name in _SUMMARY})
+
+
+def fresh_view(
+    new: NewTask, task: UUID, at: datetime, workspace: UUID, actor: str | None
+) -> TaskView:
+    """A task that was made at that instant and has not been touched since."""
+    later = new.run_at is not None and new.run_at > at
+    asked = {name: getattr(new, name) for name in _ASKED}
+    return TaskView(
+        **asked,
+        **_UNTOUCHED,
+        id=task,
+        workspace=workspace,
+        status=Status.WAITING.value if later else Status.PENDING.value,
+        waiting_for="schedule" if later else None,
+        retry=None if new.retry is None else msgspec.to_builtins(new.retry),
+        tags=sorted(set(new.tags)),
+        task_tags=sorted(set(new.task_tags)),
+        capabilities=sorted(set(new.capabilities)),
+        created_by=actor,
+        created_at=at,
+        updated_at=at,
+        version=1,
+    )
 
 
 def view_of(row: Row, labels: dict[str, list[str]], waiting_for: str | None) -> TaskView:

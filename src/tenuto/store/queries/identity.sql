@@ -15,9 +15,9 @@ order by w.created_at, w.id
 limit 1000;
 
 -- name: workspace_quota
--- Set what a workspace may use.
+-- Set what a workspace may use; whoever claims there looks at it anew.
 -- params: id uuid, quota json
-update workspace set quota = :quota where id = :id
+update workspace set quota = :quota, lanes_version = lanes_version + 1 where id = :id
 returning id;
 
 -- name: user_make

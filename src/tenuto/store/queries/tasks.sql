@@ -25,7 +25,7 @@ from lane where lane.workspace = :workspace;
 -- name: lanes_version
 -- The number that moves whenever the workspace's lanes or their gates change.
 -- params: workspace uuid
-select workspace.lanes_version from workspace where workspace.id = :workspace;
+select workspace.lanes_version, workspace.quota from workspace where workspace.id = :workspace;
 
 -- name: lane_close
 -- Close a lane at least until an instant and tell why.
@@ -273,6 +273,17 @@ select {fragment:moved_columns}, {fragment:body_columns},
 from task moved join task_body body on body.workspace = moved.workspace and body.task = moved.id
 where moved.agent = :agent and moved.status in ('ASSIGNED', 'RUNNING')
   and moved.lease_token = :token;
+
+-- name: workspace_lock
+-- Hold a workspace's row while what runs in it is counted and added to.
+-- params: workspace uuid
+select workspace.quota from workspace where workspace.id = :workspace {lock};
+
+-- name: workspace_load
+-- What counts against a workspace's quota of running tasks.
+-- params: workspace uuid
+select count(*) as load from task
+where task.workspace = :workspace and task.status in ('ASSIGNED', 'RUNNING');
 
 -- name: agent_lock
 -- Hold an agent's row while its capacity is counted and used.

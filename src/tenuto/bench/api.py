@@ -1,0 +1,148 @@
+"""How fast the API is: submits beside a route that only parses and answers, and live streams."""
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tenuto.bench.measures import CALLERS, PAYLOAD, Bench, Figures
+from tenuto.bench.server import ECHO
+
+TASKS = "/api/v1/agent-tasks"
+STREAMS = 1000
+ROUNDS = 5
+
+
+class Target:
+    """A server in another process."""
+
+    def __init__(self, url: str, token: str, pid: int) -> None:
+        parts = urlsplit(url)
+        self.host, self.port = parts.hostname or "", parts.port or 0
+        self.token = token
+        self.pid = pid
+
+    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """The bytes of a request."""
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {self.token}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+    def resident_mb(self) -> float:
+        """How much memory the server has."""
+        fields = Path(f"/proc/{self.pid}/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+@asynccontextmanager
+async def server(database: str) -> AsyncIterator[Target]:
+    """An API on the database, in a process of its own."""
+    with tempfile.TemporaryDirectory(prefix="tenuto-bench-api-") as folder:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tenuto.bench.server",
+            folder,
+            database,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            told: dict[str, Any] = msgspec.json.decode(await process.stdout.readline())
+            yield Target(told["url"], told["token"], process.pid)
+        finally:
+            process.stdin.close()
+            await process.wait()
+
+
+async def rate(target: Target, path: str, count: int, callers: int = CALLERS) -> float:
+    """Requests a second of that many callers, each on a connection of its own."""
+    body = msgspec.json.encode({"title": "bench", "taskType": "noop", "input": PAYLOAD})
+    request = target.request("POST", path, body)
+    left = count
+
+    async def call() -> None:
+        nonlocal left
+        reader, writer = await asyncio.open_connection(target.host, target.port)
+        while left > 0:
+            left -= 1
+            writer.write(request)
+            await _answer(reader)
+        writer.close()
+
+    began = time.perf_counter()
+    await asyncio.gather(*(call() for _ in range(callers)))
+    return count / (time.perf_counter() - began)
+
+
+async def _answer(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 201"), head[:200]
+    for line in head.split(b"\r\n"):
+        name, _, value = line.partition(b": ")
+        if name.lower() == b"content-length":
+            return await reader.readexactly(int(value))
+    raise AssertionError("an answer without a length")
+
+
+async def take(bench: Bench) -> Figures:
+    """Submits and bare answers in turns, without and with live streams."""
+    async with server(bench.url) as target:
+        count = max(CALLERS, bench.tasks // 2)
+        await rate(target, TASKS, count // 2)
+        await rate(target, ECHO, count // 2)
+        pairs = []
+        for _ in range(ROUNDS):
+            pairs.append((await rate(target, TASKS, count), await rate(target, ECHO, count)))
+        submit, echo = (median(pair[i] for pair in pairs) for i in (0, 1))
+        return {
+            "API submit, 64 callers /s": submit,
+            "API parse and answer alone /s": echo,
+            "API submit, share of that": median(one / other for one, other in pairs),
+            **await _streams(target, count),
+        }
+
+
+async def _streams(target: Target, count: int) -> Figures:
+    """What idle streams cost: memory, and submits beside them. Each watches a task of its own."""
+    alone = [await rate(target, TASKS, count) for _ in range(ROUNDS)]
+    before_mb = target.resident_mb()
+    writers = [await _watch(target, task) for task in await _made(target)]
+    after_mb = target.resident_mb()
+    beside = [await rate(target, TASKS, count) for _ in range(ROUNDS)]
+    for writer in writers:
+        writer.close()
+    return {
+        f"{STREAMS:,} idle streams, MB": after_mb - before_mb,
+        "API submit beside them, share": median(beside) / median(alone),
+    }
+
+
+async def _made(target: Target) -> list[str]:
+    """Tasks to watch."""
+    reader, writer = await asyncio.open_connection(target.host, target.port)
+    body = msgspec.json.encode({"tasks": [{"title": "idle"}] * STREAMS})
+    writer.write(target.request("POST", f"{TASKS}/bulk", body))
+    answer = msgspec.json.decode(await _answer(reader))
+    writer.close()
+    return [each["id"] for each in answer["tasks"]]
+
+
+async def _watch(target: Target, task: str) -> asyncio.StreamWriter:
+    reader, writer = await asyncio.open_connection(target.host, target.port)
+    writer.write(target.request("GET", f"{TASKS}/{task}/events"))
+    await reader.readuntil(b": open")
+    return writer

@@ -1,0 +1,61 @@
+"""An API in a process of its own, with one route more: parse a task, answer the same JSON, no more.
+
+`python -m tenuto.bench.server FOLDER DATABASE` prints its address and a token, and serves until its
+standard input ends.
+"""
+
+import asyncio
+import sys
+from datetime import UTC, datetime
+from uuid import UUID
+
+import msgspec
+from litestar import Litestar, post
+from litestar.params import JSONBody
+
+from tenuto import app
+from tenuto.api import server as api_server
+from tenuto.api.access import PUBLIC, ROUTES
+from tenuto.api.app import make_app
+from tenuto.api.service import Service
+from tenuto.api.shapes import TaskBody
+from tenuto.engine.engine import DEFAULT_WORKSPACE
+from tenuto.engine.views import TaskView, fresh_view
+from tenuto.model.access import Role
+from tenuto.settings import Settings
+
+ECHO = "/bench/echo"
+_AT = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+@post(ECHO)
+async def echo(data: JSONBody[TaskBody]) -> TaskView:
+    """What a submit answers, without the submit."""
+    return fresh_view(data.task(), UUID(int=1), _AT, DEFAULT_WORKSPACE, "bench")
+
+
+def echoing(service: Service) -> Litestar:
+    """The API with the route that only answers."""
+    made = make_app(service)
+    ROUTES[f"POST {ECHO}"] = PUBLIC
+    made.register(echo)
+    return made
+
+
+async def main(folder: str, database: str) -> None:
+    """Serve until standard input ends."""
+    settings = Settings(database=database, data=folder, port=0, rate_per_s=0)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.run_in_executor(None, sys.stdin.read).add_done_callback(lambda _: stop.set())
+    async with app.service(settings) as service:
+        made = await service.identity.make_token(DEFAULT_WORKSPACE, "bench", Role.OWNER)
+
+        def ready(url: str) -> None:
+            print(msgspec.json.encode({"url": url, "token": made.token}).decode(), flush=True)
+
+        await api_server.serve(service, stop, ready, make=echoing)
+
+
+if __name__ == "__main__":
+    app.run(main(*sys.argv[1:]))

@@ -1,0 +1,92 @@
+"""A secret that goes through everything is found nowhere but in the hands of its attempt."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import httpx2
+import pytest
+from tests.api.conftest import V1, Api
+from tests.api.test_streams import stream
+
+from tenuto.app import sqlite_path
+from tenuto.settings import Settings
+
+CANARY = "canary-7f3a91c2d4"
+NAMED = "canary-named-55aa"
+
+
+async def test_a_secret_is_in_no_sink(
+    api: Api,
+    owner: httpx2.AsyncClient,
+    settings: Settings,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    heard: list[str] = []
+
+    async def ask(client: httpx2.AsyncClient, method: str, path: str, **more: Any) -> Any:
+        answer = await client.request(method, f"{V1}{path}", **more)
+        heard.append(answer.text)
+        assert answer.status_code < 300, answer.text
+        return answer.json() if answer.content else None
+
+    await ask(owner, "PUT", "/secrets/deploy", json={"value": NAMED})
+    given = {"user": "ada", "secrets": {"key": CANARY}, "named": {"$secret": "deploy"}}
+    made = await ask(owner, "POST", "/agent-tasks", json={"title": "t", "input": given})
+    assert made["inputContext"]["secrets"] == {"key": "***"}
+    agent = str(uuid4())
+    await ask(owner, "PUT", f"/agents/{agent}", json={"name": "a"})
+    answer = await owner.post(f"{V1}/agents/{agent}/claim", json={})
+    [work] = answer.json()["tasks"]
+    assert work["inputContext"] == {"user": "ada", "secrets": {"key": CANARY}, "named": NAMED}
+    session = await api.client(work["token"])
+    task = made["id"]
+    said = f"the key is {CANARY} and {NAMED}"
+    async with stream(owner, f"/agent-tasks/{task}/events") as events:
+        lines = {"lines": [{"number": 0, "text": said, "level": "ERROR"}]}
+        await ask(session, "POST", f"/agent-tasks/{task}/transcript", json=lines)
+        told = {"currentStep": said, "progressPercent": 5, "checkpointData": {"k": said}}
+        await ask(session, "PATCH", f"/agent-tasks/{task}/progress", json=told)
+        failed = {"error": said, "stack": said, "retryable": False}
+        await ask(session, "POST", f"/agent-tasks/{task}/fail", json=failed)
+        heard.append(str(await events.until("end")))
+    for path in ("", "/logs", "/attempts", "/transcript", "/explain"):
+        await ask(owner, "GET", f"/agent-tasks/{task}{path}")
+    for path in ("/agent-tasks", "/secrets", "/coordinator/logs", "/dead-letters"):
+        await ask(owner, "GET", path)
+    heard.append((await owner.get("/metrics")).text)
+    heard.append(caplog.text)
+    heard += await asyncio.to_thread(stored, settings.url())
+    if sqlite_path(settings.url()) is None:
+        heard += await dumped(settings.url())
+    assert any("the key is ***" in each for each in heard)
+    for secret in (CANARY, NAMED):
+        assert [each[:200] for each in heard if secret in each] == []
+
+
+def stored(url: str) -> list[str]:
+    """The bytes of a SQLite database and what is beside it."""
+    path = sqlite_path(url)
+    if path is None:
+        return []
+    files = Path(path).parent.glob("*")
+    return [file.read_bytes().decode("latin-1") for file in files if file.is_file()]
+
+
+async def dumped(url: str) -> list[str]:
+    """Every row of a PostgreSQL database as text."""
+    connection = await asyncpg.connect(url)
+    try:
+        tables = await connection.fetch(
+            "select relname from pg_class where relkind = 'r'"
+            " and relnamespace = 'public'::regnamespace"
+        )
+        rows = [await connection.fetch(f"select t::text from {name} t") for (name,) in tables]
+        return [row[0] for found in rows for row in found]
+    finally:
+        await connection.close()
