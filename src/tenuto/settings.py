@@ -48,6 +48,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Where webhooks may go though private or without TLS: `host`, `host:port`, CIDR, by commas."""
     webhook_timeout_s: float = 10.0
     """Seconds that an endpoint has to answer a webhook, name lookup included; at most 30."""
+    log: str = ""
+    """`json`: a JSON object per line of the log; empty: lines for people."""
+    metrics_token: str = ""
+    """What a reader of the API's `/metrics` must send as a bearer token; empty: nothing."""
+    otel: bool = False
+    """Whether to send traces as the `OTEL_*` variables say; an endpoint among them will do."""
     leader: bool = True
     """Whether coordinators elect one that does the work; off only to prove it is not needed."""
 
@@ -77,15 +83,21 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Se
         settings = msgspec.convert(found, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise Invalid(f"a setting is wrong: {error}") from error
+    _check(settings)
+    return settings
+
+
+def _check(settings: Settings) -> None:
     for name in ("heartbeat_s", "lease_s", "tick_s", "poll_s", "slots", "transcript_kb"):
         if not 0 < getattr(settings, name) < 1e9:
             raise Invalid(f"the setting {name} must be above 0, not {getattr(settings, name)}")
+    if settings.log not in ("", "json"):
+        raise Invalid(f"the setting log must be json or empty, not {settings.log!r}")
     if not 0 < settings.webhook_timeout_s <= 30:
         raise Invalid("the setting webhook_timeout_s must be above 0 and at most 30")
     for name in ("grace_s", "drain_s"):
         if not 0 <= getattr(settings, name) < 1e9:
             raise Invalid(f"the setting {name} must not be negative")
-    return settings
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,7 +1,102 @@
-"""Logs: one line each on standard error, control characters escaped."""
+"""Logs: one line each on standard error, for people or as JSON, with every secret struck out."""
 
 import logging
+import re
 import sys
+import threading
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+import msgspec
+
+from tenuto import tracing
+from tenuto.model.redact import LEAST, MASK, Redactor, words
+
+REQUEST: ContextVar[str | None] = ContextVar("request", default=None)
+"""The id of the request that is being answered."""
+TASK: ContextVar[str | None] = ContextVar("task", default=None)
+"""The id of the task that is being run."""
+
+MOST_SECRETS = 1000
+"""Values that are known at a time; those heard of longest ago are given up."""
+_TOKENS = re.compile(r"(?:tnt|tns)_[\w-]{8,}|whsec_[\w+/=-]{8,}|eyJ[\w-]{5,}\.[\w-]{5,}\.[\w-]*")
+_PASSWORD = re.compile(r"(://[^/@:\s]*):[^/@\s]*@")
+
+
+class _Secrets:
+    """The secret values that this process has opened. However many: a look at a text is short."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[str, set[str]] = OrderedDict()
+        self._by_start: defaultdict[str, set[str]] = defaultdict(set)
+        self._lock = threading.Lock()
+
+    def keep(self, values: Iterable[str]) -> None:
+        with self._lock:
+            for value in values:
+                if value not in self._values:
+                    self._values[value] = {word[:LEAST] for word in words(value)}
+                    for start in self._values[value]:
+                        self._by_start[start].add(value)
+                self._values.move_to_end(value)
+            while len(self._values) > MOST_SECRETS:
+                self._give_up(*self._values.popitem(last=False))
+
+    def _give_up(self, value: str, starts: set[str]) -> None:
+        for start in starts:
+            self._by_start[start].discard(value)
+            if not self._by_start[start]:
+                del self._by_start[start]
+
+    def struck(self, text: str) -> str:
+        if not self._values:
+            return text
+        seen = {text[place : place + LEAST] for place in range(len(text) - LEAST + 1)}
+        with self._lock:
+            starts = seen & self._by_start.keys()
+            suspects = {value for start in starts for value in self._by_start[start]}
+        return Redactor(suspects).text(text) if suspects else text
+
+
+_SECRETS = _Secrets()
+
+
+def keep_secret(values: Iterable[str]) -> None:
+    """Strike these values out of every line of the log from now on."""
+    _SECRETS.keep(values)
+
+
+def without_password(url: str) -> str:
+    """The text with a mask for the password of each address in it."""
+    return _PASSWORD.sub(rf"\1:{MASK}@", url)
+
+
+def struck(text: str) -> str:
+    """The text without known secrets, anything that looks like a token of ours, or passwords."""
+    return without_password(_TOKENS.sub(MASK, _SECRETS.struck(text)))
+
+
+class _Striking(logging.Filter):
+    """Makes a record say what may be seen of it, before anything writes it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        try:
+            said = record.getMessage()
+        except (TypeError, ValueError):
+            said = f"{record.msg!r} does not go with {record.args!r}"
+        record.msg, record.args = struck(said), None
+        if (fields := getattr(record, "fields", None)) is not None:
+            record.fields = {
+                name: struck(value) if isinstance(value, str) else value
+                for name, value in fields.items()
+            }
+        if record.exc_info and not record.exc_text:
+            record.exc_text = logging.Formatter().formatException(record.exc_info)
+        if record.exc_text:
+            record.exc_text = struck(record.exc_text)
+        return True
 
 
 class _OneLine(logging.Formatter):
@@ -9,16 +104,47 @@ class _OneLine(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
+        if text.isprintable():
+            return text
         return "".join(
             char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text
         )
 
 
-def set_up(level: str = "INFO") -> None:
-    """Send this program's log to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine("%(asctime)s %(levelname)-8s %(name)s: %(message)s", "%H:%M:%S"))
-    root = logging.getLogger("tenuto")
-    root.handlers[:] = [handler]
-    root.setLevel(level)
-    root.propagate = False
+class _Json(logging.Formatter):
+    """A record as one line of JSON, with what it belongs to where that is known."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = {
+            "ts": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.msg,
+            "request_id": REQUEST.get(),
+            "trace_id": tracing.trace_id(),
+            "task_id": TASK.get(),
+            "stack": record.exc_text,
+            **getattr(record, "fields", {}),
+        }
+        told = {name: value for name, value in said.items() if value is not None}
+        return msgspec.json.encode(told).decode()
+
+
+def handler(style: str = "") -> logging.Handler:
+    """What writes records to standard error: `json`, or for people."""
+    made = logging.StreamHandler(sys.stderr)
+    made.addFilter(_Striking())
+    lines = _OneLine("%(asctime)s %(levelname)-8s %(name)s: %(message)s", "%H:%M:%S")
+    made.setFormatter(_Json() if style == "json" else lines)
+    return made
+
+
+def set_up(level: str = "INFO", style: str = "") -> None:
+    """Send this program's log to standard error, and what others warn of."""
+    made = handler(style)
+    ours = logging.getLogger("tenuto")
+    ours.handlers[:] = [made]
+    ours.setLevel(level)
+    ours.propagate = False
+    if not logging.root.handlers:
+        logging.root.addHandler(made)

@@ -15,7 +15,7 @@ THRESHOLDS = {
     "TenutoCoordinatorSlow": "> 5",
     "TenutoStaleAgents": "> 5",
     "TenutoTasksPending": "> 50",
-    "TenutoTasksFailed": "[1h])) > 10",
+    "TenutoTasksFailed": "[1h]))) > 10",
     "TenutoRetriesExhausted": "> 0",
     "TenutoSpawnStorm": "* 60 > 100",
     "TenutoBrokerErrors": "> 0",

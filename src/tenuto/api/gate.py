@@ -33,7 +33,6 @@ class Gate:
                 return
             _check(scope, body)
         except TenutoError as error:
-            await _drain(receive)
             await _refuse(send, error)
             return
         scope.setdefault("state", {})["body"] = body
@@ -43,6 +42,7 @@ class Gate:
         """The body; `None` when the client left."""
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._limit:
+                await _drain(receive)
                 raise self._too_large()
         parts: list[bytes] = []
         size = 0
@@ -53,6 +53,8 @@ class Gate:
             part = message.get("body", b"")
             size += len(part)
             if size > self._limit:
+                if message.get("more_body"):
+                    await _drain(receive)
                 raise self._too_large()
             parts.append(part)
             if not message.get("more_body"):

@@ -73,10 +73,12 @@ class PostgresWakeups:
         try:
             while self._waiting:
                 payload = self._gather()
-                with suppress(*_FAULTS):
+                try:
                     if self._connection is None or self._connection.is_closed():
                         await self._connect()
                     await self._connection.execute("select pg_notify($1, $2)", CHANNEL, payload)
+                except _FAULTS:
+                    _failed()
                 await self._clock.sleep(0 if self._closed else _GATHER_S)
         finally:
             self._sending = False
@@ -115,3 +117,9 @@ class PostgresWakeups:
             else:
                 self._here.hear(EVERYTHING)
                 return
+
+
+def _failed() -> None:
+    from tenuto.metrics import HERE  # noqa: PLC0415  short commands do without, unless this happens
+
+    HERE.count("tenuto_broker_errors_total")

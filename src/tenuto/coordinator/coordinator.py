@@ -10,6 +10,7 @@ from tenuto.crash import crash_point
 from tenuto.engine.engine import Engine
 from tenuto.engine.upkeep import BATCH, Sink
 from tenuto.loop import repeat
+from tenuto.metrics import HERE
 from tenuto.model.errors import TenutoError
 from tenuto.settings import Settings
 from tenuto.store.protocol import Row
@@ -63,8 +64,11 @@ class Coordinator:
             log.warning("cannot resign: %s", error)
 
     async def _guarded(self) -> None:
+        begun = self.engine.clock.elapsed()
         try:
-            await self.cycle_once()
+            if (await self.cycle_once()).leading:
+                took = self.engine.clock.elapsed() - begun
+                HERE.observe("tenuto_coordinator_cycle_seconds", took)
         except TenutoError as error:
             log.warning("cycle failed: %s", error)
         except Exception:

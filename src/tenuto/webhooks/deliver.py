@@ -6,6 +6,7 @@ import logging
 from tenuto.crash import crash_point
 from tenuto.engine.deliveries import BATCH, LEASE_S, Deliveries, Due
 from tenuto.loop import repeat
+from tenuto.metrics import HERE
 from tenuto.model.errors import TenutoError
 from tenuto.webhooks import sign
 from tenuto.webhooks.sender import Sender
@@ -33,9 +34,11 @@ async def _deliver(deliveries: Deliveries, sender: Sender, due: Due) -> None:
     if answer.error is None:
         assert answer.status is not None
         await deliveries.delivered(due, answer.status)
+        HERE.count("tenuto_webhook_deliveries_total", "delivered")
     else:
         log.info("message %s was not delivered: attempt %d", due.id, due.attempt)
         await deliveries.failed(due, answer.error, answer.status)
+        HERE.count("tenuto_webhook_deliveries_total", "failed")
 
 
 class Deliverer:

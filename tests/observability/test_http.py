@@ -1,0 +1,155 @@
+"""Over HTTP: what Prometheus reads, the id and the log line of each request."""
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.api.conftest import Api, problem, replaced, running
+from tests.waiting import eventually
+
+from tenuto.metrics import HERE, TABLE
+from tenuto.settings import Settings
+from tenuto.telemetry import handler
+
+V1 = "/api/v1"
+
+
+class Lines(logging.Handler):
+    """Keeps what would be written."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        made = handler(style)
+        self.filters = made.filters
+        self.formatter = made.formatter
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    made = Lines("json")
+    log = logging.getLogger("tenuto")
+    log.addHandler(made)
+    before = log.level
+    log.setLevel("DEBUG")
+    yield made
+    log.removeHandler(made)
+    log.setLevel(before)
+
+
+@pytest.fixture
+def settings(sqlite_url: str, tmp_path: Path) -> Settings:
+    return Settings(database=sqlite_url, data=str(tmp_path), port=0, poll_s=0.2)
+
+
+@pytest.fixture
+async def api(settings: Settings) -> AsyncIterator[Api]:
+    async with running(settings) as api:
+        yield api
+
+
+def observed(**labels: str) -> float:
+    return HERE.value("tenuto_http_request_seconds_count", **labels)
+
+
+async def test_the_metrics_are_read_as_prometheus_does(database_url: str, tmp_path: Path) -> None:
+    chosen = Settings(database=database_url, data=str(tmp_path), port=0)
+    async with running(chosen) as api:
+        await _read_as_prometheus(api)
+
+
+async def _read_as_prometheus(api: Api) -> None:
+    client = await api.acting()
+    before = HERE.value("tenuto_tasks_submitted_total")
+    assert (await client.post(f"{V1}/agent-tasks", json={"title": "t"})).status_code == 201
+    await eventually(lambda: HERE.value("tenuto_tasks_submitted_total") == before + 1)
+    await eventually(lambda: HERE.value("tenuto_tasks", status="PENDING") == 1)
+    answer = await (await api.client()).get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    told = {family.name for family in text_string_to_metric_families(answer.text)}
+    assert told == {metric.name.removesuffix("_total") for metric in TABLE}
+
+
+async def test_the_metrics_may_have_a_token(settings: Settings) -> None:
+    async with running(replaced(settings, metrics_token="mine")) as api:
+        for wrong in (None, "other", "mine2"):
+            assert problem(await (await api.client(wrong)).get("/metrics"))[0] == 401
+        assert (await (await api.client("mine")).get("/metrics")).status_code == 200
+
+
+async def test_a_request_is_measured_by_its_template(api: Api) -> None:
+    client = await api.acting()
+    missing = "00000000-0000-7000-8000-00000000dead"
+    route = f"{V1}/agent-tasks/{{task_id}}"
+    before = observed(method="GET", route=route, status="404")
+    assert (await client.get(f"{V1}/agent-tasks/{missing}")).status_code == 404
+    assert observed(method="GET", route=route, status="404") == before + 1
+    assert missing not in HERE.text().decode()
+
+
+async def test_what_a_stranger_types_is_no_label(api: Api) -> None:
+    client = await api.client()
+    assert (await client.get("/no/such/path-4711")).status_code == 404
+    assert (await client.request("MKCOL", "/no/such/path-4711")).status_code == 404
+    assert observed(method="GET", route="unmatched", status="404") >= 1
+    assert observed(method="other", route="unmatched", status="404") >= 1
+    text = HERE.text().decode()
+    assert "4711" not in text
+    assert "MKCOL" not in text
+
+
+async def test_a_refusal_before_the_routes_is_seen_too(api: Api, lines: Lines) -> None:
+    client = await api.acting()
+    answer = await client.post(f"{V1}/agent-tasks", content=b"{", headers={"content-type": "x/y"})
+    assert problem(answer)[0] == 415
+    assert answer.headers["x-request-id"]
+    assert '"status":415' in lines.lines[-1]
+
+
+@pytest.mark.parametrize("good", ["abc-1.2:3_X", "a", "x" * 64])
+async def test_a_request_keeps_its_id(api: Api, good: str) -> None:
+    answer = await (await api.client()).get("/health/live", headers={"X-Request-Id": good})
+    assert answer.headers.get_list("x-request-id") == [good]
+
+
+@pytest.mark.parametrize("bad", ["", "a b", "x" * 65, "a\tb", '"quoted"', "é"])
+async def test_an_id_that_could_do_harm_is_replaced(api: Api, bad: str) -> None:
+    sent = {"X-Request-Id": bad.encode("latin-1")}
+    answer = await (await api.client()).get("/health/live", headers=sent)  # type: ignore[arg-type]
+    [given] = answer.headers.get_list("x-request-id")
+    assert given != bad
+    assert len(given) == 36
+
+
+async def test_each_request_is_a_line_of_the_log(api: Api, lines: Lines) -> None:
+    import msgspec
+
+    client = await api.acting()
+    await client.get(f"{V1}/me", headers={"X-Request-Id": "mine"})
+    await client.get("/nowhere")
+    said: list[dict[str, Any]] = [msgspec.json.decode(line) for line in lines.lines]
+    me, nowhere = [each for each in said if each["logger"] == "tenuto.access"]
+    assert me["level"] == "INFO"
+    assert me["request_id"] == "mine"
+    assert (me["method"], me["route"], me["status"]) == ("GET", f"{V1}/me", 200)
+    assert me["ms"] >= 0
+    assert me["actor"] != "-"
+    assert me["message"].startswith(f"GET {V1}/me 200 ")
+    assert (nowhere["route"], nowhere["actor"]) == ("unmatched", "-")
+
+
+async def test_no_line_has_a_token(api: Api, lines: Lines) -> None:
+    token = await api.token()
+    client = await api.client(token)
+    for path in (f"{V1}/me", f"{V1}/agent-tasks?search={token}", f"/{token}"):
+        await client.get(path)
+    await client.post(f"{V1}/login", json={"name": token, "password": token})
+    assert len(lines.lines) >= 4
+    assert token not in "".join(lines.lines)

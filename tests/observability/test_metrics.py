@@ -1,0 +1,337 @@
+"""Metrics of tasks: the promised names, moved by exactly what happened, on each database."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.contract.conftest import (
+    AGENT,
+    LEASE_S,
+    ManualClock,
+    assigned,
+    claim_one,
+    failure,
+    new,
+    profile,
+    running,
+)
+from tests.deploy.promql import COUNTERS, GAUGES, HISTOGRAMS, METRICS
+from tests.observability.conftest import Counted
+
+from tenuto.api.hub import Reader
+from tenuto.coordinator.coordinator import ALERTS, NAME
+from tenuto.engine.counting import sample_once
+from tenuto.engine.engine import Engine
+from tenuto.metrics import OTHER, TABLE, Metrics
+from tenuto.model.errors import Unavailable
+from tenuto.model.retry import ErrorClass
+from tenuto.model.task import TERMINAL
+from tenuto.store.protocol import Row, Statement
+
+KINDS = {"counter": COUNTERS, "gauge": GAUGES, "histogram": HISTOGRAMS}
+
+
+def test_the_metrics_are_those_of_the_interface() -> None:
+    assert len({metric.name for metric in TABLE}) == len(TABLE)
+    assert {metric.name for metric in TABLE} == set(METRICS)
+    for metric in TABLE:
+        promised = KINDS[metric.kind][metric.name]
+        assert promised <= set(metric.labels), metric.name
+        assert metric.help.endswith(".")
+
+
+def test_every_metric_is_told_and_nothing_else() -> None:
+    metrics = Metrics()
+    for metric in TABLE:
+        if metric.kind == "gauge":
+            metrics.put(metric.name, {"x": 1} if metric.labels else 1)
+        elif metric.kind == "counter":
+            metrics.count(metric.name, *metric.labels)
+        else:
+            metrics.observe(metric.name, 1, *metric.labels)
+    families = {each.name: each for each in text_string_to_metric_families(metrics.text().decode())}
+    assert set(families) == {name.removesuffix("_total") for name in METRICS}
+    assert not [each for each in families.values() if not each.samples or not each.documentation]
+
+
+def test_no_label_names_a_tenant_or_a_task() -> None:
+    labels = {label for metric in TABLE for label in metric.labels}
+    assert labels == {
+        "broker", "error_class", "method", "model", "outcome", "result", "route", "status"
+    }  # fmt: skip
+
+
+def test_a_value_that_nobody_knows_makes_no_series() -> None:
+    metrics = Metrics()
+    metrics.count("tenuto_retries_total", "made up")
+    assert metrics.value("tenuto_retries_total", error_class=OTHER) == 1
+    assert b"made up" not in metrics.text()
+
+
+def test_what_can_be_counted_is_told_from_the_start() -> None:
+    text = Metrics().text().decode()
+    for status in TERMINAL:
+        assert f'tenuto_tasks_completed_total{{outcome="{status}"}} 0.0' in text
+    for known in ErrorClass:
+        assert f'tenuto_retries_total{{error_class="{known}"}} 0.0' in text
+
+
+def test_a_process_that_does_not_sample_tells_no_gauges() -> None:
+    assert b"tenuto_coordinator_leader" not in Metrics().text()
+
+
+async def test_each_counter_moves_by_what_happened(
+    engine: Engine, counted: Counted, clock: ManualClock
+) -> None:
+    await _one_that_fails_and_then_completes(engine, clock)
+    await _one_that_dies_of_failures(engine)
+    await _one_whose_worker_is_lost_for_good(engine, clock)
+    await engine.cancel((await engine.submit(new())).id)
+    fence = await running(engine)
+    await engine.fail(fence, failure("syntax"))
+    await counted.look()
+
+    told = counted.told
+    assert told("tenuto_tasks_submitted_total") == 5
+    assert told("tenuto_claims_total", result="claimed") == 5
+    assert told("tenuto_retries_total", error_class="error") == 1
+    assert told("tenuto_dead_total") == 2
+    assert told("tenuto_retry_exhausted_total") == 2
+    assert told("tenuto_lease_expirations_total") == 1
+    ends = {"COMPLETED": 1, "DEAD": 2, "CANCELLED": 1, "FAILED": 1, "SKIPPED": 0}
+    for outcome, n in ends.items():
+        assert told("tenuto_tasks_completed_total", outcome=outcome) == n
+    assert told("tenuto_task_attempts_count") == 5
+    assert told("tenuto_task_attempts_sum") == 2 + 1 + 1 + 0 + 1
+
+
+async def test_each_time_is_measured(engine: Engine, counted: Counted, clock: ManualClock) -> None:
+    await _one_that_fails_and_then_completes(engine, clock)
+    await counted.look()
+    told = counted.told
+    assert told("tenuto_task_wait_seconds_count") == 2
+    assert told("tenuto_task_wait_seconds_sum") == 3 + 7  # from submit, from due
+    assert told("tenuto_task_duration_seconds_count") == 2
+    assert told("tenuto_task_duration_seconds_sum") == 10 + 20
+    assert told("tenuto_compute_seconds_total") == 30
+    assert told("tenuto_task_e2e_seconds_count") == 1
+    assert told("tenuto_task_e2e_seconds_sum") == 3 + 10 + 60 + 7 + 20
+
+
+async def _one_that_fails_and_then_completes(engine: Engine, clock: ManualClock) -> None:
+    await engine.submit(new())
+    clock.advance(3)
+    work = await claim_one(engine)
+    clock.advance(10)
+    await engine.fail(work.fence, failure())
+    clock.advance(60)
+    assert await engine.upkeep.promote_once("promoter") == 1
+    clock.advance(7)
+    work = await claim_one(engine)
+    clock.advance(20)
+    await engine.complete(work.fence)
+
+
+async def _one_that_dies_of_failures(engine: Engine) -> None:
+    await engine.fail(await running(engine, max_attempts=1), failure())
+
+
+async def _one_whose_worker_is_lost_for_good(engine: Engine, clock: ManualClock) -> None:
+    await running(engine, max_attempts=1)
+    clock.advance(LEASE_S + 1)
+    assert await engine.upkeep.expire_once("reaper") == 1
+
+
+async def test_a_lost_lease_that_is_tried_again(
+    engine: Engine, counted: Counted, clock: ManualClock
+) -> None:
+    await running(engine)
+    clock.advance(LEASE_S + 1)
+    assert await engine.upkeep.expire_once("reaper") == 1
+    await counted.look()
+    assert counted.told("tenuto_lease_expirations_total") == 1
+    assert counted.told("tenuto_retries_total", error_class="crash") == 1
+    assert counted.told("tenuto_dead_total") == 0
+
+
+async def test_coming_back_too_often_is_no_exhausted_retry(
+    engine: Engine, counted: Counted
+) -> None:
+    fence = await running(engine, max_attempts=1)
+    for _ in range(20):
+        await engine.release(fence)
+        fence = (await claim_one(engine)).fence
+    await engine.release(fence)
+    await counted.look()
+    assert counted.told("tenuto_dead_total") == 1
+    assert counted.told("tenuto_retry_exhausted_total") == 0
+    assert counted.told("tenuto_retries_total", error_class=OTHER) == 0
+
+
+async def test_an_attempt_that_never_ran_has_no_duration(
+    engine: Engine, counted: Counted, clock: ManualClock
+) -> None:
+    await engine.release(await assigned(engine))
+    clock.advance(1)
+    fence = (await claim_one(engine)).fence
+    clock.advance(5)
+    await engine.complete(fence)
+    await counted.look()
+    assert counted.told("tenuto_task_duration_seconds_count") == 1
+    assert counted.told("tenuto_task_duration_seconds_sum") == 5
+    assert counted.told("tenuto_task_wait_seconds_sum") == 1
+
+
+async def test_the_start_of_another_attempt_is_not_this_one_s(engine: Engine) -> None:
+    fence = await running(engine)
+    await engine.release(fence)
+    marks = [(fence.task, 3, 1), (fence.task, 5, 2)]
+    rows = await engine.store.fetch(Statement("event_pasts", rows={"mark": marks}))
+    began = {row["seq"]: row["running_at"] for row in rows}
+    assert began == {3: engine.clock.now(), 5: None}
+
+
+async def test_a_retry_by_hand_begins_anew(
+    engine: Engine, counted: Counted, clock: ManualClock
+) -> None:
+    fence = await running(engine, max_attempts=1)
+    await engine.fail(fence, failure())
+    clock.advance(days=7)
+    await engine.retry(fence.task)
+    clock.advance(2)
+    await engine.complete((await claim_one(engine)).fence)
+    await counted.look()
+    assert counted.told("tenuto_task_e2e_seconds_count") == 2
+    assert counted.told("tenuto_task_e2e_seconds_sum") == 2
+    assert counted.told("tenuto_tasks_submitted_total") == 1
+
+
+async def test_what_happened_before_is_not_counted_again(engine: Engine, counted: Counted) -> None:
+    await engine.submit(new())
+    await counted.look()
+    later = Counted(engine)
+    await later.listen()
+    await later.look()
+    await counted.look()
+    assert counted.told("tenuto_tasks_submitted_total") == 1
+    assert later.told("tenuto_tasks_submitted_total") == 0
+
+
+async def test_a_stream_that_ends_does_not_end_the_counting(
+    engine: Engine, counted: Counted
+) -> None:
+    reader = Reader(engine.workspace, None)
+    await counted.hub.add(reader)
+    await engine.submit(new())
+    counted.hub.drop(reader)
+    await counted.look()
+    assert counted.told("tenuto_tasks_submitted_total") == 1
+
+
+async def test_each_of_two_processes_counts_everything_once(
+    engine: Engine, counted: Counted, clock: ManualClock
+) -> None:
+    other = Counted(engine)
+    await other.listen()
+    await _one_that_fails_and_then_completes(engine, clock)
+    for _ in range(2):
+        await counted.look()
+        await other.look()
+    assert counted.metrics.text() == other.metrics.text()
+    assert counted.told("tenuto_tasks_submitted_total") == 1
+
+
+async def test_times_wait_for_a_store_that_does_not_answer(
+    engine: Engine, counted: Counted, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, down = engine.store.fetch, True
+
+    async def failing(statement: Statement) -> list[Row]:
+        if down and statement.query == "event_pasts":
+            raise Unavailable("gone")
+        return await fetch(statement)
+
+    monkeypatch.setattr(engine.store, "fetch", failing)
+    await _one_that_fails_and_then_completes(engine, clock)
+    await counted.look()
+    assert counted.told("tenuto_tasks_completed_total", outcome="COMPLETED") == 1
+    assert counted.told("tenuto_task_duration_seconds_count") == 0
+    down = False
+    await engine.submit(new())
+    await counted.look()
+    assert counted.told("tenuto_task_duration_seconds_count") == 2
+
+
+async def sample(counted: Counted) -> None:
+    await sample_once(counted.core, counted.metrics, NAME, ALERTS)
+
+
+async def test_gauges_of_an_empty_database(counted: Counted) -> None:
+    await sample(counted)
+    told = counted.told
+    for name in ("tasks_pending_oldest_seconds", "retries_due", "stale_agents"):
+        assert told(f"tenuto_{name}") == 0
+    assert told("tenuto_coordinator_leader") == told("tenuto_outbox_lag") == 0
+    assert 'tenuto_tasks{status="PENDING"} 0.0' in counted.metrics.text().decode()
+    assert 'tenuto_broker_lag{broker="none"} 0.0' in counted.metrics.text().decode()
+
+
+async def test_gauges_are_what_is_there_now(
+    engine: Engine, counted: Counted, clock: ManualClock
+) -> None:
+    await engine.register_agent(profile())
+    fence = await running(engine)
+    await engine.fail(fence, failure())  # due in a few seconds
+    await running(engine)
+    await engine.submit(new())
+    clock.advance(40)
+    await engine.submit_many([new(), new(run_at=clock.now() + timedelta(days=1))])
+    assert await engine.upkeep.lead(NAME, "somebody", 10) is not None
+    await engine.worker_beat("w", "host", 1, ["agent"], 1, "RUNNING")
+    await sample(counted)
+
+    told = counted.told
+    statuses = {"PENDING": 2, "WAITING": 1, "RETRY_WAIT": 1, "RUNNING": 1, "DEAD": 0}
+    assert {each: told("tenuto_tasks", status=each) for each in statuses} == statuses
+    assert told("tenuto_tasks_pending_oldest_seconds") == 40
+    assert told("tenuto_retries_due") == 1
+    assert told("tenuto_workers", status="RUNNING") == 1
+    assert told("tenuto_agents", status="WORKING") == 1
+    assert told("tenuto_stale_agents") == 0
+    assert told("tenuto_coordinator_leader") == 1
+
+    clock.advance(60)
+    await engine.worker_beat("w", "host", 1, ["agent"], 1, "STOPPED")
+    await sample(counted)
+    assert told("tenuto_agents", status="STALE") == told("tenuto_stale_agents") == 1
+    assert told("tenuto_coordinator_leader") == 0
+    assert 'status="WORKING"' not in counted.metrics.text().decode()
+    assert {told("tenuto_workers", status=each) for each in ("RUNNING", "STOPPED")} == {0, 1}
+
+
+@pytest.mark.parametrize(("threshold", "stale"), [(None, 0), (30, 1), (0, 0)])
+async def test_an_agent_is_stale_by_its_own_threshold(
+    engine: Engine, counted: Counted, clock: ManualClock, threshold: int | None, stale: int
+) -> None:
+    known = await engine.register_agent(profile(stale_threshold_s=threshold))
+    assert known.id == AGENT
+    await running(engine)
+    clock.advance(60)
+    await sample(counted)
+    assert counted.told("tenuto_stale_agents") == stale
+
+
+async def test_the_lag_is_that_of_the_slowest_subscriber(engine: Engine, counted: Counted) -> None:
+    async def take(events: Any) -> None:
+        del events
+
+    await engine.submit_many([new() for _ in range(3)])
+    await engine.upkeep.relay_once("quick", take)
+    await engine.upkeep.relay_once("slow", take, limit=1)
+    await engine.upkeep.relay_once(ALERTS, take, errors=True)
+    await sample(counted)
+    assert counted.told("tenuto_outbox_lag") == 2
+    await engine.upkeep.relay_once("slow", take)
+    await sample(counted)
+    assert counted.told("tenuto_outbox_lag") == 0

@@ -1,0 +1,171 @@
+"""What a process counts of its own doing, and the port where it tells it."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+from uuid import UUID
+
+import pytest
+from tests.cli.orchestrate import Orchestrate
+from tests.contract.conftest import ManualClock, running
+from tests.waiting import eventually, eventually_sync
+
+from tenuto.broker.postgres import PostgresWakeups
+from tenuto.clock import Clock
+from tenuto.coordinator.coordinator import Coordinator
+from tenuto.engine.deliveries import Due
+from tenuto.engine.engine import Engine
+from tenuto.engine.hooks import new_secret
+from tenuto.engine.report import Presence
+from tenuto.metrics import HERE
+from tenuto.model.errors import Unavailable
+from tenuto.settings import Settings
+from tenuto.webhooks.deliver import deliver_once
+from tenuto.webhooks.sender import Answer
+from tenuto.worker.heart import Heart
+from tenuto.worker.leases import Held, Leases
+from tenuto.worker.worker import Worker
+
+
+def since(name: str, **labels: str) -> Callable[[], float]:
+    """How much a series has grown from now on."""
+    before = HERE.value(name, **labels)
+    return lambda: HERE.value(name, **labels) - before
+
+
+async def test_a_cycle_is_timed_by_the_leader_alone(engine: Engine) -> None:
+    grown = since("tenuto_coordinator_cycle_seconds_count")
+    first, second = Coordinator(engine, name="first"), Coordinator(engine, name="second")
+    for each in (first, second, first):
+        await each._guarded()
+    assert grown() == 2
+
+
+async def test_claims_without_a_task_are_counted(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty, failed = (since("tenuto_claims_total", result=each) for each in ("empty", "error"))
+    worker = Worker(engine, Settings())
+    await worker.host_functions("agent", {None: lambda ctx: None})
+    await worker._claim(0, 1)
+    assert (empty(), failed()) == (1, 0)
+
+    async def down(*given: object) -> list[object]:
+        raise Unavailable("gone")
+
+    monkeypatch.setattr(engine, "claim", down)
+    await worker._claim(0, 1)
+    assert (empty(), failed()) == (1, 1)
+
+
+async def test_leases_that_are_not_renewed_are_counted(
+    engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = Leases()
+    for _ in range(2):
+        leases.add(Held(await running(engine), lambda reason: None))
+    who = Presence(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
+    heart = Heart(engine, leases, who, Settings(), lambda held, reason: None, lambda: None)
+    grown = since("tenuto_lease_renew_failures_total")
+    await heart.beat_once()
+    assert grown() == 0
+    clock.advance(60)
+    assert await engine.upkeep.expire_once("reaper") == 2
+    await heart.beat_once()
+    assert grown() == 2
+
+    async def down(*given: object) -> object:
+        raise Unavailable("gone")
+
+    monkeypatch.setattr(engine, "beat", down)
+    await heart.beat_once()
+    assert grown() == 4
+
+
+async def test_hints_that_cannot_be_sent_are_counted() -> None:
+    grown = since("tenuto_broker_errors_total")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        wakeups = PostgresWakeups(f"postgresql://nobody@127.0.0.1:{port}/x", Clock(), listen=False)
+        wakeups.announce(["lane:1"])
+        await eventually(lambda: grown() == 1)
+        await wakeups.close()
+
+
+class Endpoint:
+    """Both sides of a message: records nothing, answers as told."""
+
+    clock = Clock()
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    async def due(self, slots: int) -> list[Due]:
+        return [
+            Due(
+                id=UUID(int=1),
+                webhook=UUID(int=2),
+                url="https://example.org",
+                secrets=[new_secret(self.clock)],
+                body=b"{}",
+                attempt=1,
+                probe=False,
+            )
+        ]
+
+    async def post(self, *given: object) -> Answer:
+        return self._answer
+
+    async def delivered(self, *given: object) -> None:
+        """Nobody keeps it."""
+
+    failed = delivered
+
+
+@pytest.mark.parametrize(
+    ("answer", "result"), [(Answer(200), "delivered"), (Answer(500, "no"), "failed")]
+)
+async def test_messages_are_counted_by_what_came_of_them(answer: Answer, result: str) -> None:
+    names = ("delivered", "failed")
+    grown = {each: since("tenuto_webhook_deliveries_total", result=each) for each in names}
+    endpoint: Any = Endpoint(answer)
+    assert await deliver_once(endpoint, endpoint) == 1
+    assert {each: grown[each]() for each in names} == {each: each == result for each in names}
+
+
+def read(port: int) -> str | None:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            return str(answer.read().decode())
+    except URLError:
+        return None
+
+
+@pytest.mark.parametrize("words", [["coordinator"], ["coordinator", "run"], ["worker"]])
+def test_a_process_without_an_api_may_tell_its_metrics(tmp_path: Path, words: list[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    process = Orchestrate(tmp_path).start(*words, "--metrics-port", str(port))
+    try:
+        text = eventually_sync(lambda: read(port), timeout=30)
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert "tenuto_coordinator_cycle_seconds_count" in text
+    assert "tenuto_coordinator_leader" not in text
+
+
+def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        answer = Orchestrate(tmp_path)("coordinator", "--metrics-port", port)
+    assert answer.code == 3
+    assert f"cannot tell metrics on 127.0.0.1:{port}" in answer.err
+    assert "[port_taken]" in answer.err

@@ -1,0 +1,163 @@
+"""Traces: one task is one trace, from whoever submitted it to whoever completed it."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.contract.conftest import claim_one, failure, new, running
+from tests.waiting import eventually
+
+from tenuto import tracing
+from tenuto.engine.engine import Engine
+from tenuto.model.errors import Invalid
+from tenuto.settings import Settings
+from tenuto.store.sqlite import SqliteStore
+from tenuto.telemetry import TASK
+from tenuto.worker.worker import Worker
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    yield exporter
+    provider.shutdown()
+
+
+def by_name(spans: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    found = {span.name: span for span in spans.get_finished_spans()}
+    assert len(found) == len(spans.get_finished_spans())
+    return found
+
+
+def parent_of(span: ReadableSpan) -> int | None:
+    return None if span.parent is None else span.parent.span_id
+
+
+def number_of(span: ReadableSpan) -> int:
+    place = span.get_span_context()
+    assert place is not None
+    return place.span_id
+
+
+async def run_one(url: str, handler: Any, **options: Any) -> Any:
+    """Submit a task and let a real worker run it; answers what the task is then."""
+    store = SqliteStore(url.removeprefix("sqlite:///"))
+    await store.migrate()
+    await store.open()
+    try:
+        engine = Engine(store)
+        worker = Worker(engine, Settings(poll_s=0.05, drain_s=5))
+        await worker.host_functions("agent", {None: handler})
+        stop = asyncio.Event()
+        working = asyncio.create_task(worker.run(stop))
+        task = (await engine.submit(new(**options))).id
+
+        async def ended() -> Any:
+            view = await engine.show(task)
+            return view if view.finished_at is not None else None
+
+        view = await eventually(ended)
+        stop.set()
+        await working
+        return view
+    finally:
+        await store.close()
+
+
+@pytest.mark.parametrize("kind", ["coroutine", "function"])
+async def test_a_task_is_one_trace_of_four_spans(
+    spans: InMemorySpanExporter, sqlite_url: str, kind: str
+) -> None:
+    inside: list[tuple[str | None, str | None]] = []
+
+    def now(ctx: Any) -> None:
+        inside.append((tracing.trace_id(), TASK.get()))
+
+    async def later(ctx: Any) -> None:
+        now(ctx)
+
+    view = await run_one(sqlite_url, later if kind == "coroutine" else now)
+    found = by_name(spans)
+    assert set(found) == {"submit", "claim", "run", "complete"}
+    assert parent_of(found["submit"]) is None
+    for before, after in (("submit", "claim"), ("claim", "run"), ("run", "complete")):
+        assert parent_of(found[after]) == number_of(found[before]), after
+    [number] = {span.get_span_context().trace_id for span in found.values()}  # type: ignore[union-attr]
+    assert inside == [(f"{number:032x}", str(view.id))]
+    assert view.trace_id.split("-")[1] == f"{number:032x}"
+    for name in ("claim", "run", "complete"):
+        attributes = found[name].attributes
+        assert attributes is not None
+        assert attributes["tenuto.task"] == str(view.id)
+
+
+async def test_a_caller_s_trace_goes_on(spans: InMemorySpanExporter, engine: Engine) -> None:
+    with tracing.continued(PARENT):
+        task = (await engine.submit(new())).id
+    submit = by_name(spans)["submit"]
+    assert f"{parent_of(submit):016x}" == PARENT.split("-")[2]
+    assert (await engine.show(task)).trace_id == f"{PARENT[:36]}{number_of(submit):016x}-01"
+
+
+@pytest.mark.parametrize("given", [PARENT, "order 4711"])
+async def test_a_trace_that_was_given_is_kept(
+    spans: InMemorySpanExporter, engine: Engine, given: str
+) -> None:
+    task = (await engine.submit(new(trace_id=given))).id
+    assert (await engine.show(task)).trace_id == given
+    work = await claim_one(engine)
+    if given == PARENT:
+        assert work.trace_id is not None
+        assert work.trace_id.startswith(PARENT[:36])
+    claim = by_name(spans)["claim"]
+    assert (parent_of(claim) is not None) == (given == PARENT)
+
+
+async def test_other_ends_are_spans_too(spans: InMemorySpanExporter, engine: Engine) -> None:
+    await engine.fail(await running(engine), failure())
+    assert "fail" in by_name(spans)
+
+
+async def test_a_repeated_submit_in_another_trace_is_the_same(
+    spans: InMemorySpanExporter, engine: Engine
+) -> None:
+    first = await engine.submit(new(idempotency_key="k"))
+    again = await engine.submit(new(idempotency_key="k"))
+    assert (again.id, again.created) == (first.id, False)
+
+
+async def test_without_an_sdk_nothing_is_stored_but_a_caller_s_place(engine: Engine) -> None:
+    plain = (await engine.submit(new())).id
+    with tracing.continued(PARENT):
+        carried = (await engine.submit(new())).id
+    assert (await engine.show(plain)).trace_id is None
+    assert (await engine.show(carried)).trace_id == PARENT
+    assert not tracing.is_on()
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "x", PARENT[:-1], f"ff{PARENT[2:]}", f"00-{'0' * 32}-{'1' * 16}-01", PARENT.upper()]
+)
+def test_what_is_no_traceparent_begins_no_trace(bad: str) -> None:
+    with tracing.continued(bad):
+        assert tracing.here() is None
+
+
+def test_a_missing_extra_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(Invalid, match="traces need the extra `otel`"):
+        tracing.set_up("worker", wanted=True)
+    tracing.set_up("worker", wanted=False)
+    assert not tracing.is_on()
