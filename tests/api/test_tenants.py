@@ -19,17 +19,21 @@ from tenuto.settings import Settings
 from tenuto.store import sql
 
 SECRET = "hers-alone"
+FENCE = {"attempt": 1, "leaseToken": "x"}
 BODIES: dict[str, Any] = {
     "PATCH /agent-tasks/{task_id}": {"title": "mine now"},
-    "PATCH /agent-tasks/{task_id}/progress": {"attempt": 1, "leaseToken": "x"},
-    "POST /agent-tasks/{task_id}/complete": {"attempt": 1, "leaseToken": "x"},
-    "POST /agent-tasks/{task_id}/fail": {"attempt": 1, "leaseToken": "x", "error": "e"},
-    "POST /agent-tasks/{task_id}/park": {"attempt": 1, "leaseToken": "x"},
-    "POST /agent-tasks/{task_id}/release": {"attempt": 1, "leaseToken": "x"},
-    "POST /agent-tasks/{task_id}/transcript": {"attempt": 1, "leaseToken": "x", "lines": []},
+    "POST /agent-tasks/{task_id}/fail": {"error": "e"},
+    "POST /agent-tasks/{task_id}/not-started": {"error": "e"},
+    "POST /agent-tasks/{task_id}/transcript": {"lines": [{"number": 0, "text": "t"}]},
+    "POST /agent-tasks/{task_id}/steps": {"key": "k"},
+    "POST /agent-tasks/{task_id}/children": {"key": "k", "task": {"title": "t"}},
     "PATCH /webhooks/{webhook_id}": {"enabled": False},
     "PATCH /users/{user_id}": {"role": "VIEWER"},
     "PUT /workspaces/{workspace_id}/quota": {"pending": 0},
+}
+SILENT = {
+    "POST /agent-tasks/{task_id}/transcript",  # lines of an attempt that lost its task are dropped
+    "GET /agent-tasks/{task_id}/steps",  # nothing was recorded
 }
 SKIPPED = {
     "PUT /agents/{agent_id}",  # makes what is not there: its own test
@@ -65,6 +69,7 @@ async def furnished(api: Api) -> tuple[httpx2.AsyncClient, dict[str, str]]:
     }
 
 
+WORK = ROUTES[f"POST {V1}/agent-tasks/{{task_id}}/complete"]
 WITH_IDS = sorted(
     route for route, access in ROUTES.items() if access is not PUBLIC and "{" in route
 )
@@ -80,6 +85,8 @@ async def compare(api: Api, mine: httpx2.AsyncClient, ids: dict[str, str]) -> No
         names = re.findall(r"\{(\w+)\}", path)
         random = {name: str(uuid4()) for name in names}
         body = BODIES.get(short)
+        if ROUTES[route] == WORK and method != "GET":
+            body = FENCE | (body or {})
         if method == "PUT" and "{name}" in path:
             continue  # a secret of mine with the name of hers: no id
         answers = []
@@ -95,7 +102,8 @@ async def compare(api: Api, mine: httpx2.AsyncClient, ids: dict[str, str]) -> No
             kept = {k: v for k, v in answer.headers.items() if k not in ("date", "x-request-id")}
             answers.append((answer.status_code, said, {**kept, "content-length": ""}))
         assert answers[0] == answers[1], route
-        assert answers[0][0] in (404, 409), (route, answers[0])
+        if short not in SILENT:
+            assert answers[0][0] in (404, 409), (route, answers[0])
 
 
 async def untouched(hers: httpx2.AsyncClient, ids: dict[str, str]) -> None:

@@ -63,7 +63,7 @@ class Engine:
         sealing = Sealing(self.core)
         self._submitting = Submitting(self.core, sealing)
         self._claiming = Claiming(self.core, sealing)
-        self._reporting = Reporting(self.core, self._submitting, sealing)
+        self._reporting = Reporting(self.core, self._submitting, sealing, workspace)
         self.query = Querying(self.core)
         self._controlling = Controlling(self.core, self._submitting, self.query, sealing)
         self.system = Core(store, hints, vault)

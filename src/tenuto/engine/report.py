@@ -71,10 +71,13 @@ class _Result(msgspec.Struct, frozen=True):
 
 
 class Reporting:
-    """The report family."""
+    """The report family, for the attempts of one workspace."""
 
-    def __init__(self, core: Core, submitting: Submitting, sealing: Sealing) -> None:
+    def __init__(
+        self, core: Core, submitting: Submitting, sealing: Sealing, workspace: UUID
+    ) -> None:
         self._core = core
+        self._workspace = workspace
         self._sealing = sealing
         self._submitting = submitting
         self._complete = Kind("complete", self._complete_script, one_statement=True)
@@ -118,7 +121,7 @@ class Reporting:
         task = command.fence.task
         if any(getattr(command, field, None) is not None for field in _SAID):
             command = redacted(command, await self._sealing.redactor(command.fence))
-        change = await self._core.order(task, command, actor=actor)
+        change = await self._core.order(task, command, workspace=self._workspace, actor=actor)
         if not isinstance(command, commands.Begin):
             self._sealing.forget(command.fence)
         return change
@@ -232,7 +235,8 @@ class Reporting:
 
     async def steps(self, task: UUID) -> dict[str, tuple[Any, UUID | None]]:
         """What earlier and present attempts recorded, by key: the value and the child."""
-        rows = await self._core.store.fetch(Statement("steps", {"id": task}))
+        params = {"id": task, "workspace": self._workspace}
+        rows = await self._core.store.fetch(Statement("steps", params))
         return {row["key"]: (decode(row["value"]), row["child"]) for row in rows}
 
     async def record_step(self, fence: Fence, key: str, value: Any) -> None:
@@ -295,7 +299,7 @@ class Reporting:
         """The task, locked, if the fence is current and nobody asked to stop."""
         _check_fence(fence)
         rows = yield Statement("tasks_locked", {"ids": [fence.task]})
-        if not rows:
+        if not rows or rows[0]["workspace"] != self._workspace:
             raise NotFound(f"no task {fence.task}")
         try:
             task = task_of(rows[0])

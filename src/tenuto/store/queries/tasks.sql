@@ -498,9 +498,9 @@ where task_step.task = :id and task_step.key = :key;
 
 -- name: steps
 -- Everything recorded for a task by key.
--- params: id uuid
+-- params: id uuid, workspace uuid
 select task_step.key, task_step.value, task_step.child, task_step.attempt
-from task_step where task_step.task = :id;
+from task_step where task_step.task = :id and task_step.workspace = :workspace;
 
 -- name: leases_expired
 -- Leased tasks whose lease has run out, oldest ids first, unless somebody else handles them.
