@@ -207,7 +207,6 @@ async def test_a_claim_waits_for_a_task(owner: httpx2.AsyncClient) -> None:
     waiting = asyncio.create_task(
         owner.post(f"{V1}/agents/{agent}/claim", json={"waitSeconds": 20})
     )
-    await asyncio.sleep(0.05)
     made = await owner.post(TASKS, json={"title": "a"})
     [work] = (await waiting).json()["tasks"]
     assert work["id"] == made.json()["id"]

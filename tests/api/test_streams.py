@@ -112,7 +112,6 @@ async def test_a_reader_who_does_not_read_is_dropped(api: Api, owner: httpx2.Asy
     async with asyncio.timeout(60):
         while api.service.hub.readers:
             assert (await owner.post(f"{V1}/agent-tasks/bulk", json=body)).status_code == 201
-            await asyncio.sleep(0.3)
     writer.close()
 
 

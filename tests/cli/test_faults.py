@@ -206,7 +206,7 @@ def test_an_unexpected_fault_is_one_line_and_a_hint(
     def explode(*_: object) -> None:
         raise ZeroDivisionError("by \x1b zero")
 
-    monkeypatch.setattr("tenuto.settings.load", explode)
+    monkeypatch.setattr("tenuto.client.target.load", explode)
     assert main(["task", "list"]) == 1
     assert capsys.readouterr().err == (
         "error: internal fault: ZeroDivisionError: by \\x1b zero [internal]\n"

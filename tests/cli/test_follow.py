@@ -9,6 +9,7 @@ import pytest
 
 from tenuto import app
 from tenuto.cli import follow
+from tenuto.client.follow import OUTAGE_S, PAGE
 from tenuto.engine.engine import Engine
 from tenuto.engine.report import Line
 from tenuto.model.errors import Unavailable
@@ -63,7 +64,7 @@ async def claimed(engine: Engine) -> Fence:
 async def test_everything_said_is_shown_once_and_in_order(engine: Engine) -> None:
     task = await submitted(engine)
     fence = await claimed(engine)
-    count = 2 * follow.PAGE + 1
+    count = 2 * PAGE + 1
     for start in range(0, count, 500):
         stop = min(start + 500, count)
         await engine.append(fence, [Line(n, "INFO", str(n)) for n in range(start, stop)])
@@ -105,7 +106,7 @@ async def test_an_outage_is_waited_for_but_not_for_ever(
 
     async def pass_time(_: float) -> None:
         nonlocal now
-        now += follow.OUTAGE_S / 4
+        now += OUTAGE_S / 4
 
     monkeypatch.setattr(engine, "show", flaky)
     monkeypatch.setattr(engine.clock, "sleep", pass_time)

@@ -49,7 +49,14 @@ def test_the_contract_s_commands_exist() -> None:
         "up; run; worker; worker list; coordinator; coordinator run; coordinator status; doctor;"
         " task create; task list; task show; task status; task update; task cancel; task retry;"
         " task pause; task resume; task logs; task attempts; task explain; task rerun;"
-        " task archive; dlq list; dlq show; dlq requeue; dlq purge; db migrate; db check; bench"
+        " task archive; dlq list; dlq show; dlq requeue; dlq purge; db migrate; db check; bench;"
+        " task delete; login; logout; top; completion; agent create; agent list; agent show;"
+        " agent update; agent health; agent tasks; agent terminate; agent delete; agent token;"
+        " workspace list; workspace create; workspace show; workspace quota; user list;"
+        " user create; user update; user delete; token list; token create; token revoke;"
+        " webhook list; webhook create; webhook show; webhook update; webhook delete;"
+        " webhook deliveries; webhook redeliver; webhook rotate-secret; secret list; secret set;"
+        " secret delete; coordinator recover; coordinator logs"
     )
     assert {tuple(name.split()) for name in names.split(";")} <= set(PATHS)
 
@@ -75,7 +82,8 @@ def test_every_option_is_explained_and_global_ones_are_everywhere(path: tuple[st
     assert isinstance(command, Command | Group)
     assert command.name == (path[-1] if path else "orchestrate")
     options = [param for param in command.params if isinstance(param, click.Option)]
-    assert {"--database", "--data", "--json"} <= {name for each in options for name in each.opts}
+    shared = {"--url", "--token", "--workspace", "--database", "--data", "--json"}
+    assert shared <= {name for each in options for name in each.opts}
     assert [each.name for each in options if not each.help] == []
 
 

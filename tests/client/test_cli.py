@@ -1,0 +1,329 @@
+"""Every group of commands against a server: one document with `--json`, exit codes that tell."""
+
+import json
+import os
+import pty
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.orchestrate import PATIENCE, Orchestrate
+from tests.waiting import eventually_sync
+
+
+class Remote(Orchestrate):
+    """A command line whose server is elsewhere."""
+
+    def __init__(self, home: Path, url: str, token: str) -> None:
+        super().__init__(home)
+        self.url = url
+        self.token = token
+        del self.environment["TENUTO_DATA"]
+        self.environment |= {"TENUTO_URL": url, "TENUTO_TOKEN": token}
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Orchestrate, str]]:
+    """A server and a worker behind it, as their machine's command line sees them."""
+    local = Orchestrate(tmp_path_factory.mktemp("server"))
+    log = local.home / "serve.log"
+    with log.open("wb") as out:
+        server = local.start("serve", "--port", "0", stdout=out, stderr=out)
+    try:
+        found = eventually_sync(
+            lambda: re.search(r"API on (\S+)", log.read_text()), timeout=PATIENCE
+        )
+        eventually_sync((local.data / "token").exists, timeout=PATIENCE)
+        yield local, found[1]
+    finally:
+        server.terminate()
+        assert server.wait(PATIENCE) == 0, log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture
+def local(served: tuple[Orchestrate, str]) -> Orchestrate:
+    return served[0]
+
+
+@pytest.fixture
+def cli(served: tuple[Orchestrate, str], tmp_path: Path) -> Remote:
+    token = (served[0].data / "token").read_text().strip()
+    return Remote(tmp_path, served[1], token)
+
+
+@pytest.fixture
+def worker(cli: Remote) -> Iterator[None]:
+    """A worker that knows the server only."""
+    log = cli.home / "worker.log"
+    with log.open("wb") as out:
+        process = cli.start("worker", "--slots", "2", stdout=out, stderr=out)
+    yield
+    process.terminate()
+    assert process.wait(PATIENCE) == 0, log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+def test_tasks_are_the_same_near_and_far(cli: Remote, local: Orchestrate) -> None:
+    made = cli.ok("task", "create", "--name", "x", "--tag", "same", "--input", "[1]")
+    for words in (
+        ("task", "show", made),
+        ("task", "show", made[:30]),
+        ("task", "list", "--tag", "same"),
+        ("task", "status", made),
+        ("task", "logs", made),
+        ("task", "attempts", made),
+        ("task", "explain", made),
+        ("explain", made),
+        ("worker", "list"),
+        ("agent", "list"),
+        ("task", "cancel", "--tag", "same", "--dry-run"),
+        ("dlq", "list"),
+    ):
+        assert cli.json(*words) == local.json(*words)
+    assert cli.ok("task", "pause", made) == f"{made} PAUSED"
+    assert cli.ok("task", "resume", made) == f"{made} PENDING"
+    assert cli.ok("task", "update", made, "--priority", "9", "--name", "y") == f"{made} priority 9"
+    assert cli.json("task", "update", made, "--metadata", '{"a": 1}')["metadata"] == {"a": 1}
+    assert cli("task", "update", made).code == 2
+    assert cli("task", "update", made, "--metadata", "[]").code == 2
+    assert cli.json("task", "cancel", "--tag", "same")["done"] == [made]
+    assert cli.ok("task", "retry", made) == f"{made} PENDING"
+    assert cli("task", "delete", made, "--yes").code == 1
+    cli.ok("task", "cancel", made, "--reason", "over")
+    again = cli.ok("task", "rerun", made)
+    assert cli.json("task", "show", again)["rerunOf"] == made
+    cli.ok("task", "cancel", again)
+    assert cli.ok("task", "archive", again).endswith("archived")
+    assert cli.json("task", "delete", made, "--yes") == {"ok": True, "id": made}
+    assert cli.json("task", "show", made)["inputContext"] is None
+
+
+def test_refusals_are_the_same_near_and_far(cli: Remote, local: Orchestrate) -> None:
+    nobody = "0198c0de-0000-7000-8000-000000000000"
+    for words in (
+        ("task", "show", nobody),
+        ("task", "cancel", nobody),
+        ("task", "show", "zz"),
+        ("task", "list", "--status", "NONE"),
+        ("task", "create", "--name", ""),
+        ("task", "create", "--name", "x", "--priority", "11"),
+        ("agent", "show", "nobody"),
+        ("secret", "delete", "nothing"),
+        ("run", "--agent", "nobody", "x"),
+    ):
+        far, near = cli("--json", *words), local("--json", *words)
+        assert (far.code, far.out, far.err) == (near.code, near.out, near.err)
+
+
+def test_a_command_is_run_and_followed(cli: Remote, worker: None) -> None:
+    answer = cli("run", "--follow", "--", "sh", "-c", "echo one; sleep 0.3; echo two")
+    assert (answer.code, answer.out) == (0, "one\ntwo\n")
+    failed = cli("--json", "run", "--follow", "--max-attempts", "1", "--", "sh", "-c", "exit 3")
+    assert failed.code == 1
+    assert json.loads(failed.out)["status"] == "DEAD"
+    dead = json.loads(failed.out)["id"]
+    assert dead in [task["id"] for task in cli.json("dlq", "list")["tasks"]]
+    assert cli.json("dlq", "show", dead)["id"] == dead
+    assert cli.ok("dlq", "requeue", dead).startswith(dead)
+    cli("task", "status", dead, "--follow")
+    logs = cli.ok("task", "logs", dead, "--follow")
+    assert "exit code 3" in logs
+    assert cli("dlq", "purge", "--yes").code == 0
+    [known] = [
+        each for each in cli.json("worker", "list")["workers"] if each["status"] == "RUNNING"
+    ]
+    assert known["slots"] == 2
+    assert cli.json("agent", "show", "local")["acceptCommands"]
+    assert cli.json("agent", "tasks", "local")["tasks"]
+
+
+def test_agents(cli: Remote) -> None:
+    made = cli.json(
+        *("agent", "create", "--name", "dev", "--task-tags", "a,b", "--skills", "x"),
+        *("--capabilities", "git", "--max-concurrent", "2", "--runtime", "http"),
+    )
+    assert (made["taskTags"], made["maxConcurrentTasks"]) == (["a", "b"], 2)
+    assert cli.json("agent", "update", "dev", "--max-concurrent", "3")["taskTags"] == ["a", "b"]
+    assert "dev" in cli.ok("agent", "list")
+    assert cli.json("agent", "health", "dev")["healthy"]
+    token = cli.ok("agent", "token", "dev")
+    assert token.startswith("tnt_")
+    assert cli("task", "list", TENUTO_TOKEN=token).code == 1
+    assert cli.json("agent", "terminate", "dev", "--now")["status"] == "TERMINATED"
+    assert cli("agent", "health", "dev").code == 1
+    assert cli.json("agent", "delete", "dev") == {"ok": True}
+
+
+def test_secrets_are_never_in_the_words(cli: Remote) -> None:
+    assert cli.json("secret", "set", "k", "--value-file", _file(cli, "v4lue\n"))["name"] == "k"
+    assert cli("secret", "set", "k", stdin="other-value\n").code == 0
+    [known] = cli.json("secret", "list")["secrets"]
+    assert known["name"] == "k"
+    assert "value" not in known
+    assert cli("secret", "set", "k", "v4lue").code == 2
+    assert cli.ok("secret", "delete", "k") == "deleted k"
+
+
+def _file(cli: Remote, text: str) -> str:
+    path = cli.home / "value.txt"
+    path.write_text(text)
+    return str(path)
+
+
+def test_members_tokens_and_workspaces(cli: Remote) -> None:
+    file = _file(cli, "correct horse battery\n")
+    ann = cli.json("user", "create", "ann", "--role", "admin", "--password-file", file)
+    assert (ann["name"], ann["role"]) == ("ann", "ADMIN")
+    assert cli("user", "create", "ann", "--password-file", file).code == 1
+    assert cli.json("user", "update", "ann", "--role", "VIEWER")["role"] == "VIEWER"
+    assert "ann" in cli.ok("user", "list")
+    assert cli.json("user", "delete", "ann") == {"ok": True}
+    token = cli.ok(
+        "token", "create", "ci", "--role", "VIEWER", "--scope", "read", "--expires", "+1h"
+    )
+    assert cli("task", "list", TENUTO_TOKEN=token).code == 0
+    refused = cli("task", "create", "--name", "x", TENUTO_TOKEN=token)
+    assert (refused.code, refused.err.endswith("[forbidden]\n")) == (1, True)
+    assert cli.json("token", "revoke", "ci") == {"ok": True}
+    assert cli("token", "revoke", "ci").code == 1
+    assert "bootstrap" in cli.ok("token", "list")
+    other = cli.json("workspace", "create", "other")
+    assert other["workspace"]["name"] == "other"
+    assert cli("task", "list", TENUTO_TOKEN=other["token"]).code == 0
+    mine = cli.json("workspace", "show")
+    assert cli.json("workspace", "quota", "--pending", "5000")["quota"]["pending"] == 5000
+    cli.ok("workspace", "quota")
+    assert mine["id"] in cli.ok("workspace", "list")
+    wrong = cli("task", "list", "--workspace", other["workspace"]["id"])
+    assert (wrong.code, wrong.err.endswith("[forbidden]\n")) == (1, True)
+    assert cli("task", "list", "--workspace", "nonsense").code == 2
+
+
+def test_webhooks(cli: Remote) -> None:
+    refused = cli("webhook", "create", "http://127.0.0.1/x", "--event", "task.dead")
+    assert (refused.code, refused.err.endswith("[url_forbidden]\n")) == (2, True)
+    assert cli.json("webhook", "list") == {"webhooks": []}
+    nobody = "0198c0de-0000-7000-8000-000000000000"
+    for words in (
+        ("show", nobody),
+        ("update", nobody, "--disable"),
+        ("delete", nobody),
+        ("deliveries", nobody),
+        ("redeliver", nobody),
+        ("rotate-secret", nobody),
+    ):
+        answer = cli("--json", "webhook", *words)
+        assert (answer.code, json.loads(answer.out)["error"]["code"]) == (1, "not_found"), words
+
+
+def test_the_coordinator(cli: Remote) -> None:
+    assert cli.json("coordinator", "status")["active"] is False
+    assert cli.json("coordinator", "recover") == {"ok": True}
+    assert "logs" in cli.json("coordinator", "logs", "--level", "ERROR")
+
+
+def test_what_needs_a_server_says_so(local: Orchestrate) -> None:
+    for words in (("token", "list"), ("user", "list"), ("workspace", "list"), ("webhook", "list")):
+        answer = local("--json", *words)
+        assert answer.code == 2
+        assert "needs a server" in json.loads(answer.out)["error"]["message"]
+
+
+def test_nobody_there(cli: Remote) -> None:
+    answer = cli("--json", "task", "list", TENUTO_URL="http://127.0.0.1:1")
+    assert (answer.code, json.loads(answer.out)["error"]["code"]) == (3, "server_unreachable")
+    assert cli("task", "list", TENUTO_TOKEN="tnt_wrong").code == 1
+    assert cli("task", "list", "--url", "nonsense").code == 2
+
+
+def test_a_login_is_remembered_for_its_own_server(cli: Remote) -> None:
+    environment = cli.environment
+    url, token = environment.pop("TENUTO_URL"), environment.pop("TENUTO_TOKEN")
+    assert cli.json("task", "list")["tasks"] == [], "the embedded database"
+    assert cli("login", url, "--token", "tnt_wrong").code == 1
+    file = cli.home / ".config" / "tenuto" / "config.toml"
+    assert not file.exists()
+    assert cli.json("login", url, "--token", token)["role"] == "OWNER"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    made = cli.ok("task", "create", "--name", "over there")
+    assert cli.json("task", "show", made)["createdBy"] == "token:bootstrap"
+    assert cli.json("--data", "here", "task", "list")["tasks"] == []
+    assert cli.json("task", "list", "--database", "sqlite:///t.db")["tasks"] == []
+    stranger = cli("--json", "task", "list", "--url", "http://127.0.0.1:1")
+    assert stranger.code == 3
+    assert token not in stranger.out + stranger.err
+    cli.ok("logout")
+    assert not file.exists()
+    password = _file(cli, "correct horse battery\n")
+    cli("user", "create", "bob", "--password-file", password, TENUTO_URL=url, TENUTO_TOKEN=token)
+    assert (
+        cli("login", url, "--name", "bob", "--password-file", "-", stdin="wrong password").code == 1
+    )
+    cli.ok("login", url, "--name", "bob", "--password-file", password)
+    assert cli.json("task", "list")["tasks"]
+    session = re.search(r'token = "(\S+)"', file.read_text())
+    assert session
+    assert cli.json("logout") == {"ok": True}
+    assert cli("task", "list", TENUTO_URL=url, TENUTO_TOKEN=session[1]).code == 1
+    assert cli.ok("logout") == "nobody is logged in"
+    assert cli("login").code == 2
+    assert cli("login", url, "--name", "bob").code == 2
+
+
+def test_top(cli: Remote) -> None:
+    made = cli.ok("task", "create", "--name", "x")
+    seen = cli.json("top")
+    assert seen["tasks"]["PENDING"] >= 1
+    assert seen["running"] == []
+    assert "PENDING" in cli.ok("top")
+    screen, terminal = pty.openpty()
+    process = cli.start("top", stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    while b"q ends" not in shown:
+        shown += os.read(screen, 65536)
+    os.write(screen, b"q")
+    _drain(screen)
+    assert process.wait(PATIENCE) == 0
+    assert b"PENDING" in shown
+    cli.ok("task", "cancel", made)
+
+
+def _drain(screen: int) -> None:
+    """Read until the other side is gone."""
+    try:
+        while os.read(screen, 65536):
+            pass
+    except OSError:
+        pass
+    finally:
+        os.close(screen)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(cli: Remote, shell: str) -> None:
+    assert "_ORCHESTRATE_COMPLETE" in cli.ok("completion", shell)
+    answer = cli(_ORCHESTRATE_COMPLETE="bash_complete", COMP_WORDS="orchestrate wo", COMP_CWORD="1")
+    assert "plain,worker" in answer.out.split()
+
+
+def test_one_document_for_each_group(cli: Remote) -> None:
+    for words in (
+        ("agent", "list"),
+        ("worker", "list"),
+        ("workspace", "list"),
+        ("user", "list"),
+        ("token", "list"),
+        ("webhook", "list"),
+        ("secret", "list"),
+        ("coordinator", "status"),
+        ("top",),
+    ):
+        answer = cli("--json", *words)
+        document: Any = json.loads(answer.out)
+        assert isinstance(document, dict)
+        assert (answer.code, answer.err) == (0, "")

@@ -1,0 +1,279 @@
+"""The library over HTTP and on the database itself: the same calls, the same answers."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+from tests.api.conftest import Api, running
+from tests.waiting import eventually
+
+import tenuto
+from tenuto import AsyncClient, Client, TaskFailed, Worker, app, task
+from tenuto.client.worker import Worker as Facade
+from tenuto.coordinator.coordinator import Coordinator
+from tenuto.model.errors import Conflict, Invalid, NotFound
+from tenuto.settings import Settings
+
+PATIENCE = 30
+
+
+@pytest.fixture(params=["near", "far"])
+async def client(
+    request: pytest.FixtureRequest, api: Api, token: str, settings: Settings
+) -> AsyncIterator[AsyncClient]:
+    """A client of the database, and one of the server in front of it."""
+    target = api.url if request.param == "far" else settings.url()
+    async with AsyncClient(target, token) as client:
+        yield client
+
+
+async def worked(client: AsyncClient, worker: Worker, *tasks: Any) -> None:
+    """Let a worker run until the tasks have ended."""
+    stop = asyncio.Event()
+    serving = asyncio.create_task(worker.serve(stop))
+
+    async def ended() -> bool:
+        views = [await client.tasks.get(each) for each in tasks]
+        return all(view.finished_at for view in views)
+
+    try:
+        await eventually(lambda: ended() if not serving.done() else serving, PATIENCE, 0.05)
+    finally:
+        stop.set()
+        await serving
+
+
+async def test_create_wait_follow(client: AsyncClient) -> None:
+    worker = Worker(client, agent="dev-1", task_tags=["typescript"], slots=2)
+
+    @worker.handles("development")
+    async def work(ctx: Any) -> dict[str, Any]:
+        ctx.log("began")
+        await ctx.progress(50, "half")
+        await ctx.save({"n": 1})
+        value = await ctx.step("once", lambda: 42)
+        return {"value": value, "input": ctx.input}
+
+    @worker.handles()
+    def other(ctx: Any) -> None:
+        raise ValueError("no")
+
+    made = await client.tasks.create(
+        title="Fix strict errors", priority=8, task_type="development", input={"a": 1}
+    )
+    bad = await client.tasks.create("bad", max_attempts=1, prompt="x")
+    stop = asyncio.Event()
+    serving = asyncio.create_task(worker.serve(stop))
+    events = [event async for event in client.tasks.follow(made.id)]
+    done = await client.tasks.wait(made.id, timeout=PATIENCE)
+    assert done.output == {"value": 42, "input": {"a": 1}}
+    assert done.agent_name == "dev-1"
+    with pytest.raises(TaskFailed) as failed:
+        await client.tasks.wait(str(bad.id), timeout=PATIENCE)
+    assert (failed.value.status, failed.value.error) == ("DEAD", "ValueError: no")
+    stop.set()
+    await serving
+    told = [event.line for event in events if event.kind == "status"]
+    assert [line.event for line in told if line] == ["submitted", "claimed", "completed"]
+    assert [event.line.text for event in events if event.kind == "log" and event.line] == ["began"]
+    assert (50, "half") in [(each.progress_percent, each.current_step) for each in events]
+    [attempt] = await client.tasks.attempts(made.id)
+    assert attempt.outcome == "COMPLETED"
+    assert [line.text for line in await client.tasks.logs(bad.id, "ERROR")]
+    assert (await client.tasks.explain(bad.id)).status == "DEAD"
+
+
+async def test_lists_go_over_all_pages(client: AsyncClient, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tenuto.client.tasks.PAGE", 3)
+    made = await client.tasks.create_many(
+        [{"title": f"t{number}", "tags": ["x"]} for number in range(8)]
+    )
+    found = [each.id async for each in client.tasks.list(tags=["x"], status="PENDING")]
+    assert found == [each.id for each in reversed(made)]
+    assert len([each async for each in client.tasks.list(limit=5)]) == 5
+    with pytest.raises(Invalid, match="there is no 'tagz'"):
+        await anext(client.tasks.list(tagz=["x"]))
+    with pytest.raises(Invalid, match="there is no 'promt'"):
+        await client.tasks.create("x", promt="y")
+
+
+async def test_tasks_are_controlled(client: AsyncClient) -> None:
+    made = await client.tasks.create("x")
+    assert (await client.tasks.pause(made.id, "why")).status == "PAUSED"
+    assert (await client.tasks.resume(made.id)).status == "PENDING"
+    changed = await client.tasks.update(made.id, title="y", tags=["a"], priority=9)
+    assert (changed.title, changed.tags, changed.priority) == ("y", ["a"], 9)
+    with pytest.raises(Conflict):
+        await client.tasks.update(made.id, title="z", version=1)
+    assert (await client.tasks.cancel(made.id, "no")).status == "CANCELLED"
+    again = await client.tasks.rerun(made.id)
+    assert again.rerun_of == made.id
+    assert (await client.tasks.retry(made.id)).status == "PENDING"
+    assert (await client.tasks.act("cancel", tags="a", reason="r")).done == [again.id, made.id]
+    assert (await client.tasks.archive(made.id)).archived_at
+    await client.tasks.delete(made.id)
+    with pytest.raises(NotFound):
+        await client.tasks.get("0000000")
+
+
+async def test_agents_and_numbers(client: AsyncClient) -> None:
+    made = await client.agents.put("dev", task_tags=["a"], max_concurrent=2, skills=["b"])
+    again = await client.agents.put("dev", capabilities=["c"])
+    assert again.id == made.id
+    assert (again.task_tags, again.capabilities) == (("a",), ("c",))
+    assert (again.max_concurrent_tasks, again.skills) == (2, ("b",))
+    assert [each.name async for each in client.agents.list()] == ["dev"]
+    assert (await client.agents.health("dev")).healthy
+    assert await client.agents.tasks("dev") == []
+    assert (await client.agents.terminate("dev", graceful=False)).status == "TERMINATED"
+    stats = await client.stats()
+    assert (stats.agents, stats.workers, stats.tasks["PENDING"]) == (0, 0, 0)
+    await client.agents.delete("dev")
+    with pytest.raises(NotFound, match="known are none"):
+        await client.agents.get("dev")
+    await client.secrets.put("api-key", "s3cret-value")
+    assert [each.name for each in await client.secrets.list()] == ["api-key"]
+    await client.secrets.delete("api-key")
+
+
+async def test_marked_functions_are_taken_in(client: AsyncClient) -> None:
+    @task("add")
+    async def add(ctx: Any) -> int:
+        total: int = sum(ctx.input)
+        return total
+
+    @task()
+    def double(ctx: Any) -> Any:
+        return ctx.input * 2
+
+    worker = Worker(client)
+    worker.add(add, double)
+    one = await client.tasks.create("x", task_type="add", input=[1, 2])
+    two = await client.tasks.create("x", task_type="double", input=4)
+    await worked(client, worker, one.id, two.id)
+    assert (await client.tasks.wait(one.id)).output == 3
+    assert (await client.tasks.wait(two.id)).output == 8
+    with pytest.raises(Invalid, match="not marked"):
+        worker.add(lambda _: None)
+    with pytest.raises(Invalid, match="two handlers"):
+        worker.handles("add")(add)
+    with pytest.raises(Invalid, match="no handlers"):
+        await Worker(client).serve(asyncio.Event())
+
+
+async def test_waiting_ends(client: AsyncClient) -> None:
+    made = await client.tasks.create("x")
+    with pytest.raises(TimeoutError):
+        await client.tasks.wait(made.id, timeout=0.3)
+
+
+async def test_an_embedded_database_has_no_administration(settings: Settings) -> None:
+    store = app.open_store(settings.url())
+    await store.migrate()
+    await store.close()
+    async with AsyncClient(settings.url()) as client:
+        for call in (
+            client.tokens.list(),
+            client.users.list(),
+            client.workspaces.list(),
+            client.webhooks.get("x"),
+            client.health(),
+            client.access.me(),
+        ):
+            with pytest.raises(Invalid, match="needs a server"):
+                await call
+        assert (await client.coordinator.status()).active is False
+        await client.coordinator.recover()
+        assert await client.coordinator.logs() == []
+    with pytest.raises(Invalid, match="not open"):
+        _ = client.tasks
+
+
+async def test_administration(api: Api, token: str, settings: Settings) -> None:
+    async with AsyncClient(api.url, token) as client:
+        me = await client.access.me()
+        assert me.role == "OWNER"
+        made = await client.tokens.create("ci", role="MEMBER", scopes=["read"])
+        assert {each.name for each in await client.tokens.list()} == {"bootstrap", "ci"}
+        await client.tokens.revoke(made.id)
+        user = await client.users.create("ann", "correct horse", "ADMIN")
+        assert (await client.users.update(user.id, "VIEWER")).role == "VIEWER"
+        session = await client.access.login("ann", "correct horse")
+        async with AsyncClient(api.url, session.token) as ann:
+            assert (await ann.access.me()).user_id == user.id
+            await ann.access.logout()
+        assert [each.name for each in await client.users.list()] == ["ann"]
+        await client.users.delete(user.id)
+        [workspace] = await client.workspaces.list()
+        assert (await client.workspaces.get(workspace.id)).name == workspace.name
+        changed = await client.workspaces.quota(workspace.id, pending=1000)
+        assert changed.quota["pending"] == 1000
+        other = await client.workspaces.create("other")
+        assert other.workspace.name == "other"
+        assert (await client.health())["database"] == "connected"
+        assert not (await client.coordinator.status()).active
+        await client.coordinator.recover()
+        dev = await client.agents.put("dev")
+        assert (await client.agents.token("dev")).token
+        assert dev.status == "IDLE"
+    del settings
+
+
+def test_the_blocking_client(tmp_path: Any) -> None:
+    with Client(f"sqlite:///{tmp_path}/t.db") as client:
+        made = client.tasks.create(title="x", prompt="do", priority=8)
+        assert client.tasks.get(made.id).title == "x"
+        assert [each.id for each in client.tasks.list()] == [made.id]
+        events = client.tasks.follow(made.id)
+        assert next(events).line.event == "submitted"
+        events.close()
+        client.tasks.cancel(made.id)
+        with pytest.raises(TaskFailed):
+            client.tasks.wait(made.id, timeout=PATIENCE)
+        assert client.stats().tasks["CANCELLED"] == 1
+        with pytest.raises(AttributeError):
+            _ = client.nothing
+    with pytest.raises(Invalid):
+        Client("nonsense://x")
+
+
+async def test_a_coordinator_leads(api: Api, token: str, settings: Settings) -> None:
+    quick = msgspec.structs.replace(settings, tick_s=0.1)
+    stop = asyncio.Event()
+    async with app.connect(quick) as engine, AsyncClient(api.url, token) as client:
+        coordinating = asyncio.create_task(Coordinator(engine, quick, name="here").run(stop))
+
+        async def leads() -> bool:
+            return (await client.coordinator.status()).instance_id == "here"
+
+        await eventually(leads, PATIENCE)
+        stop.set()
+        await coordinating
+
+
+def test_importing_the_package_loads_nothing() -> None:
+    code = "import sys, tenuto; print('httpx2' in sys.modules, 'msgspec' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
+    assert tenuto.Worker is Facade
+    with pytest.raises(AttributeError):
+        _ = tenuto.nothing
+
+
+async def test_following_goes_on_after_the_server_was_away(settings: Settings) -> None:
+    async with running(settings) as first:
+        fixed = msgspec.structs.replace(settings, port=int(first.url.rpartition(":")[2]))
+        token = await first.token()
+        client = await AsyncClient(first.url, token).open()
+        made = await client.tasks.create("x")
+        events = client.tasks.follow(made.id)
+        seen = [await anext(events)]
+    async with running(fixed):
+        await client.tasks.cancel(made.id)
+        seen += [event async for event in events]
+        await client.close()
+    assert [event.line.event for event in seen if event.line] == ["submitted", "cancelled"]

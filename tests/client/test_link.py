@@ -1,0 +1,188 @@
+"""Lost answers, busy servers and long outages: what may be repeated is, and happens once."""
+
+import asyncio
+from typing import Any
+
+import httpx2
+import pytest
+from tests.api.conftest import Api
+from tests.client.faults import Line, line_to
+from tests.client.test_remote import an_agent
+from tests.waiting import eventually
+
+from tenuto.api import remote
+from tenuto.client.link import Ask, Link
+from tenuto.client.remote import RemoteEngine, reach
+from tenuto.engine.engine import Engine
+from tenuto.model.errors import Invalid, TooMany, Unavailable
+from tenuto.model.submission import NewTask
+
+WORKER = "host:1:worker"
+
+
+@pytest.fixture
+async def line(api: Api) -> Any:
+    async with line_to(api.url) as line:
+        yield line
+
+
+@pytest.fixture
+async def over(line: Line, token: str) -> Any:
+    async with reach(line.url, token) as engine:
+        yield engine
+
+
+async def test_a_lost_answer_makes_one_task(line: Line, over: RemoteEngine, near: Engine) -> None:
+    line.swallow = 2
+    made = await over.submit(NewTask(title="x"))
+    assert line.swallowed == 2
+    assert made.created
+    assert [task.id for task in (await near.list()).tasks] == [made.id]
+    line.swallow = 1
+    many = await over.submit_many([NewTask(title=f"{number}") for number in range(3)])
+    assert len((await near.list()).tasks) == 4
+    assert all(each.created for each in many)
+
+
+async def test_a_lost_claim_is_had_again(line: Line, over: RemoteEngine, near: Engine) -> None:
+    await near.submit_many([NewTask(title="a"), NewTask(title="b")])
+    agent = await over.register_agent(an_agent(over))
+    line.swallow = 1
+    works = await over.claim(agent, WORKER, 2)
+    assert len(works) == 2
+    assert line.swallowed == 1
+    line.swallow = 1
+    await over.complete(works[0].fence, {"r": 1})
+    line.swallow = 1
+    assert await over.checkpoint(works[1].fence, "c", 1) == 1
+    line.swallow = 1
+    child = await over.spawn(works[1].fence, "k", NewTask(title="child"))
+    assert (await near.show(works[0].fence.task)).output == {"r": 1}
+    assert (await near.show(child)).parent == works[1].fence.task
+    assert len((await near.list()).tasks) == 3
+
+
+async def test_a_worker_that_leaves_is_given_nothing(over: RemoteEngine, near: Engine) -> None:
+    agent = await over.register_agent(an_agent(over))
+    quiet = over.subscribe(lambda _topic: None)
+    waiting = asyncio.create_task(over.claim(agent, WORKER, 1))
+    await eventually(lambda: bool(remote._turns))
+    quiet()
+    assert await waiting == []
+    task = (await near.submit(NewTask(title="x"))).id
+    assert (await near.show(task)).status == "PENDING"
+    again = over.subscribe(lambda _topic: None)
+    [work] = await over.claim(agent, WORKER, 1)
+    again()
+    assert work.fence.task == task
+
+
+async def test_a_wait_ends_with_the_first_task(over: RemoteEngine, near: Engine) -> None:
+    agent = await over.register_agent(an_agent(over))
+    quiet = over.subscribe(lambda _topic: None)
+    waiting = asyncio.create_task(over.claim(agent, WORKER, 3))
+    task = (await near.submit(NewTask(title="x"))).id
+    [work] = await waiting
+    assert work.fence.task == task
+    quiet()
+
+
+async def test_an_outage_is_waited_for(line: Line, over: RemoteEngine) -> None:
+    line.down = True
+    line.cut()
+    counting = asyncio.create_task(over.counts())
+    await eventually(lambda: not line._writers)
+    line.down = False
+    assert (await counting)["PENDING"] == 0
+
+
+async def test_an_order_is_not_sent_twice(line: Line, over: RemoteEngine, near: Engine) -> None:
+    task = (await near.submit(NewTask(title="x"))).id
+    line.swallow = 1
+    with pytest.raises(Unavailable) as lost:
+        await over.cancel(task)
+    assert lost.value.code == "server_unreachable"
+    assert (await near.show(task)).status == "CANCELLED"
+
+
+async def test_nobody_there_is_told_in_time() -> None:
+    async with reach("http://127.0.0.1:1", deadline_s=0.5) as nowhere:
+        with pytest.raises(Unavailable, match=r"no answer from http://127\.0\.0\.1:1: "):
+            await nowhere.counts()
+
+
+class Told:
+    """A server that answers from a list."""
+
+    def __init__(self, *answers: httpx2.Response) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+        self.slept: list[float] = []
+
+    def link(self, monkeypatch: pytest.MonkeyPatch) -> Link:
+        link = Link("http://server", "tnt_x")
+
+        async def send(_ask: Ask) -> httpx2.Response:
+            self.asked += 1
+            answer = self.answers.pop(0)
+            answer.request = httpx2.Request("GET", "http://server/")
+            return answer
+
+        async def sleep(seconds: float) -> None:
+            self.slept.append(seconds)
+
+        monkeypatch.setattr(link, "_send", send)
+        monkeypatch.setattr(link.clock, "sleep", sleep)
+        return link
+
+
+def busy(status: int, **headers: str) -> httpx2.Response:
+    body = b'{"code": "rate_limited", "detail": "later"}'
+    return httpx2.Response(
+        status, content=body, headers={"content-type": "application/problem+json", **headers}
+    )
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+async def test_a_read_is_repeated(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(*(httpx2.Response(status) for _ in range(3)), httpx2.Response(200, content=b"[1]"))
+    link = told.link(monkeypatch)
+    assert await link.ask(list[int], Ask(method="GET", path="/", repeatable=True)) == [1]
+    assert told.asked == 4
+    assert told.slept == sorted(told.slept) or len(told.slept) == 3
+    await link.close()
+
+
+async def test_a_write_is_repeated_only_when_it_was_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Told(busy(429, **{"Retry-After": "2"}), httpx2.Response(200, content=b"[1]"))
+    link = told.link(monkeypatch)
+    assert await link.ask(list[int], Ask(method="POST", path="/")) == [1]
+    assert told.slept[0] >= 2
+    told.answers = [httpx2.Response(503)]
+    with pytest.raises(Unavailable):
+        await link.ask(list[int], Ask(method="POST", path="/"))
+    told.answers = [busy(429, **{"Retry-After": "900"})]
+    with pytest.raises(TooMany) as refused:
+        await link.ask(list[int], Ask(method="POST", path="/"))
+    assert refused.value.retry_after == 900
+    await link.close()
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"{}", b""])
+async def test_nonsense_is_no_answer(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Told(httpx2.Response(200, content=body)).link(monkeypatch)
+    with pytest.raises(Unavailable, match="does not understand"):
+        await link.ask(list[int], Ask(method="GET", path="/"))
+    await link.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["", "server", "ftp://x", "http://", "http://a:b", "http://me@x", "http://x:99999999"]
+)
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(Invalid):
+        Link(url)
+    with pytest.raises(Invalid):
+        Link("http://x", "a\nb")

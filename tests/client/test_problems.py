@@ -1,0 +1,93 @@
+"""Every refusal of a server becomes the exception that the engine itself would raise."""
+
+import httpx2
+import msgspec
+import pytest
+
+from tenuto.api import problems
+from tenuto.client.problems import KINDS, ServerFault, may_pass, raised_by
+from tenuto.model.errors import (
+    CODES,
+    HTTP_STATUS,
+    Conflict,
+    Incompatible,
+    Invalid,
+    NotFound,
+    TenutoError,
+    TooMany,
+    Unavailable,
+)
+
+REQUEST = httpx2.Request("GET", "http://server/api/v1/stats")
+
+
+def answered(error: Exception) -> httpx2.Response:
+    """What the server would answer to it."""
+    problem, headers = problems.of(error)
+    return httpx2.Response(
+        problem.status,
+        content=msgspec.json.encode(problem),
+        headers={"content-type": problems.MEDIA_TYPE, **headers},
+        request=REQUEST,
+    )
+
+
+@pytest.mark.parametrize("kind", HTTP_STATUS, ids=lambda kind: kind.__name__)
+def test_each_class_comes_back(kind: type[TenutoError]) -> None:
+    error = kind("why", retry_after=7) if issubclass(kind, TooMany) else kind("why")
+    found = raised_by(answered(error))
+    assert isinstance(found, TenutoError)
+    assert (type(found), found.code, found.message) == (kind, error.code, "why")
+    if isinstance(found, TooMany):
+        assert found.retry_after == 7
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_each_code_comes_back(code: str) -> None:
+    found = raised_by(answered(Conflict("why", code)))
+    assert isinstance(found, TenutoError)
+    assert found.code == code
+
+
+def test_details_come_back() -> None:
+    found = raised_by(answered(Invalid("why", field="title")))
+    assert isinstance(found, Invalid)
+    assert found.details == {"field": "title"}
+
+
+def test_the_statuses_that_problems_use_are_known() -> None:
+    used = {*HTTP_STATUS.values(), *problems._STATUS_OF_CODE.values(), 400, 405}
+    assert used <= set(KINDS)
+
+
+def test_a_fault_of_the_server_is_not_ours_to_repeat() -> None:
+    answer = answered(ZeroDivisionError("secret"))
+    found = raised_by(answer)
+    assert isinstance(found, ServerFault)
+    assert not may_pass(answer, found)
+    assert "secret" not in str(found)
+
+
+def test_a_code_of_a_newer_server_is_its_class() -> None:
+    body = b'{"code": "brand_new", "detail": "why", "status": 404, "title": "x"}'
+    kind = {"content-type": problems.MEDIA_TYPE}
+    found = raised_by(httpx2.Response(404, content=body, headers=kind, request=REQUEST))
+    assert isinstance(found, NotFound)
+    assert found.code == "not_found"
+
+
+@pytest.mark.parametrize(
+    ("status", "passing"), [(404, False), (301, False), (502, True), (504, True)]
+)
+def test_somebody_else_s_answer_is_an_outage(status: int, passing: bool) -> None:
+    answer = httpx2.Response(status, content=b"<html>", request=REQUEST)
+    found = raised_by(answer)
+    assert isinstance(found, Unavailable)
+    assert found.code == "server_unreachable"
+    assert may_pass(answer, found) is passing
+
+
+def test_what_does_not_fit_is_not_waited_for() -> None:
+    answer = answered(Incompatible("too old"))
+    assert answer.status_code == 503
+    assert not may_pass(answer, raised_by(answer))

@@ -1,0 +1,293 @@
+"""An engine behind a server answers as the engine itself does."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import msgspec
+import pytest
+from tests.api.conftest import Api
+
+from tenuto.client.remote import AnyEngine, RemoteEngine, reach
+from tenuto.engine.claim import Work
+from tenuto.engine.edit import Changes
+from tenuto.engine.engine import Engine
+from tenuto.engine.query import Filter
+from tenuto.engine.report import Line, Presence
+from tenuto.model.commands import Failure
+from tenuto.model.errors import Conflict, Invalid, NotFound, TenutoError, Unauthenticated
+from tenuto.model.matching import AgentProfile
+from tenuto.model.retry import ErrorClass, RetryPolicy
+from tenuto.model.submission import NewTask
+from tenuto.model.task import Fence
+
+WORKER = "host:1:worker"
+EVERYTHING = NewTask(
+    title="Everything",
+    description="all fields",
+    prompt="do it",
+    system_prompt="be brief",
+    model="m",
+    max_turns=3,
+    conversation="c",
+    task_type="build",
+    agent_type="coder",
+    command=["echo", "a b"],
+    cwd="/tmp",
+    env={"A": "b"},
+    priority=8,
+    tags=["x", "y"],
+    task_tags=["python"],
+    capabilities=["git"],
+    container="box",
+    region="eu",
+    estimate_minutes=5,
+    max_attempts=7,
+    retry=RetryPolicy(base_s=2.0, multiplier=3.0, cap_s=60.0, jitter=0.1),
+    timeout_s=60,
+    queue_ttl_s=3600,
+    lease_s=30,
+    run_at=datetime.now(UTC).replace(microsecond=0) + timedelta(days=1),
+    input={"a": [1, None, "x"]},
+    metadata={"k": True},
+    idempotency_key="once",
+    trace_id="t",
+    source="s",
+)
+
+
+def an_agent(engine: AnyEngine, **more: Any) -> AgentProfile:
+    fields = {"name": "tester", "runtimes": ("test",), **more}
+    return AgentProfile(id=engine.clock.new_id(), workspace=engine.workspace, **fields)
+
+
+async def claimed(engine: AnyEngine, new: NewTask | None = None, **agent: Any) -> Work:
+    """A task that an attempt holds."""
+    await engine.submit(new or NewTask(title="x"))
+    profile = await engine.register_agent(an_agent(engine, **agent))
+    [work] = await engine.claim(profile, WORKER)
+    return work
+
+
+async def test_what_is_asked_for_arrives(far: RemoteEngine, near: Engine) -> None:
+    made = await far.submit(EVERYTHING)
+    assert made.created
+    again = await far.submit(EVERYTHING)
+    assert (again.id, again.created) == (made.id, False)
+    assert await near.submit(EVERYTHING) == again
+    view = await near.show(made.id)
+    assert view.created_by == "token:bootstrap"
+    asked = EVERYTHING.__struct_fields__
+    shown = {name: getattr(view, name) for name in view.__struct_fields__ if name in asked}
+    wanted = {name: getattr(EVERYTHING, name) for name in shown if name not in ("id", "retry")}
+    assert {name: shown[name] for name in wanted} == wanted
+    assert view.retry == {"base_s": 2.0, "multiplier": 3.0, "cap_s": 60.0, "jitter": 0.1}
+
+
+async def test_both_answer_alike(far: RemoteEngine, near: Engine) -> None:
+    work = await claimed(far, NewTask(title="one", tags=["t"], max_attempts=1, input={"a": 1}))
+    fence = work.fence
+    await far.progress(fence, 40, "half")
+    assert await far.checkpoint(fence, {"n": 1}) == 1
+    await far.append(fence, [Line(0, "INFO", "hello"), Line(1, "ERROR", "oh")])
+    await near.submit_many([NewTask(title="two", priority=9), NewTask(title="three")])
+
+    async def same() -> None:
+        calls: list[Any] = [
+            lambda e: e.show(fence.task),
+            lambda e: e.attempts(fence.task),
+            lambda e: e.events(fence.task),
+            lambda e: e.events(fence.task, 1, 1),
+            lambda e: e.transcript(fence.task),
+            lambda e: e.transcript(fence.task, (1, 0)),
+            lambda e: e.logs(fence.task, "WARN"),
+            lambda e: e.explain(fence.task),
+            lambda e: e.list(),
+            lambda e: e.list(Filter(status=("RUNNING", "DEAD"), tags=("t",)), 1),
+            lambda e: e.list(Filter(priority=9, since=work.lease_until - timedelta(days=1))),
+            lambda e: e.list(Filter(min_priority=6, text="TW", task_type="default")),
+            lambda e: e.counts(),
+            lambda e: e.workers(),
+            lambda e: e.steps(fence.task),
+            lambda e: e.find(str(fence.task)[:30]),
+        ]
+        for call in calls:
+            assert await call(far) == await call(near)
+
+    await same()
+    await far.beat(Presence(WORKER, "host", 1, ["tester"], 1), [fence], 20)
+    await far.record_step(fence, "s", [1])
+    child = await far.spawn(fence, "c", NewTask(title="child"))
+    await same()
+    assert (await near.show(child)).parent == fence.task
+    await far.fail(fence, Failure(message="boom", error_class=ErrorClass.INVALID_INPUT, stack="s"))
+    await same()
+    assert (await far.show(fence.task)).status in ("FAILED", "DEAD")
+
+
+async def test_people_s_side(far: RemoteEngine, near: Engine) -> None:
+    task = (await far.submit(NewTask(title="x"))).id
+    await far.pause(task, "why")
+    assert (await near.show(task)).status == "PAUSED"
+    await far.resume(task)
+    await far.reprioritise(task, 9)
+    view = await far.show(task)
+    changes = Changes(title="y", description=None, tags=("a",), metadata={"m": 1})
+    await far.edit(task, changes, view.version)
+    with pytest.raises(Conflict) as refused:
+        await far.edit(task, changes, view.version)
+    assert refused.value.code == "version_conflict"
+    view = await near.show(task)
+    assert (view.title, view.priority, view.tags, view.metadata) == ("y", 9, ["a"], {"m": 1})
+    assert (await far.act("cancel", Filter(tags=("a",)), dry_run=True)).done == [task]
+    assert (await far.act("cancel", Filter(tags=("a",)), reason="r")).done == [task]
+    refused_all = await far.act("cancel", Filter(tags=("a",)))
+    assert list(refused_all.refused) == [str(task)]
+    again = await far.rerun(task)
+    assert (await near.show(again.id)).rerun_of == task
+    await far.retry(task)
+    await far.cancel(task, "enough")
+    await far.archive(task)
+    await far.erase(task)
+    assert (await near.show(task)).archived_at is not None
+
+
+async def test_an_attempt_s_ends(far: RemoteEngine, near: Engine) -> None:
+    async def ended(work: Work) -> str:
+        return (await near.show(work.fence.task)).status
+
+    work = await claimed(far, name="a")
+    await far.complete(work.fence, {"r": 1}, "done")
+    await far.complete(work.fence, {"r": 1}, "done")
+    assert (await near.show(work.fence.task)).output == {"r": 1}
+    work = await claimed(far, name="b")
+    await far.release(work.fence)
+    assert await ended(work) == "PENDING"
+    await near.cancel(work.fence.task)
+    work = await claimed(far, name="c")
+    await far.not_started(work.fence, Failure(message="no such program"))
+    assert (await near.attempts(work.fence.task))[0].outcome == "NOT_STARTED"
+    work = await claimed(far, NewTask(title="t", max_attempts=1), name="d")
+    await far.time_out(work.fence, {"state": "killed"})
+    assert (await near.attempts(work.fence.task))[0].receipt == {"state": "killed"}
+    work = await claimed(far, name="e")
+    await far.cancel(work.fence.task)
+    with pytest.raises(Conflict, match="cancelled"):
+        await far.record_step(work.fence, "k", 1)
+    beat = await far.beat(Presence(WORKER, "host", 1), [work.fence], 20)
+    assert beat.held[work.fence.task].cancel
+    await far.confirm_cancel(work.fence, {"state": "killed"})
+    assert await ended(work) == "CANCELLED"
+    work = await claimed(far, name="f")
+    await far.pause(work.fence.task)
+    assert await far.checkpoint(work.fence, "last", 5) == 5
+    await far.confirm_pause(work.fence, {"state": "ended"})
+    assert await ended(work) == "PAUSED"
+    work = await claimed(far, name="g")
+    await far.park(work.fence, "input", wait_until=far.clock.now() + timedelta(hours=1))
+    assert await ended(work) == "WAITING"
+
+
+async def test_a_claim_asked_again_gives_the_same(far: RemoteEngine, near: Engine) -> None:
+    await near.submit_many([NewTask(title=f"{number}") for number in range(3)])
+    agent = await far.register_agent(an_agent(far))
+    token = far.clock.new_token()
+    first = await far.claim(agent, WORKER, 2, token=token)
+    again = await far.claim(agent, WORKER, 2, token=token)
+    assert [work.fence for work in first] == [work.fence for work in again]
+    assert len(await far.claim(agent, WORKER, 5)) == 1
+
+
+async def test_lost_attempts_are_told_apart(far: RemoteEngine, near: Engine) -> None:
+    work = await claimed(far)
+    old = work.fence
+    await near.release(old)
+    profile = await far.register_agent(an_agent(far))
+    [second] = await far.claim(profile, WORKER)
+    beat = await far.beat(Presence(WORKER, "host", 1), [second.fence, old], 20)
+    assert beat.lost == [old]
+    assert list(beat.held) == [old.task]
+    for write in (
+        far.progress(old, 1),
+        far.checkpoint(old, 1),
+        far.complete(old),
+        far.record_step(old, "k", 1),
+    ):
+        with pytest.raises(Conflict) as refused:
+            await write
+        assert refused.value.code == "lease_lost"
+
+
+async def test_a_name_keeps_its_agent(far: RemoteEngine, near: Engine) -> None:
+    first = await far.register_agent(an_agent(far, accept_commands=True, runtimes=()))
+    second = await near.register_agent(an_agent(near, accept_commands=True, runtimes=()))
+    assert first.id == second.id
+    assert msgspec.structs.replace(first, version=0) == msgspec.structs.replace(second, version=0)
+
+
+async def test_an_agent_s_token_is_enough_to_work(api: Api, far: RemoteEngine) -> None:
+    known = await far.register_agent(an_agent(far, name="dev"))
+    token = await api.token(scopes=("work",), agent=known.id)
+    await far.submit(NewTask(title="x"))
+    async with reach(api.url, token) as worker:
+        agent = await worker.register_agent(an_agent(worker, name="whatever"))
+        assert (agent.id, agent.name) == (known.id, "dev")
+        [work] = await worker.claim(agent, WORKER)
+        await worker.beat(Presence(WORKER, "host", 1), [work.fence], 20)
+        await worker.progress(work.fence, 10, "on")
+        assert await worker.steps(work.fence.task) == {}
+        await worker.complete(work.fence, 1)
+        other = await far.register_agent(an_agent(far, name="other"))
+        with pytest.raises(NotFound):
+            await worker.claim(other, WORKER)
+        with pytest.raises(TenutoError):
+            await worker.show(work.fence.task)
+
+
+async def test_other_tenants_are_not_there(api: Api, far: RemoteEngine) -> None:
+    work = await claimed(far)
+    stranger = await api.token(workspace=await api.workspace("elsewhere"))
+    fence = Fence(work.fence.task, work.fence.attempt, "0" * 32)
+    async with reach(api.url, stranger) as other:
+        for call in (
+            other.show(fence.task),
+            other.steps(fence.task),
+            other.events(fence.task),
+            other.confirm_gone(fence, {}),
+        ):
+            with pytest.raises(NotFound):
+                await call
+        with pytest.raises(NotFound):
+            await other.find(str(fence.task)[:30])
+        with pytest.raises(TenutoError):
+            await other.spawn(fence, "k", NewTask(title="x"))
+
+
+async def test_what_is_wrong_is_refused_alike(far: RemoteEngine, near: Engine, api: Api) -> None:
+    nobody = uuid4()
+    calls: list[Any] = [
+        lambda e: e.show(nobody),
+        lambda e: e.cancel(nobody),
+        lambda e: e.find("zz"),
+        lambda e: e.submit(NewTask(title="")),
+        lambda e: e.submit(NewTask(title="x", priority=99)),
+        lambda e: e.list(Filter(status=("NONE",))),
+        lambda e: e.logs(nobody, "LOUD"),
+        lambda e: e.complete(Fence(nobody, 1, "x")),
+    ]
+    for call in calls:
+        told = []
+        for engine in (near, far):
+            with pytest.raises(TenutoError) as refused:
+                await call(engine)
+            told.append((type(refused.value), refused.value.code, refused.value.message))
+        assert told[0] == told[1]
+    async with reach(api.url, "tnt_nobody") as stranger:
+        with pytest.raises(Unauthenticated):
+            await stranger.show(UUID(int=1))
+    async with reach(api.url) as nameless:
+        with pytest.raises(Unauthenticated):
+            await nameless.counts()
+    with pytest.raises(Invalid):
+        async with reach("ftp://x"):
+            pass
