@@ -103,6 +103,33 @@ async def test_changing_cancelling_retrying(owner: httpx2.AsyncClient) -> None:
     assert again.json()["status"] == "PENDING"
 
 
+async def test_starting_before_its_time(owner: httpx2.AsyncClient) -> None:
+    later = {"title": "t", "runAt": "2100-01-01T00:00:00Z"}
+    made = (await owner.post(f"{V1}/agent-tasks", json=later)).json()
+    assert (made["status"], made["waitingFor"]) == ("WAITING", "schedule")
+    assert made == (await owner.get(f"{V1}/agent-tasks/{made['id']}")).json()
+    begun = await owner.post(f"{V1}/agent-tasks/{made['id']}/start")
+    assert begun.json()["status"] == "PENDING"
+    again = await owner.post(f"{V1}/agent-tasks/{made['id']}/start")
+    assert problem(again) == (409, "out_of_turn")
+
+
+async def test_a_new_task_is_shown_as_it_is_stored(owner: httpx2.AsyncClient) -> None:
+    body = TASK | {
+        "tags": ["b", "a", "b"],
+        "taskTags": ["z", "y"],
+        "metadata": {"requiredCapabilities": ["gpu"]},
+        "retryBackoffSeconds": 7,
+        "timeoutSeconds": 60,
+        "model": "m",
+        "command": None,
+    }
+    made = await owner.post(f"{V1}/agent-tasks", json=body)
+    shown = await owner.get(f"{V1}/agent-tasks/{made.json()['id']}")
+    assert made.json() == shown.json()
+    assert made.headers["etag"] == shown.headers["etag"]
+
+
 async def test_agents_health_and_end(owner: httpx2.AsyncClient) -> None:
     agent = uuid4()
     await owner.put(f"{V1}/agents/{agent}", json={"name": "a"})

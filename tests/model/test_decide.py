@@ -97,6 +97,7 @@ COMMANDS: dict[str, Callable[[Fence], Command]] = {
     "retry": lambda _: c.Retry(),
     "archive": lambda _: c.Archive(),
     "reprioritise": lambda _: c.Reprioritise(priority=9),
+    "start": lambda _: c.Start(),
     "edit": lambda _: c.Edit(fields=("title",)),
     "erase": lambda _: c.Erase(),
 }

@@ -52,6 +52,7 @@ ROUTES: dict[str, Access | None] = {
     f"POST {V1}/agent-tasks/{{task_id}}/retry": _USE,
     f"POST {V1}/agent-tasks/{{task_id}}/pause": _USE,
     f"POST {V1}/agent-tasks/{{task_id}}/resume": _USE,
+    f"POST {V1}/agent-tasks/{{task_id}}/start": _USE,
     f"POST {V1}/agent-tasks/{{task_id}}/rerun": _USE,
     f"POST {V1}/agent-tasks/{{task_id}}/archive": _USE,
     f"GET {V1}/agent-tasks/{{task_id}}/logs": _SEE,

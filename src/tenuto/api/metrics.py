@@ -13,6 +13,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from tenuto import tracing
+from tenuto.api.problems import FAULT
 from tenuto.api.service import Service
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import ALERTS, NAME
@@ -29,6 +30,8 @@ access_log = logging.getLogger("tenuto.access")
 SAMPLE_S = 5.0
 NOWHERE = "unmatched"
 """Stands for paths that no route has: a label must not be what a stranger types."""
+GONE = 499
+"""Stands for the status of a request whose client left before it was answered."""
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 _GOOD_ID = re.compile(rb"[\w.:-]{1,64}", flags=re.A)
 
@@ -75,7 +78,7 @@ class Watch:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        begun, status = self._clock.elapsed(), 500
+        begun, status = self._clock.elapsed(), GONE
         given = dict(scope["headers"])
         request = self._request_id(given.get(b"x-request-id", b""))
 
@@ -90,6 +93,9 @@ class Watch:
         try:
             with tracing.continued(given.get(b"traceparent", b"").decode("latin-1") or None):
                 await self._app(scope, receive, told)
+        except Exception:
+            status = FAULT
+            raise
         finally:
             self._note(scope, status, self._clock.elapsed() - begun)
             REQUEST.reset(token)

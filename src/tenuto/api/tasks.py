@@ -247,6 +247,13 @@ async def retry(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
     return await desk.engine.show(task_id)
 
 
+@post("/agent-tasks/{task_id:uuid}/start", status_code=200)
+async def start(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
+    """Let a task run before the time that it was meant for."""
+    await desk.engine.start(task_id)
+    return await desk.engine.show(task_id)
+
+
 @post("/agent-tasks/{task_id:uuid}/archive", status_code=200)
 async def archive(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
     """Put an ended task away."""
@@ -347,6 +354,7 @@ HANDLERS = [
     pause,
     resume,
     retry,
+    start,
     archive,
     rerun,
     act,

@@ -234,6 +234,10 @@ class Engine:
         """Let a paused task go on."""
         await self._control(task, commands.Resume())
 
+    async def start(self, task: UUID) -> None:
+        """Let a task run before the time that it was meant for."""
+        await self._control(task, commands.Start())
+
     async def retry(self, task: UUID) -> None:
         """Give an ended task all its tries again."""
         await self._control(task, commands.Retry())

@@ -114,6 +114,12 @@ class Ready(Command, frozen=True, kw_only=True):
     name = "ready"
 
 
+class Start(Command, frozen=True, kw_only=True):
+    """Do not wait for the time that the task was meant for."""
+
+    name = "ready"
+
+
 class Due(Command, frozen=True, kw_only=True):
     name = "due"
 

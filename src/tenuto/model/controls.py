@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import msgspec
+
 from tenuto.model import commands as c
 from tenuto.model.changes import cancelled, change, paused, unheld
 from tenuto.model.commands import Moment
@@ -36,6 +38,19 @@ def resume(task: Task, command: c.Resume, moment: Moment) -> Change:
     if status is Status.PENDING:
         cleared = {"hold": None, "resume_at": None, "wait_until": None, "next_attempt_at": None}
     return change(task, moment, "resumed", status=status, **cleared)
+
+
+def start(task: Task, command: c.Start, moment: Moment) -> Change:
+    del command
+    if task.run_at is None or task.run_at <= moment.now:
+        raise Conflict("the task does not wait for its time")
+    early = msgspec.structs.replace(task, run_at=moment.now)
+    if not is_ready(early, moment.now):
+        raise Conflict(f"the task waits for {task.hold or 'others'} as well")
+    place = rank(task.priority, moment.now, task.estimate_minutes)
+    return change(
+        task, moment, "started_early", status=Status.PENDING, run_at=moment.now, rank=place
+    )
 
 
 def cancel(task: Task, command: c.Cancel, moment: Moment) -> Change:

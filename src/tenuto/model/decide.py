@@ -182,6 +182,7 @@ _DECIDERS = cast(
         c.Archive: controls.archive,
         c.Reprioritise: controls.reprioritise,
         c.Edit: controls.edit,
+        c.Start: controls.start,
         c.Erase: controls.erase,
     },
 )
