@@ -271,13 +271,17 @@ def cursor_before_the_sink(stack: ExitStack) -> None:
 def acknowledged_before_the_commit(stack: ExitStack) -> None:
     """A submit is answered when its batch is under way."""
 
-    async def eager(self: submit.Submitting, prepared: Any) -> list[submit.Submitted]:
+    async def eager(
+        self: submit.Submitting, draft: submit.Draft, workspace: UUID
+    ) -> list[submit.Submitted]:
+        del workspace
+
         async def commit() -> None:
             with suppress(TenutoError):
-                await self._core.batcher.submit(self._kind, prepared)
+                await self._core.batcher.submit(self._kind, draft.rows)
 
         asyncio.get_running_loop().create_task(commit())
-        return [submit.Submitted(each) for each in prepared.ids]
+        return [submit.Submitted(each) for each in draft.ids]
 
     swap(stack, submit.Submitting, "_plain", eager)
 
