@@ -52,7 +52,7 @@ UNCOMMENTED = {
     "idempotency": "Answers to requests that may be repeated.",
 }
 """What tables hold that the migrations create without a comment."""
-EVERYWHERE = frozenset({"database", "data", "json"})
+EVERYWHERE = frozenset({"url", "token", "workspace", "database", "data", "json"})
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tenuto.api.service import Service
     from tenuto.vault import Vault
     from tenuto.worker.session import Supervisor
-    from tenuto.worker.worker import Worker
+    from tenuto.worker.worker import Connect, Worker
 
 T = TypeVar("T")
 log = logging.getLogger("tenuto")
@@ -199,10 +199,10 @@ def _tell_metrics(host: str, port: int) -> None:
         ) from error
 
 
-def serve_worker(settings: Settings, options: WorkerOptions) -> int:
-    """Work until asked to stop; the exit code."""
+def serve_worker(settings: Settings, options: WorkerOptions, reach: "Connect | None" = None) -> int:
+    """Work until asked to stop, for the engine that `reach` gives if it is elsewhere."""
     _tell("worker", settings, options.metrics_port)
-    return run(_worker(settings, options))
+    return run(_worker(settings, options, reach))
 
 
 def serve_coordinator(settings: Settings, metrics_port: int | None = None) -> int:
@@ -240,15 +240,17 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def _worker(settings: Settings, options: WorkerOptions) -> int:
+async def _worker(
+    settings: Settings, options: WorkerOptions, reach: "Connect | None" = None
+) -> int:
     from tenuto.worker.session import Supervisor  # noqa: PLC0415  not for every command
     from tenuto.worker.worker import Worker  # noqa: PLC0415
 
     stop = stop_on_signals()
     if options.slots is not None:
         settings = msgspec.structs.replace(settings, slots=options.slots)
-    async with connect(settings, listen=True) as engine:
-        worker = Worker(engine, settings, connect=lambda: connect(settings))
+    async with reach() if reach is not None else connect(settings, listen=True) as engine:
+        worker = Worker(engine, settings, connect=reach or (lambda: connect(settings)))
         engine.actor = worker.id
         supervisor = Supervisor()
         try:

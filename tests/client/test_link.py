@@ -18,6 +18,8 @@ from tenuto.model.errors import Invalid, TooMany, Unavailable
 from tenuto.model.submission import NewTask
 
 WORKER = "host:1:worker"
+SOON = 10
+"""Seconds: less than a claim would wait."""
 
 
 @pytest.fixture
@@ -68,13 +70,30 @@ async def test_a_worker_that_leaves_is_given_nothing(over: RemoteEngine, near: E
     waiting = asyncio.create_task(over.claim(agent, WORKER, 1))
     await eventually(lambda: bool(remote._turns))
     quiet()
-    assert await waiting == []
+    async with asyncio.timeout(SOON):
+        assert await waiting == []
     task = (await near.submit(NewTask(title="x"))).id
     assert (await near.show(task)).status == "PENDING"
     again = over.subscribe(lambda _topic: None)
     [work] = await over.claim(agent, WORKER, 1)
     again()
     assert work.fence.task == task
+
+
+async def test_nothing_is_claimed_over_a_broken_line(
+    line: Line, over: RemoteEngine, near: Engine
+) -> None:
+    agent = await over.register_agent(an_agent(over))
+    over.subscribe(lambda _topic: None)
+    waiting = asyncio.create_task(over.claim(agent, WORKER, 1))
+    await eventually(lambda: bool(remote._turns))
+    line.down = True
+    line.cut()
+    await eventually(lambda: not remote._turns, SOON)
+    task = (await near.submit(NewTask(title="x"))).id
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert (await near.show(task)).status == "PENDING"
 
 
 async def test_a_wait_ends_with_the_first_task(over: RemoteEngine, near: Engine) -> None:

@@ -15,6 +15,9 @@ class Globals:
     def __init__(self) -> None:
         self.database: str | None = None
         self.data: str | None = None
+        self.url: str | None = None
+        self.token: str | None = None
+        self.workspace: str | None = None
         self.json = False
 
 
@@ -24,22 +27,22 @@ def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         setattr(ctx.ensure_object(Globals), param.name, value)
 
 
+_SHARED = {
+    "--url": ("URL", "The server, as http://host:8484 (TENUTO_URL, or the login)."),
+    "--token": ("TOKEN", "The key to the server (TENUTO_TOKEN, or the login)."),
+    "--workspace": ("ID", "The workspace there, if not the token's first (TENUTO_WORKSPACE)."),
+    "--database": ("URL", "No server: sqlite:///path or postgresql://... (TENUTO_DATABASE)."),
+    "--data": ("DIR", "No server: the folder of the embedded database (TENUTO_DATA)."),
+}
+
+
 def _everywhere() -> list[click.Parameter]:
+    named: list[click.Parameter] = [
+        click.Option([name], metavar=what, expose_value=False, callback=_keep, help=text)
+        for name, (what, text) in _SHARED.items()
+    ]
     return [
-        click.Option(
-            ["--database"],
-            metavar="URL",
-            expose_value=False,
-            callback=_keep,
-            help="sqlite:///path or postgresql://... (TENUTO_DATABASE).",
-        ),
-        click.Option(
-            ["--data"],
-            metavar="DIR",
-            expose_value=False,
-            callback=_keep,
-            help="Folder of the embedded database (TENUTO_DATA).",
-        ),
+        *named,
         click.Option(
             ["--json"],
             is_flag=True,

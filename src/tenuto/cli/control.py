@@ -9,11 +9,13 @@ import click
 from tenuto.cli.base import Command, Globals, command, one_task, the_task
 from tenuto.cli.create import print_submitted
 from tenuto.cli.embedded import call
-from tenuto.cli.parse import filter_options, has_filter, read_filter
+from tenuto.cli.parse import filter_options, has_filter, read_filter, read_json
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
+    from tenuto.client.remote import AnyEngine
     from tenuto.engine.control import Action, ActionResult
-    from tenuto.engine.engine import Engine
     from tenuto.engine.query import Filter
     from tenuto.engine.submit import Submitted
     from tenuto.engine.views import TaskView
@@ -75,7 +77,7 @@ def _action(action: "Action", text: str, *examples: str) -> Command:
 def _one(given: Globals, action: "Action", name: str, reason: str | None, *, dry_run: bool) -> int:
     from tenuto.cli.render import print_json
 
-    async def order(engine: "Engine") -> "TaskView":
+    async def order(engine: "AnyEngine") -> "TaskView":
         task = await engine.find(name)
         if not dry_run:
             with_reason = {"reason": reason} if action in ("cancel", "pause") else {}
@@ -123,7 +125,7 @@ def _many(
     chosen["status"] = chosen["status"] or _fitting(action)
     ask = wants_asking(yes=yes)
 
-    async def act(engine: "Engine", *, only_look: bool) -> "ActionResult":
+    async def act(engine: "AnyEngine", *, only_look: bool) -> "ActionResult":
         where: Filter = read_filter(engine.clock.now(), chosen)
         return await engine.act(action, where, reason=reason, limit=limit, dry_run=only_look)
 
@@ -205,19 +207,43 @@ archive = _action(
 )
 
 
-@command("update", "orchestrate task update 0198c0de-5b1c --priority 9")
+@command(
+    "update",
+    "orchestrate task update 0198c0de-5b1c --priority 9",
+    'orchestrate task update 0198c0de-5b1c --name "Nightly report" --tag report --tag nightly',
+)
 @one_task
-@click.option("--priority", type=int, required=True, metavar="N", help="1 (low) to 10 (urgent).")
+@click.option("--priority", type=int, metavar="N", help="1 (low) to 10 (urgent).")
+@click.option("--name", "title", metavar="TITLE", help="What the task is called.")
+@click.option("--description", metavar="TEXT", help="For people; no agent reads it.")
+@click.option("--tag", "tags", multiple=True, help="Its labels from now on; repeatable.")
+@click.option("--metadata", metavar="JSON|@FILE", help="A JSON object in place of the present one.")
 @click.pass_obj
-def update(given: Globals, task: str | None, named: str | None, priority: int) -> None:
-    """Change a task's priority, and so its place in the queue."""
+def update(
+    given: Globals,
+    /,
+    task: str | None,
+    named: str | None,
+    tags: tuple[str, ...],
+    metadata: str | None,
+    **fields: Any,
+) -> None:
+    """Change a task's priority, and so its place in the queue, or what it says about itself."""
     from tenuto.cli.render import print_json
+    from tenuto.engine.edit import Changes
 
     name = the_task(task, named)
+    told = {key: value for key, value in fields.items() if value is not None}
+    if tags:
+        told["tags"] = tags
+    if metadata is not None:
+        told["metadata"] = _object(metadata)
+    if not told:
+        raise click.UsageError("say what to change; --help lists it")
 
-    async def order(engine: "Engine") -> "TaskView":
+    async def order(engine: "AnyEngine") -> "TaskView":
         found = await engine.find(name)
-        await engine.reprioritise(found, priority)
+        await engine.edit(found, Changes(**told))
         return await engine.show(found)
 
     view = call(given, order)
@@ -227,6 +253,34 @@ def update(given: Globals, task: str | None, named: str | None, priority: int) -
         print(f"{view.id} priority {view.priority}")
 
 
+def _object(text: str) -> dict[str, Any]:
+    found = read_json("metadata", text)
+    if not isinstance(found, dict):
+        raise click.UsageError("--metadata wants a JSON object")
+    return found
+
+
+@command("delete", "orchestrate task delete 0198c0de-5b1c --yes")
+@one_task
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.pass_obj
+def delete(given: Globals, task: str | None, named: str | None, yes: bool) -> None:
+    """Remove what an ended task carried: its prompt, input, output and log. Its trail stays."""
+    from tenuto.cli.tell import tell_done
+
+    name = the_task(task, named)
+    if wants_asking(yes=yes):
+        confirm(f"remove what task {name} carried?")
+
+    async def order(engine: "AnyEngine") -> "UUID":
+        found = await engine.find(name)
+        await engine.erase(found)
+        return found
+
+    found = call(given, order)
+    tell_done(given, f"{found} deleted", id=found)
+
+
 @command("rerun", "orchestrate task rerun 0198c0de-5b1c")
 @one_task
 @click.pass_obj
@@ -234,7 +288,7 @@ def rerun(given: Globals, task: str | None, named: str | None) -> None:
     """Submit the same task again as a new one and print its id."""
     name = the_task(task, named)
 
-    async def order(engine: "Engine") -> "Submitted":
+    async def order(engine: "AnyEngine") -> "Submitted":
         return await engine.rerun(await engine.find(name))
 
     print_submitted(given, call(given, order))

@@ -11,22 +11,15 @@ from tenuto.cli.embedded import call
 from tenuto.cli.parse import after, ahead, folder, read_json, read_text, seconds
 
 if TYPE_CHECKING:
-    from tenuto.engine.engine import Engine
+    from tenuto.client.remote import AnyEngine
     from tenuto.engine.submit import Submitted
 
 
-async def agent_id(engine: "Engine", name: str | None) -> UUID | None:
+async def agent_id(engine: "AnyEngine", name: str | None) -> UUID | None:
     """The id of the agent with that name or id."""
-    from tenuto.model.errors import NotFound
+    from tenuto.client.agents import Agents
 
-    if name is None:
-        return None
-    known = await engine.query.agents(engine.workspace)
-    for agent in known.values():
-        if name in (agent.name, str(agent.id)):
-            return agent.id
-    names = ", ".join(known) or "none"
-    raise NotFound(f"no agent {name!r}; known are {names}")
+    return None if name is None else (await Agents(engine).get(name)).id
 
 
 def print_submitted(given: Globals, submitted: "Submitted") -> None:
@@ -98,7 +91,7 @@ def create(
     for key in ("tags", "task_tags", "capabilities"):
         told[key] = list(told[key])
 
-    async def submit(engine: "Engine") -> "Submitted":
+    async def submit(engine: "AnyEngine") -> "Submitted":
         return await engine.submit(
             NewTask(
                 title=name,

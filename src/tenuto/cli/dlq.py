@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
+    from tenuto.client.remote import AnyEngine
     from tenuto.engine.control import Action, ActionResult
-    from tenuto.engine.engine import Engine
     from tenuto.engine.views import Page, TaskSummary, TaskView
 
 PAGE = 500
@@ -28,7 +28,7 @@ def dlq() -> None:
     """Look after tasks that used up their tries (status DEAD)."""
 
 
-async def _dead(engine: "Engine", limit: int, cursor: "UUID | None" = None) -> "Page":
+async def _dead(engine: "AnyEngine", limit: int, cursor: "UUID | None" = None) -> "Page":
     """Dead tasks that nobody has put away, newest first."""
     from tenuto.engine.query import Filter
     from tenuto.engine.views import Page
@@ -44,7 +44,7 @@ async def _dead(engine: "Engine", limit: int, cursor: "UUID | None" = None) -> "
             return Page(found)
 
 
-async def _dead_one(engine: "Engine", name: str) -> "TaskView":
+async def _dead_one(engine: "AnyEngine", name: str) -> "TaskView":
     from tenuto.model.errors import Conflict
 
     view = await engine.show(await engine.find(name))
@@ -63,7 +63,7 @@ def list_(given: Globals, limit: int, cursor: "UUID | None") -> None:
     """List dead tasks, newest first."""
     from tenuto.cli.render import print_json
 
-    async def read(engine: "Engine") -> "tuple[Page, datetime]":
+    async def read(engine: "AnyEngine") -> "tuple[Page, datetime]":
         return await _dead(engine, limit, cursor), engine.clock.now()
 
     page, now = call(given, read)
@@ -99,7 +99,7 @@ def requeue(given: Globals, task: str | None, named: str | None, every: bool, ye
         return _all(given, "retry", "requeue", yes=yes)
     name = the_task(task, named)
 
-    async def order(engine: "Engine") -> "TaskView":
+    async def order(engine: "AnyEngine") -> "TaskView":
         found = (await _dead_one(engine, name)).id
         await engine.retry(found)
         return await engine.show(found)
@@ -126,7 +126,7 @@ def _all(given: Globals, action: "Action", word: str, *, yes: bool) -> int:
     if dead and wants_asking(yes=yes):
         confirm(f"{word} {count(len(dead))}?")
 
-    async def act(engine: "Engine") -> "ActionResult":
+    async def act(engine: "AnyEngine") -> "ActionResult":
         from tenuto.engine.control import ActionResult
         from tenuto.model.errors import Conflict, NotFound
 

@@ -1,4 +1,4 @@
-"""How a command reaches the engine: on the database itself, without a server."""
+"""How a command reaches the engine: behind a server, or on the database itself."""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -6,20 +6,29 @@ from typing import TYPE_CHECKING, TypeVar
 from tenuto.cli.base import Globals
 
 if TYPE_CHECKING:
-    from tenuto.engine.engine import Engine
+    from tenuto.client.client import AsyncClient
+    from tenuto.client.remote import AnyEngine
+    from tenuto.client.target import Target
     from tenuto.settings import Settings
 
 T = TypeVar("T")
 
+PATIENCE_S = 5.0
+"""Seconds that somebody at a terminal waits for a server that does not answer."""
+
 
 def settings(given: Globals, **flags: object) -> "Settings":
     """The settings in force; a flag outweighs whatever the environment says of the same thing."""
-    from tenuto.settings import load
+    from tenuto.client.target import settings_of
 
-    database = given.database
-    if database is None and given.data is not None:
-        database = ""  # the folder that was asked for, not a database named elsewhere
-    return load({"database": database, "data": given.data, **flags})
+    return settings_of(given.database, given.data, **flags)
+
+
+def target(given: Globals) -> "Target":
+    """The server or database that a command is for."""
+    from tenuto.client.target import choose
+
+    return choose(given.url, given.token, given.workspace, database=given.database, data=given.data)
 
 
 def actor() -> str:
@@ -36,14 +45,22 @@ def actor() -> str:
     return limits.clean(f"cli:{user}", limits.MAX_NAME)
 
 
-def call(given: Globals, work: Callable[["Engine"], Awaitable[T]]) -> T:
-    """What `work` answers, given an engine on the database of the settings."""
+def call(given: Globals, work: Callable[["AnyEngine"], Awaitable[T]]) -> T:
+    """What `work` answers, given the engine that the command is for."""
     from tenuto import app
+    from tenuto.client.target import opened
 
-    chosen = settings(given)
+    chosen = target(given)
 
     async def main() -> T:
-        async with app.connect(chosen, actor=actor()) as engine:
+        async with opened(chosen, actor=actor(), deadline_s=PATIENCE_S) as engine:
             return await work(engine)
 
     return app.run(main())
+
+
+def ask(given: Globals, work: Callable[["AsyncClient"], Awaitable[T]]) -> T:
+    """What `work` answers, given a client of the same."""
+    from tenuto.client.client import AsyncClient
+
+    return call(given, lambda engine: work(AsyncClient(engine=engine)))

@@ -1,68 +1,19 @@
-"""Watching a task: what is new about it, again and again, until it has ended."""
+"""Showing a watched task: a bar on a terminal, plain lines elsewhere."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Protocol, Self
 from uuid import UUID
 
-import msgspec
-
 from tenuto.cli.render import indented, is_terminal, print_note, printable, span, style_of
-from tenuto.engine.engine import Engine
+from tenuto.client.follow import looks
+from tenuto.client.remote import AnyEngine
 from tenuto.engine.query import LEVELS
 from tenuto.engine.views import LogLine, TaskView
-from tenuto.model.errors import Invalid, Unavailable
+from tenuto.model.errors import Invalid
 from tenuto.model.task import LEASED, TERMINAL
 
-EVERY = 0.2
 PATIENCE = 5
 """Looks without a change after which a queued task is explained."""
-PAGE = 1000
-OUTAGE_S = 60
-"""How long a database that does not answer is waited for."""
-
-
-class Look(msgspec.Struct, frozen=True):
-    """A task at one moment, with the log lines since the look before."""
-
-    view: TaskView
-    lines: list[LogLine]
-
-
-async def history(
-    engine: Engine, task: UUID, seq: int = 0, place: tuple[int, int] = (0, -1)
-) -> tuple[list[LogLine], int, tuple[int, int]]:
-    """Log lines after a place, by time, and where the next ones will be."""
-    lines: list[LogLine] = []
-    while events := await engine.query.events(task, engine.workspace, seq, PAGE):
-        lines += events
-        seq = events[-1].seq
-    while said := await engine.query.transcript(task, engine.workspace, place, PAGE):
-        lines += said
-        place = (said[-1].attempt, said[-1].seq)
-    return sorted(lines, key=lambda line: line.at), seq, place
-
-
-async def looks(engine: Engine, task: UUID) -> AsyncIterator[Look]:
-    """The task as it is now, then whenever time has passed, the last time when it has ended.
-
-    The row is read before its history, so the last look holds everything said before the end.
-    A database that restarts meanwhile is waited for.
-    """
-    seq, place = 0, (0, -1)
-    heard = engine.clock.elapsed()
-    while True:
-        try:
-            view = await engine.show(task)
-            lines, seq, place = await history(engine, task, seq, place)
-        except Unavailable:
-            if engine.clock.elapsed() - heard > OUTAGE_S:
-                raise
-        else:
-            heard = engine.clock.elapsed()
-            yield Look(view, lines)
-            if view.status in TERMINAL:
-                return
-        await engine.clock.sleep(EVERY)
 
 
 def at_least(level: str) -> Callable[[LogLine], bool]:
@@ -177,7 +128,7 @@ class _Bar:
         self._progress.refresh()
 
 
-async def watch(engine: Engine, task: UUID, shown: Screen, *, output: bool) -> TaskView:
+async def watch(engine: AnyEngine, task: UUID, shown: Screen, *, output: bool) -> TaskView:
     """Show a task until it has ended, with its output if wanted; answers how it ended."""
     still = 0
     version = 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from tenuto.engine.engine import Engine
+    from tenuto.client.remote import AnyEngine
     from tenuto.engine.views import AttemptView, Explanation, LogLine, Page, TaskSummary, TaskView
 
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def list_(given: Globals, /, limit: int, cursor: UUID | None, **chosen: Any) -> None:
     """List tasks, newest first."""
 
-    async def read(engine: "Engine") -> "tuple[Page, datetime]":
+    async def read(engine: "AnyEngine") -> "tuple[Page, datetime]":
         now = engine.clock.now()
         return await engine.list(read_filter(now, chosen), limit, cursor), now
 
@@ -66,7 +66,7 @@ def print_tasks(tasks: "Sequence[TaskSummary]", now: "datetime") -> None:
     print_table(columns, rows, wide="TITLE")
 
 
-async def _found(engine: "Engine", name: str) -> "TaskView":
+async def _found(engine: "AnyEngine", name: str) -> "TaskView":
     return await engine.show(await engine.find(name))
 
 
@@ -170,7 +170,7 @@ def status(given: Globals, task: str | None, named: str | None, follow: bool) ->
 
     name = the_task(task, named)
 
-    async def read(engine: "Engine") -> "TaskView":
+    async def read(engine: "AnyEngine") -> "TaskView":
         if not follow:
             return await _found(engine, name)
         from tenuto.cli.follow import quiet, screen, watch
@@ -206,8 +206,9 @@ def logs(
     follow: bool,
 ) -> None:
     """Print a task's audit trail and what its attempts printed, by time."""
-    from tenuto.cli.follow import at_least, history, log_text, looks
+    from tenuto.cli.follow import at_least, log_text
     from tenuto.cli.render import print_json
+    from tenuto.client.follow import history, looks
 
     name = the_task(task, named)
     wanted = at_least(level)
@@ -216,7 +217,7 @@ def logs(
         for line in lines:
             print(log_text(line), flush=True)
 
-    async def read(engine: "Engine") -> "list[LogLine]":
+    async def read(engine: "AnyEngine") -> "list[LogLine]":
         found = await engine.find(name)
         if not follow:
             lines, _, _ = await history(engine, found)
@@ -248,7 +249,7 @@ def attempts(given: Globals, task: str | None, named: str | None) -> None:
 
     name = the_task(task, named)
 
-    async def read(engine: "Engine") -> "Sequence[AttemptView]":
+    async def read(engine: "AnyEngine") -> "Sequence[AttemptView]":
         return await engine.attempts(await engine.find(name))
 
     found = call(given, read)
@@ -281,7 +282,7 @@ def explain(given: Globals, task: str | None, named: str | None) -> None:
 
     name = the_task(task, named)
 
-    async def read(engine: "Engine") -> "Explanation":
+    async def read(engine: "AnyEngine") -> "Explanation":
         return await engine.explain(await engine.find(name))
 
     found = call(given, read)

@@ -21,11 +21,21 @@ LAZY = {
     "task": ("tenuto.cli.task:task", "Create, watch and control tasks."),
     "explain": ("tenuto.cli.read:explain", "Say why a task is not running."),
     "dlq": ("tenuto.cli.dlq:dlq", "Look after tasks that used up their tries."),
+    "top": ("tenuto.cli.top:top", "Watch what is going on."),
+    "agent": ("tenuto.cli.agent:agent", "Register and look after agents."),
     "worker": ("tenuto.cli.serve:worker", "Run tasks for an agent."),
     "coordinator": ("tenuto.cli.serve:coordinator", "Repair and promote tasks."),
+    "login": ("tenuto.cli.login:login", "Remember a server."),
+    "logout": ("tenuto.cli.login:logout", "Forget the remembered server."),
+    "workspace": ("tenuto.cli.admin:workspace", "Make and limit workspaces."),
+    "user": ("tenuto.cli.admin:user", "Make users and say what they may do."),
+    "token": ("tenuto.cli.admin:token", "Make and end the keys of programs."),
+    "webhook": ("tenuto.cli.webhook:webhook", "Tell endpoints of events."),
+    "secret": ("tenuto.cli.secret:secret", "Keep values that only attempts see."),
     "db": ("tenuto.cli.db:db", "Migrate and check the database."),
     "doctor": ("tenuto.cli.doctor:doctor", "Say what is right and wrong with this machine."),
     "bench": ("tenuto.cli.bench:bench", "Measure throughput and latency on this machine."),
+    "completion": ("tenuto.cli.completion:completion", "Complete commands in a shell."),
 }
 
 
@@ -51,5 +61,5 @@ LAZY = {
 def cli() -> None:
     """Durable orchestration for AI agents.
 
-    Exit codes: 0 done, 1 failed task or refused request, 2 wrong usage, 3 database not reachable.
+    Exit codes: 0 done, 1 failed task or refused request, 2 wrong usage, 3 not reachable.
     """

@@ -11,7 +11,7 @@ from tenuto.cli.embedded import call
 from tenuto.cli.parse import folder, read_environment, seconds
 
 if TYPE_CHECKING:
-    from tenuto.engine.engine import Engine
+    from tenuto.client.remote import AnyEngine
     from tenuto.engine.views import TaskView
     from tenuto.model.submission import NewTask
 
@@ -69,7 +69,7 @@ def run(
     if argv and argv[-1] == "--follow" and not given.json:
         click.echo("note: --follow stands after -- and so goes to the command", err=True)
 
-    async def submit(engine: "Engine") -> int:
+    async def submit(engine: "AnyEngine") -> int:
         new.target_agent = await agent_id(engine, agent)
         submitted = await engine.submit(new)
         if not follow:
@@ -105,7 +105,7 @@ def _new_task(words: tuple[str, ...], argv: list[str] | None, fields: dict[str, 
     return NewTask(title=cut(words[0], TITLE) if title is None else title, prompt=words[0], **told)
 
 
-async def _follow(given: Globals, engine: "Engine", task: str) -> int:
+async def _follow(given: Globals, engine: "AnyEngine", task: str) -> int:
     import asyncio
 
     from tenuto.cli.follow import ending, quiet, screen, watch

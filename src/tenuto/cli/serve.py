@@ -6,15 +6,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tenuto.cli.base import F, Globals, command, group
-from tenuto.cli.embedded import call, settings
+from tenuto.cli.embedded import settings, target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-
-    from tenuto.engine.engine import Engine
-    from tenuto.engine.upkeep import Leadership
-    from tenuto.store.protocol import Row
+    from tenuto.client.target import Target
+    from tenuto.worker.worker import Connect
 
 
 def _listening(function: F) -> F:
@@ -23,6 +19,19 @@ def _listening(function: F) -> F:
     return click.option(
         "--port", type=click.IntRange(0, 65535), metavar="N", help="Its port; 0: any free one."
     )(function)
+
+
+COORDINATOR = {
+    "status": ("tenuto.cli.fleet:coordinator_status", "Say which coordinator leads."),
+    "recover": ("tenuto.cli.fleet:coordinator_recover", "Look after what is due now."),
+    "logs": ("tenuto.cli.fleet:coordinator_logs", "Print grave events of all tasks."),
+}
+METRICS_PORT = click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Tell Prometheus this process's metrics there, on the setting `host`.",
+)
 
 
 @command(
@@ -70,7 +79,9 @@ def serve(given: Globals, host: str | None, port: int | None) -> int:
     "orchestrate worker --agent builder --slots 4 --accept-commands",
     "orchestrate worker --agent claude --task-tag python --command 'claude -p'",
     "orchestrate worker --app myproject.agents:handlers",
+    "orchestrate worker --url http://tenuto.example:8484 --agent builder",
     "orchestrate worker list",
+    lazy={"list": ("tenuto.cli.fleet:worker_list", "List the workers.")},
     invoke_without_command=True,
 )
 @click.option(
@@ -88,6 +99,7 @@ def serve(given: Globals, host: str | None, port: int | None) -> int:
 @click.option("--agent-type", metavar="T", help="The kind of agent it is.")
 @click.option("--command", "command_", metavar="'CMD...'", help="Run this for each task.")
 @click.option("--app", "app_", metavar="MODULE:HANDLERS", help="Python handlers by task type.")
+@METRICS_PORT
 @click.pass_context
 def worker(ctx: click.Context, /, command_: str | None, app_: str | None, **options: Any) -> int:
     """Take tasks for an agent and run them, until Ctrl-C, which drains."""
@@ -102,7 +114,15 @@ def worker(ctx: click.Context, /, command_: str | None, app_: str | None, **opti
             limits.text("a name", name, limits.MAX_NAME, empty=False)
     argv = None if command_ is None else tuple(_split(command_))
     chosen = app.WorkerOptions(command=argv, app=app_, **options)
-    return app.serve_worker(settings(ctx.ensure_object(Globals)), chosen)
+    where = target(ctx.ensure_object(Globals))
+    return app.serve_worker(where.settings, chosen, _reach(where))
+
+
+def _reach(where: "Target") -> "Connect | None":
+    """How a worker reaches a server; nothing when it works on the database itself."""
+    from tenuto.client.target import opened
+
+    return None if where.url is None else lambda: opened(where)
 
 
 def _split(text: str) -> list[str]:
@@ -115,105 +135,34 @@ def _split(text: str) -> list[str]:
     return words
 
 
-@command("list", "orchestrate worker list", "orchestrate worker list --json")
-@click.pass_obj
-def worker_list(given: Globals) -> None:
-    """List the workers that were heard of lately."""
-    import msgspec
-
-    from tenuto.cli.render import print_json, print_table, span
-
-    async def read(engine: "Engine") -> "tuple[Sequence[Row], datetime]":
-        return await engine.query.workers(engine.workspace), engine.clock.now()
-
-    rows, now = call(given, read)
-    found = [
-        {
-            "id": row["worker_id"],
-            "status": row["status"],
-            "agents": msgspec.json.decode(row["agents"], type=list[str]),
-            "slots": row["slots"],
-            "running": row["running"],
-            "host": row["host"],
-            "pid": row["pid"],
-            "startedAt": row["started_at"],
-            "seenAt": row["seen_at"],
-        }
-        for row in rows
-    ]
-    if given.json:
-        print_json({"workers": found})
-        return
-    cells = [
-        [
-            each["id"],
-            each["status"],
-            f"{each['running']}/{each['slots']}",
-            span(now - each["seenAt"]),
-            ", ".join(each["agents"]),
-        ]
-        for each in found
-    ]
-    print_table(["ID", "STATUS", "BUSY", "SEEN", "AGENTS"], cells, wide="AGENTS")
-
-
-worker.add_command(worker_list)
-
-
 @group(
     "coordinator",
     "orchestrate coordinator",
     "orchestrate coordinator status --json",
+    lazy=COORDINATOR,
     invoke_without_command=True,
 )
+@METRICS_PORT
 @click.pass_context
-def coordinator(ctx: click.Context) -> int:
+def coordinator(ctx: click.Context, metrics_port: int | None) -> int:
     """Expire lost leases and promote what is due, until Ctrl-C. Any number may run."""
     if ctx.invoked_subcommand is not None:
         return 0
-    return _coordinate(ctx.ensure_object(Globals))
+    return _coordinate(ctx.ensure_object(Globals), metrics_port)
 
 
-def _coordinate(given: Globals) -> int:
+def _coordinate(given: Globals, metrics_port: int | None) -> int:
     from tenuto import app
 
-    return app.serve_coordinator(settings(given))
+    return app.serve_coordinator(settings(given), metrics_port)
 
 
 @command("run", "orchestrate coordinator run --database postgresql://localhost/tenuto")
+@METRICS_PORT
 @click.pass_obj
-def coordinator_run(given: Globals) -> int:
+def coordinator_run(given: Globals, metrics_port: int | None) -> int:
     """Run a coordinator; the same as `orchestrate coordinator`."""
-    return _coordinate(given)
+    return _coordinate(given, metrics_port)
 
 
-@command("status", "orchestrate coordinator status", "orchestrate coordinator status --json")
-@click.pass_obj
-def coordinator_status(given: Globals) -> None:
-    """Say which coordinator leads and how many tasks are in each status."""
-    from tenuto.cli.render import moment, print_fields, print_json
-
-    async def read(engine: "Engine") -> "tuple[Leadership | None, dict[str, int], datetime]":
-        leader = await engine.upkeep.leader("coordinator")
-        return leader, await engine.query.counts(engine.workspace), engine.clock.now()
-
-    leader, counts, now = call(given, read)
-    active = leader is not None and leader.until > now
-    if given.json:
-        print_json(
-            {
-                "active": active,
-                "holder": None if leader is None else leader.holder,
-                "epoch": None if leader is None else leader.epoch,
-                "until": None if leader is None else leader.until,
-                "tasks": counts,
-            }
-        )
-        return
-    held = [] if leader is None else [("epoch", str(leader.epoch)), ("until", moment(leader.until))]
-    who = leader.holder if leader is not None and active else "nobody; `orchestrate up` starts one"
-    print_fields([("leads", who), *held, *((name, str(n)) for name, n in counts.items() if n)])
-
-
-for _each in (coordinator_run, coordinator_status):
-    coordinator.add_command(_each)
+coordinator.add_command(coordinator_run)

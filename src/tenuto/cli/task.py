@@ -12,12 +12,13 @@ LAZY = {
     "logs": ("tenuto.cli.read:logs", "Print a task's audit trail and output."),
     "attempts": ("tenuto.cli.read:attempts", "List the tries at a task."),
     "explain": ("tenuto.cli.read:explain", "Say why a task is not running."),
-    "update": ("tenuto.cli.control:update", "Change a task's priority."),
+    "update": ("tenuto.cli.control:update", "Change a task's priority and words."),
     "cancel": ("tenuto.cli.control:cancel", "End tasks; running ones are killed."),
     "retry": ("tenuto.cli.control:retry", "Give ended tasks all their tries again."),
     "pause": ("tenuto.cli.control:pause", "Hold tasks; running ones are stopped."),
     "resume": ("tenuto.cli.control:resume", "Let paused tasks go on."),
     "rerun": ("tenuto.cli.control:rerun", "Submit the same task again as a new one."),
+    "delete": ("tenuto.cli.control:delete", "Remove what an ended task carried."),
     "archive": ("tenuto.cli.control:archive", "Put ended tasks away."),
 }
 

@@ -1,0 +1,112 @@
+"""`orchestrate worker list` and `coordinator status`, `recover`, `logs`: who works and repairs."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from tenuto.cli.base import Globals, command
+from tenuto.cli.embedded import ask, call
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from tenuto.client.admin import CoordinatorStatus
+    from tenuto.client.client import AsyncClient
+    from tenuto.client.remote import AnyEngine
+    from tenuto.engine.views import WorkerView
+
+
+@command("list", "orchestrate worker list", "orchestrate worker list --json")
+@click.pass_obj
+def worker_list(given: Globals) -> None:
+    """List the workers that were heard of lately."""
+    from tenuto.cli.render import print_json, print_table, span
+
+    async def read(engine: "AnyEngine") -> "tuple[Sequence[WorkerView], datetime]":
+        return await engine.workers(), engine.clock.now()
+
+    workers, now = call(given, read)
+    if given.json:
+        print_json({"workers": workers})
+        return
+    cells = [
+        [
+            each.id,
+            each.status,
+            f"{each.running}/{each.slots}",
+            span(now - each.last_heartbeat),
+            ", ".join(each.agents),
+        ]
+        for each in workers
+    ]
+    print_table(["ID", "STATUS", "BUSY", "SEEN", "AGENTS"], cells, wide="AGENTS")
+
+
+@command("status", "orchestrate coordinator status", "orchestrate coordinator status --json")
+@click.pass_obj
+def coordinator_status(given: Globals) -> None:
+    """Say which coordinator leads and how many tasks are in each status."""
+    from tenuto.cli.render import moment, print_fields, print_json
+
+    async def read(client: "AsyncClient") -> "tuple[CoordinatorStatus, dict[str, int]]":
+        return await client.coordinator.status(), await client.engine.counts()
+
+    leads, counts = ask(given, read)
+    if given.json:
+        print_json(
+            {
+                "active": leads.active,
+                "holder": leads.instance_id,
+                "epoch": leads.epoch if leads.instance_id else None,
+                "until": leads.until,
+                "tasks": counts,
+            }
+        )
+        return
+    who = leads.instance_id if leads.active else "nobody; `orchestrate up` starts one"
+    print_fields(
+        [
+            ("leads", who),
+            ("epoch", str(leads.epoch) if leads.instance_id else None),
+            ("last cycle", moment(leads.last_heartbeat)),
+            *((name, str(n)) for name, n in counts.items() if n),
+        ]
+    )
+
+
+@command("recover", "orchestrate coordinator recover")
+@click.pass_obj
+def coordinator_recover(given: Globals) -> None:
+    """Look for expired leases and due timers now, not at the next tick."""
+    from tenuto.cli.render import print_json
+
+    async def order(client: "AsyncClient") -> None:
+        await client.coordinator.recover()
+
+    ask(given, order)
+    if given.json:
+        print_json({"ok": True})
+    else:
+        print("looked after expired leases and due timers")
+
+
+@command(
+    "logs", "orchestrate coordinator logs --level ERROR", "orchestrate coordinator logs --json"
+)
+@click.option("--level", default="WARN", show_default=True, help="Only this grave or graver.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="At most so many."
+)
+@click.pass_obj
+def coordinator_logs(given: Globals, level: str, limit: int) -> None:
+    """Print the newest grave events of all tasks."""
+    from tenuto.cli.follow import log_text
+    from tenuto.cli.render import print_json
+
+    lines = ask(given, lambda client: client.coordinator.logs(level, limit))
+    if given.json:
+        print_json({"logs": lines})
+        return
+    for line in lines:
+        print(log_text(line))

@@ -1,0 +1,64 @@
+"""`orchestrate secret`: values that only running attempts get to see."""
+
+import click
+
+from tenuto.cli.base import Globals, command, group
+from tenuto.cli.embedded import ask
+from tenuto.cli.tell import Columns, tell_done, tell_list
+
+
+@group("secret", "orchestrate secret list", "orchestrate secret set api-key --value-file key.txt")
+def secret() -> None:
+    """Keep values that only running attempts get to see."""
+
+
+@command("list", "orchestrate secret list")
+@click.pass_obj
+def list_(given: Globals) -> None:
+    """List the secrets by name, without their values."""
+    columns: Columns = {
+        "NAME": lambda each: each.name,
+        "KEY": lambda each: each.key_id,
+        "CHANGED": lambda each: each.updated_at,
+        "BY": lambda each: each.created_by,
+    }
+    found = ask(given, lambda client: client.secrets.list())
+    tell_list(given, "secrets", found, columns, wide="NAME")
+
+
+@command(
+    "set",
+    "orchestrate secret set api-key --value-file key.txt",
+    "orchestrate secret set api-key --value-file -",
+)
+@click.argument("name")
+@click.option(
+    "--value-file",
+    default="-",
+    metavar="FILE",
+    help="The value's file, less one line end; standard input if not given.",
+)
+@click.pass_obj
+def set_(given: Globals, name: str, value_file: str) -> None:
+    """Keep a value under a name, in place of any other.
+
+    The value is read from a file or from standard input, where no other process can see it.
+    """
+    from tenuto.cli.parse import read_text
+
+    value = read_text("value", value_file).removesuffix("\n")
+    ask(given, lambda client: client.secrets.put(name, value))
+    tell_done(given, f"kept {name}", name=name)
+
+
+@command("delete", "orchestrate secret delete api-key")
+@click.argument("name")
+@click.pass_obj
+def delete(given: Globals, name: str) -> None:
+    """Forget a secret; tasks that name it can no longer start."""
+    ask(given, lambda client: client.secrets.delete(name))
+    tell_done(given, f"deleted {name}", name=name)
+
+
+for _each in (list_, set_, delete):
+    secret.add_command(_each)

@@ -1,0 +1,1 @@
+"""The engine over HTTP, and the library that programs use."""

@@ -1,0 +1,295 @@
+"""Administration: tokens, users, workspaces and webhooks of a server; whoever coordinates."""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from tenuto.client.agents import needs_a_server
+from tenuto.client.bodies import camel
+from tenuto.client.link import Ask, Link
+from tenuto.client.remote import AnyEngine, RemoteEngine
+from tenuto.client.work import V1
+from tenuto.engine.hooks import (
+    DeliveryPage,
+    DeliveryView,
+    WebhookPage,
+    WebhookSecret,
+    WebhookView,
+)
+from tenuto.engine.views import LogLine
+
+T = TypeVar("T")
+PAGE = 500
+LEADER = "coordinator"
+
+
+class Token(msgspec.Struct, frozen=True, rename="camel"):
+    """A token, shown once."""
+
+    id: UUID
+    token: str
+    expires_at: datetime | None = None
+
+
+class TokenView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What may be seen of a token."""
+
+    id: UUID
+    name: str
+    role: str
+    scopes: list[str]
+    agent_id: UUID | None
+    created_by: str | None
+    created_at: datetime
+    expires_at: datetime | None
+
+
+class Me(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Who the caller is."""
+
+    actor: str
+    workspace_id: UUID
+    role: str
+    scopes: list[str]
+    agent_id: UUID | None
+    user_id: UUID | None
+
+
+class MemberView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Somebody who belongs to the workspace."""
+
+    id: UUID
+    name: str
+    role: str
+    created_at: datetime
+    disabled: bool
+
+
+class WorkspaceView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A tenant; `quota` is what it may use."""
+
+    id: UUID
+    name: str
+    role: str | None
+    quota: dict[str, Any]
+    created_at: datetime
+
+
+class NewWorkspace(msgspec.Struct, frozen=True):
+    """A tenant, and the token of its first owner where that is no user; shown once."""
+
+    workspace: WorkspaceView
+    token: str | None
+
+
+class CoordinatorStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Who coordinates; `until` is when its leadership ends, if the database itself was asked."""
+
+    active: bool
+    instance_id: str | None = None
+    epoch: int = 0
+    cycle_count: int = 0
+    last_heartbeat: datetime | None = None
+    until: datetime | None = None
+
+
+class _Lines(msgspec.Struct):
+    lines: list[LogLine]
+
+
+class Resource:
+    """One kind of thing that a server keeps."""
+
+    what = "this"
+
+    def __init__(self, engine: AnyEngine) -> None:
+        self._engine = engine
+
+    @property
+    def _link(self) -> Link:
+        if not isinstance(self._engine, RemoteEngine):
+            raise needs_a_server(self.what)
+        return self._engine.link
+
+    async def _get(self, kind: type[T], path: str, **params: Any) -> T:
+        ask = Ask(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
+        return await self._link.ask(kind, ask)
+
+    async def _send(self, kind: type[T], method: str, path: str, body: Any = msgspec.UNSET) -> T:
+        return await self._link.ask(kind, Ask(method=method, path=f"{V1}/{path}", body=body))
+
+
+class Tokens(Resource):
+    """The keys of programs to the workspace."""
+
+    what = "a token"
+
+    async def list(self) -> Sequence[TokenView]:
+        """The tokens of the workspace, without themselves."""
+        return await self._get(list[TokenView], "tokens")
+
+    async def create(self, name: str, **fields: Any) -> Token:
+        """A key with `role`, `scopes` and `expires_at` as given; shown once."""
+        return await self._send(Token, "POST", "tokens", _body(name=name, **fields))
+
+    async def revoke(self, token: UUID | str) -> None:
+        """End a token, at once."""
+        await self._send(type(None), "DELETE", f"tokens/{token}")
+
+
+class Users(Resource):
+    """Who belongs to the workspace."""
+
+    what = "a user"
+
+    async def list(self) -> Sequence[MemberView]:
+        """Who belongs to the workspace."""
+        return await self._get(list[MemberView], "users")
+
+    async def create(self, name: str, password: str, role: str = "MEMBER") -> MemberView:
+        """A new user who belongs to the workspace."""
+        body = {"name": name, "password": password, "role": role}
+        return await self._send(MemberView, "POST", "users", body)
+
+    async def update(self, user: UUID | str, role: str) -> MemberView:
+        """Change as what somebody belongs to the workspace."""
+        return await self._send(MemberView, "PATCH", f"users/{user}", {"role": role})
+
+    async def delete(self, user: UUID | str) -> None:
+        """Take somebody out of the workspace."""
+        await self._send(type(None), "DELETE", f"users/{user}")
+
+
+class Workspaces(Resource):
+    """The tenants that the caller belongs to."""
+
+    what = "a workspace"
+
+    async def list(self) -> Sequence[WorkspaceView]:
+        """The workspaces that the caller belongs to."""
+        return await self._get(list[WorkspaceView], "workspaces")
+
+    async def get(self, workspace: UUID | str) -> WorkspaceView:
+        """The caller's workspace."""
+        return await self._get(WorkspaceView, f"workspaces/{workspace}")
+
+    async def create(self, name: str) -> NewWorkspace:
+        """A new tenant, owned by the caller."""
+        return await self._send(NewWorkspace, "POST", "workspaces", {"name": name})
+
+    async def quota(self, workspace: UUID | str, **limits: int | None) -> WorkspaceView:
+        """What the workspace may use from now on: `tasks_per_minute`, `pending`."""
+        path = f"workspaces/{workspace}/quota"
+        return await self._send(WorkspaceView, "PUT", path, _body(**limits))
+
+
+class Webhooks(Resource):
+    """The endpoints that hear of events."""
+
+    what = "a webhook"
+
+    async def list(self) -> AsyncIterator[WebhookView]:
+        """The endpoints, newest first."""
+        cursor = None
+        while True:
+            page = await self._get(WebhookPage, "webhooks", limit=PAGE, cursor=cursor)
+            for webhook in page.webhooks:
+                yield webhook
+            if (cursor := page.next_cursor) is None:
+                return
+
+    async def get(self, webhook: UUID | str) -> WebhookView:
+        """One endpoint."""
+        return await self._get(WebhookView, f"webhooks/{webhook}")
+
+    async def create(
+        self, url: str, events: Sequence[str], description: str | None = None
+    ) -> WebhookSecret:
+        """Tell an endpoint of events from now on; the answer holds the secret, once."""
+        body = _body(url=url, events=list(events), description=description)
+        return await self._send(WebhookSecret, "POST", "webhooks", body)
+
+    async def update(self, webhook: UUID | str, **fields: Any) -> WebhookView:
+        """Change `url`, `events` or `description`, or turn it off and on with `enabled`."""
+        return await self._send(WebhookView, "PATCH", f"webhooks/{webhook}", _body(**fields))
+
+    async def delete(self, webhook: UUID | str) -> None:
+        """Tell an endpoint nothing more."""
+        await self._send(type(None), "DELETE", f"webhooks/{webhook}")
+
+    async def rotate_secret(self, webhook: UUID | str) -> WebhookSecret:
+        """A new secret; messages are signed with the old one as well for now."""
+        return await self._send(WebhookSecret, "POST", f"webhooks/{webhook}/rotate-secret")
+
+    async def deliveries(
+        self, webhook: UUID | str, limit: int = 100, cursor: UUID | None = None
+    ) -> DeliveryPage:
+        """What was sent to an endpoint, newest first."""
+        path = f"webhooks/{webhook}/deliveries"
+        return await self._get(DeliveryPage, path, limit=limit, cursor=cursor)
+
+    async def redeliver(self, delivery: UUID | str) -> DeliveryView:
+        """Send a message again."""
+        return await self._send(DeliveryView, "POST", f"webhooks/deliveries/{delivery}/redeliver")
+
+
+class Coordinators(Resource):
+    """Who repairs and promotes."""
+
+    async def status(self) -> CoordinatorStatus:
+        """Who coordinates."""
+        if isinstance(self._engine, RemoteEngine):
+            return await self._get(CoordinatorStatus, "coordinator/status")
+        leader = await self._engine.upkeep.leader(LEADER)
+        if leader is None:
+            return CoordinatorStatus(active=False)
+        return CoordinatorStatus(
+            active=leader.until > self._engine.clock.now(),
+            instance_id=leader.holder,
+            epoch=leader.epoch,
+            cycle_count=leader.cycles,
+            last_heartbeat=leader.seen_at,
+            until=leader.until,
+        )
+
+    async def recover(self) -> None:
+        """Look for expired leases and due timers now, not at the next tick."""
+        if isinstance(self._engine, RemoteEngine):
+            await self._send(type(None), "POST", "coordinator/recover")
+            return
+        actor = self._engine.actor or LEADER
+        await self._engine.upkeep.expire_once(actor)
+        await self._engine.upkeep.promote_once(actor)
+
+    async def logs(self, level: str = "WARN", limit: int = 100) -> Sequence[LogLine]:
+        """The newest events of at least that level, of all tasks of the workspace."""
+        if isinstance(self._engine, RemoteEngine):
+            found = await self._get(_Lines, "coordinator/logs", level=level, limit=limit)
+            return found.lines
+        return await self._engine.query.notable(self._engine.workspace, level, limit)
+
+
+class Access(Resource):
+    """Logins."""
+
+    what = "a login"
+
+    async def login(self, name: str, password: str) -> Token:
+        """A session token for somebody who knows the password."""
+        return await self._send(Token, "POST", "login", {"name": name, "password": password})
+
+    async def logout(self) -> None:
+        """End the login whose token this is."""
+        await self._send(type(None), "POST", "logout")
+
+    async def me(self) -> Me:
+        """Who the caller is, and where."""
+        return await self._get(Me, "me")
+
+
+def _body(**fields: Any) -> dict[str, Any]:
+    """The fields that are given, under their names in JSON."""
+    return {camel(name): value for name, value in fields.items() if value is not None}

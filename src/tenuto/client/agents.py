@@ -1,0 +1,236 @@
+"""The agents of a workspace, on the database itself or behind a server."""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+from uuid import UUID
+
+import msgspec
+
+from tenuto.client.bodies import agent_body
+from tenuto.client.link import Ask
+from tenuto.client.remote import AnyEngine, RemoteEngine
+from tenuto.client.work import V1
+from tenuto.engine.engine import Engine
+from tenuto.engine.query import Filter
+from tenuto.engine.registry import AgentView, Registry
+from tenuto.engine.views import TaskSummary
+from tenuto.model.errors import Invalid, NotFound
+from tenuto.model.matching import AgentProfile
+
+PAGE = 500
+
+
+class AgentToken(msgspec.Struct, frozen=True, rename="camel"):
+    """A key with which to work as the agent; shown once."""
+
+    id: UUID
+    token: str
+    expires_at: datetime | None = None
+
+
+class AgentHealth(msgspec.Struct, frozen=True, rename="camel"):
+    """Whether an agent lives."""
+
+    id: UUID
+    status: str
+    healthy: bool
+    last_heartbeat: datetime | None
+    stale_threshold_seconds: int
+    running_tasks: int
+
+
+class _Place(Protocol):
+    """Where agents are kept."""
+
+    async def page(self, after: str | None, limit: int) -> Sequence[AgentView]: ...
+
+    async def show(self, agent: UUID) -> AgentView: ...
+
+    async def profile(self, agent: AgentView) -> AgentProfile: ...
+
+    async def put(self, profile: AgentProfile) -> AgentView: ...
+
+    async def terminate(self, agent: UUID, reason: str | None, *, graceful: bool) -> AgentView: ...
+
+    async def forget(self, agent: UUID) -> None: ...
+
+    async def token(self, agent: UUID) -> AgentToken: ...
+
+
+class Agents:
+    """The agents of a workspace. An agent is named by its name or its id."""
+
+    def __init__(self, engine: AnyEngine) -> None:
+        self._engine = engine
+        self._place: _Place = _Far(engine) if isinstance(engine, RemoteEngine) else _Near(engine)
+
+    async def list(self) -> AsyncIterator[AgentView]:
+        """The agents by name."""
+        after: str | None = None
+        while page := await self._place.page(after, PAGE):
+            for agent in page:
+                yield agent
+            if len(page) < PAGE:
+                return
+            after = page[-1].name
+
+    async def get(self, agent: UUID | str) -> AgentView:
+        """One agent."""
+        if isinstance(agent, UUID):
+            return await self._place.show(agent)
+        names = []
+        async for known in self.list():
+            if agent in (known.name, str(known.id)):
+                return known
+            if known.status != "TERMINATED":
+                names.append(known.name)
+        raise NotFound(f"no agent {agent!r}; known are {', '.join(names) or 'none'}")
+
+    async def put(self, name: str, **fields: Any) -> AgentView:
+        """Register an agent or change it: what is not said stays as it was."""
+        unknown = sorted(set(fields) - set(AgentProfile.__struct_fields__))
+        if unknown:
+            raise Invalid(f"an agent has no {unknown[0]}", field=unknown[0])
+        try:
+            before = await self._place.profile(await self.get(name))
+        except NotFound:
+            before = AgentProfile(
+                id=self._engine.clock.new_id(),
+                workspace=self._engine.workspace,
+                name=name,
+                runtimes=("http",),
+            )
+        told = {
+            key: tuple(each) if isinstance(each, list) else each for key, each in fields.items()
+        }
+        return await self._place.put(msgspec.structs.replace(before, **told))
+
+    async def health(self, agent: UUID | str) -> AgentHealth:
+        """Whether an agent lives."""
+        view = await self.get(agent)
+        return AgentHealth(
+            view.id,
+            view.status,
+            view.status in ("IDLE", "WORKING"),
+            view.last_heartbeat,
+            view.stale_threshold_seconds,
+            view.running_tasks,
+        )
+
+    async def tasks(
+        self, agent: UUID | str, status: Sequence[str] = (), limit: int = 100
+    ) -> Sequence[TaskSummary]:
+        """The tasks whose latest attempt was the agent's, newest first."""
+        found = (await self.get(agent)).id
+        return (await self._engine.list(Filter(agent=found, status=tuple(status)), limit)).tasks
+
+    async def terminate(
+        self, agent: UUID | str, reason: str | None = None, *, graceful: bool = True
+    ) -> AgentView:
+        """Let the agent take no more tasks; unless gracefully, its running ones are cancelled."""
+        return await self._place.terminate((await self.get(agent)).id, reason, graceful=graceful)
+
+    async def delete(self, agent: UUID | str) -> None:
+        """Forget an agent that runs nothing."""
+        await self._place.forget((await self.get(agent)).id)
+
+    async def token(self, agent: UUID | str) -> AgentToken:
+        """A key for the agent's own process."""
+        return await self._place.token((await self.get(agent)).id)
+
+
+class _Near:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._registry = Registry(engine.core, engine.workspace)
+
+    async def page(self, after: str | None, limit: int) -> Sequence[AgentView]:
+        return await self._registry.page(after, limit)
+
+    async def show(self, agent: UUID) -> AgentView:
+        return await self._registry.show(agent)
+
+    async def profile(self, agent: AgentView) -> AgentProfile:
+        return await self._registry.profile(agent.id)
+
+    async def put(self, profile: AgentProfile) -> AgentView:
+        return await self._registry.show((await self._engine.register_agent(profile)).id)
+
+    async def terminate(self, agent: UUID, reason: str | None, *, graceful: bool) -> AgentView:
+        if not graceful:
+            running = Filter(agent=agent, status=("ASSIGNED", "RUNNING"))
+            await self._engine.act("cancel", running, reason=reason or "agent terminated")
+        await self._registry.move(agent, "TERMINATED")
+        return await self._registry.show(agent)
+
+    async def forget(self, agent: UUID) -> None:
+        await self._registry.forget(agent)
+
+    async def token(self, agent: UUID) -> AgentToken:
+        del agent
+        raise needs_a_server("an agent's token")
+
+
+class _Page(msgspec.Struct):
+    agents: list[AgentView]
+
+
+class _Far:
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._link = engine.link
+        self._workspace = engine.workspace
+
+    async def page(self, after: str | None, limit: int) -> Sequence[AgentView]:
+        params = {"cursor": after, "limit": limit}
+        ask = Ask(method="GET", path=f"{V1}/agents", params=params, repeatable=True)
+        return (await self._link.ask(_Page, ask)).agents
+
+    async def show(self, agent: UUID) -> AgentView:
+        ask = Ask(method="GET", path=f"{V1}/agents/{agent}", repeatable=True)
+        return await self._link.ask(AgentView, ask)
+
+    async def profile(self, agent: AgentView) -> AgentProfile:
+        return _profile(agent, self._workspace)
+
+    async def put(self, profile: AgentProfile) -> AgentView:
+        path = f"{V1}/agents/{profile.id}"
+        ask = Ask(method="PUT", path=path, body=agent_body(profile), repeatable=True)
+        return await self._link.ask(AgentView, ask)
+
+    async def terminate(self, agent: UUID, reason: str | None, *, graceful: bool) -> AgentView:
+        body = {"reason": reason, "graceful": graceful}
+        return await self._link.ask(
+            AgentView, Ask(method="POST", path=f"{V1}/agents/{agent}/terminate", body=body)
+        )
+
+    async def forget(self, agent: UUID) -> None:
+        await self._link.ask(type(None), Ask(method="DELETE", path=f"{V1}/agents/{agent}"))
+
+    async def token(self, agent: UUID) -> AgentToken:
+        return await self._link.ask(
+            AgentToken, Ask(method="POST", path=f"{V1}/agents/{agent}/token")
+        )
+
+
+_VIEWED = {
+    "max_concurrent": "max_concurrent_tasks",
+    "heartbeat_interval_s": "heartbeat_interval_seconds",
+    "stale_threshold_s": "stale_threshold_seconds",
+}
+
+
+def _profile(view: AgentView, workspace: UUID) -> AgentProfile:
+    """What matching knows of an agent, as far as its view tells."""
+    shown = set(AgentView.__struct_fields__)
+    fields: dict[str, Any] = {"workspace": workspace}
+    for name in AgentProfile.__struct_fields__:
+        seen = _VIEWED.get(name, name)
+        if seen in shown:
+            fields[name] = getattr(view, seen)
+    return msgspec.convert(fields, AgentProfile)
+
+
+def needs_a_server(what: str) -> Invalid:
+    """Something that only a server has."""
+    return Invalid(f"{what} needs a server: name one by its URL (TENUTO_URL)")

@@ -1,0 +1,259 @@
+"""An engine behind a server: the same calls, answers and errors as `Engine`, over HTTP."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from tenuto.client.bodies import change_body, filter_body, filter_words, task_body
+from tenuto.client.link import DEADLINE_S, Ask, Link, part
+from tenuto.client.work import V1, RemoteWork
+from tenuto.engine.control import Action, ActionResult
+from tenuto.engine.edit import Changes
+from tenuto.engine.engine import Engine
+from tenuto.engine.query import Filter
+from tenuto.engine.submit import Submitted
+from tenuto.engine.views import (
+    AttemptView,
+    Explanation,
+    LogLine,
+    Page,
+    SecretView,
+    TaskView,
+    WorkerView,
+)
+from tenuto.model.errors import Invalid
+from tenuto.model.submission import NewTask
+
+T = TypeVar("T")
+MANY_S = 300.0
+"""Seconds more that the server may take for many tasks at once."""
+
+
+class _Made(msgspec.Struct):
+    tasks: list[Submitted]
+
+
+class _Found(msgspec.Struct):
+    id: UUID
+
+
+class _Lines(msgspec.Struct):
+    lines: list[LogLine]
+
+
+class _Workers(msgspec.Struct):
+    workers: list[WorkerView]
+
+
+class _Counts(msgspec.Struct):
+    tasks: dict[str, int]
+
+
+class RemoteEngine(RemoteWork):
+    """What can be done with tasks in the workspace of a token.
+
+    Reads, submits and reports are repeated until they are answered. What a person asks of a task is
+    sent once: when the answer is lost, `Unavailable` leaves open whether it was done.
+    """
+
+    async def submit(self, new: NewTask) -> Submitted:
+        """Accept a task; it is never lost once this returns, and never made twice."""
+        return (await self.submit_many([new]))[0]
+
+    async def submit_many(self, news: Sequence[NewTask]) -> list[Submitted]:
+        """Accept all of the tasks or none."""
+        if not news:
+            return []
+        fresh = self.clock.new_ids(len(news))
+        bodies = [{"id": made} | task_body(new) for new, made in zip(news, fresh, strict=True)]
+        ask = self._post("agent-tasks/bulk", {"tasks": bodies}, repeatable=True, wait_s=MANY_S)
+        told = (await self.link.ask(_Made, ask)).tasks
+        # An id of ours was never there before: whatever bears it was made by this call.
+        return [
+            Submitted(each.id, each.created or each.id == made)
+            for each, made in zip(told, fresh, strict=True)
+        ]
+
+    async def cancel(self, task: UUID, reason: str | None = None) -> None:
+        """End a task; a running session is killed first."""
+        await self._order(task, "cancel", {"reason": reason})
+
+    async def pause(self, task: UUID, reason: str | None = None) -> None:
+        """Hold a task; a running session is stopped after a last checkpoint."""
+        await self._order(task, "pause", {"reason": reason})
+
+    async def resume(self, task: UUID) -> None:
+        """Let a paused task go on."""
+        await self._order(task, "resume")
+
+    async def retry(self, task: UUID) -> None:
+        """Give an ended task all its tries again."""
+        await self._order(task, "retry")
+
+    async def archive(self, task: UUID) -> None:
+        """Put an ended task away."""
+        await self._order(task, "archive")
+
+    async def reprioritise(self, task: UUID, priority: int) -> None:
+        """Change a task's priority, and so its place in the queue."""
+        await self.edit(task, Changes(priority=priority))
+
+    async def edit(self, task: UUID, changes: Changes, version: int | None = None) -> None:
+        """Change what a task says about itself, if it still has the version."""
+        headers = {} if version is None else {"If-Match": f'"{version}"'}
+        path = f"{V1}/agent-tasks/{task}"
+        body = change_body(changes)
+        await self.link.ask(TaskView, Ask(method="PATCH", path=path, body=body, headers=headers))
+
+    async def erase(self, task: UUID) -> None:
+        """Remove what an ended task carried; row and trail stay."""
+        await self.link.ask(type(None), Ask(method="DELETE", path=f"{V1}/agent-tasks/{task}"))
+
+    async def rerun(self, task: UUID) -> Submitted:
+        """A new task that asks for the same."""
+        made = await self.link.ask(TaskView, self._post(f"agent-tasks/{task}/rerun"))
+        return Submitted(made.id)
+
+    async def act(
+        self,
+        action: Action,
+        where: Filter,
+        *,
+        reason: str | None = None,
+        limit: int = 1000,
+        dry_run: bool = False,
+    ) -> ActionResult:
+        """One action for every task a filter picks."""
+        if where.priority is not None:
+            raise Invalid("an action cannot pick by one priority; use min_priority")
+        body = {
+            "action": action,
+            "filter": filter_body(where),
+            "reason": reason,
+            "limit": limit,
+            "dryRun": dry_run,
+        }
+        ask = self._post("agent-tasks/actions", body, repeatable=dry_run, wait_s=MANY_S)
+        return await self.link.ask(ActionResult, ask)
+
+    async def find(self, text: str) -> UUID:
+        """The task that an id or the beginning of one names."""
+        try:
+            return UUID(text)
+        except ValueError:
+            return (await self._get(_Found, "agent-tasks/find", id=text[:60])).id
+
+    async def list(
+        self, where: Filter | None = None, limit: int = 100, cursor: UUID | None = None
+    ) -> Page:
+        """Tasks newest first."""
+        words = filter_words(where or Filter())
+        return await self._get(Page, "agent-tasks", limit=limit, cursor=cursor, **words)
+
+    async def show(self, task: UUID) -> TaskView:
+        """Everything about a task but its history."""
+        return await self._get(TaskView, f"agent-tasks/{task}")
+
+    async def attempts(self, task: UUID) -> Sequence[AttemptView]:
+        """The task's attempts in order."""
+        return await self._get(list[AttemptView], f"agent-tasks/{task}/attempts")
+
+    async def events(self, task: UUID, after: int = 0, limit: int = 1000) -> Sequence[LogLine]:
+        """The task's audit trail after a version."""
+        path = f"agent-tasks/{task}/trail"
+        return (await self._get(_Lines, path, after=after, limit=limit)).lines
+
+    async def transcript(
+        self, task: UUID, after: tuple[int, int] = (0, -1), limit: int = 1000
+    ) -> Sequence[LogLine]:
+        """What the task's attempts printed and logged, after (attempt, line number)."""
+        offset = None if after[1] < 0 else f"{after[0]}.{after[1]}"
+        path = f"agent-tasks/{task}/transcript"
+        return (await self._get(_Lines, path, offset=offset, limit=limit)).lines
+
+    async def logs(self, task: UUID, level: str = "DEBUG", limit: int = 1000) -> Sequence[LogLine]:
+        """Audit trail and transcript merged by time."""
+        path = f"agent-tasks/{task}/logs"
+        return (await self._get(_Lines, path, level=level, limit=limit)).lines
+
+    async def explain(self, task: UUID) -> Explanation:
+        """Why the task is not running."""
+        return await self._get(Explanation, f"agent-tasks/{task}/explain")
+
+    async def counts(self) -> dict[str, int]:
+        """How many tasks there are, by status."""
+        return (await self._get(_Counts, "stats")).tasks
+
+    async def workers(self) -> Sequence[WorkerView]:
+        """The workers that were heard of lately, newest first."""
+        return (await self._get(_Workers, "workers")).workers
+
+    @property
+    def secrets(self) -> "RemoteSecrets":
+        """The workspace's named secrets."""
+        return RemoteSecrets(self.link)
+
+    async def _order(self, task: UUID, what: str, body: Any = msgspec.UNSET) -> None:
+        await self.link.ask(TaskView, self._post(f"agent-tasks/{task}/{what}", body))
+
+    async def _get(self, kind: type[T], path: str, **params: Any) -> T:
+        ask = Ask(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
+        return await self.link.ask(kind, ask)
+
+    def _post(
+        self,
+        path: str,
+        body: Any = msgspec.UNSET,
+        *,
+        repeatable: bool = False,
+        wait_s: float = 0.0,
+    ) -> Ask:
+        where = f"{V1}/{path}"
+        return Ask(method="POST", path=where, body=body, repeatable=repeatable, wait_s=wait_s)
+
+
+class RemoteSecrets:
+    """The named secrets of a token's workspace."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def put(self, name: str, value: str) -> None:
+        """Keep a value under a name, in place of any other; tasks get it by their next claim."""
+        path = f"{V1}/secrets/{part(name)}"
+        body = {"value": value}
+        await self._link.ask(type(None), Ask(method="PUT", path=path, body=body, repeatable=True))
+
+    async def list(self) -> Sequence[SecretView]:
+        """The secrets in order of their names, without their values."""
+        ask = Ask(method="GET", path=f"{V1}/secrets", repeatable=True)
+        return await self._link.ask(list[SecretView], ask)
+
+    async def delete(self, name: str) -> None:
+        """Forget a secret; tasks that name it can no longer start."""
+        path = f"{V1}/secrets/{part(name)}"
+        await self._link.ask(type(None), Ask(method="DELETE", path=path))
+
+
+AnyEngine = Engine | RemoteEngine
+"""An engine in this process, or one behind a server."""
+
+
+@asynccontextmanager
+async def reach(
+    url: str,
+    token: str | None = None,
+    workspace: UUID | None = None,
+    *,
+    deadline_s: float = DEADLINE_S,
+) -> AsyncIterator[RemoteEngine]:
+    """The engine behind a server; nothing is sent yet."""
+    chosen = None if workspace is None else str(workspace)
+    link = Link(url, token, chosen, deadline_s=deadline_s)
+    try:
+        yield RemoteEngine(link, workspace)
+    finally:
+        await link.close()
