@@ -1,6 +1,5 @@
 """Agents: register, look, end."""
 
-from datetime import datetime
 from typing import Annotated
 from uuid import UUID
 
@@ -12,7 +11,7 @@ from tenuto.api.service import AtDesk
 from tenuto.api.shapes import AgentBody, TerminateBody
 from tenuto.api.tasks import Limit, TaskPage
 from tenuto.engine.query import Filter
-from tenuto.engine.registry import AgentView
+from tenuto.engine.registry import AgentHealth, AgentToken, AgentView, health_of
 from tenuto.model.access import Role
 from tenuto.model.errors import Conflict, NotFound
 from tenuto.model.matching import AgentProfile
@@ -23,25 +22,6 @@ class AgentPage(msgspec.Struct, frozen=True, rename="camel"):
 
     agents: list[AgentView]
     next_cursor: str | None = None
-
-
-class AgentHealth(msgspec.Struct, frozen=True, rename="camel"):
-    """Whether an agent lives."""
-
-    id: UUID
-    status: str
-    healthy: bool
-    last_heartbeat: datetime | None
-    stale_threshold_seconds: int
-    running_tasks: int
-
-
-class AgentToken(msgspec.Struct, frozen=True, rename="camel"):
-    """A key with which to work as the agent; shown once."""
-
-    id: UUID
-    token: str
-    expires_at: datetime | None
 
 
 @get("/agents")
@@ -122,15 +102,7 @@ async def drop(desk: AtDesk, agent_id: FromPath[UUID]) -> None:
 @get("/agents/{agent_id:uuid}/health")
 async def health(desk: AtDesk, agent_id: FromPath[UUID]) -> AgentHealth:
     """Whether the agent lives."""
-    agent = await desk.registry.show(agent_id)
-    return AgentHealth(
-        agent.id,
-        agent.status,
-        agent.status in ("IDLE", "WORKING"),
-        agent.last_heartbeat,
-        agent.stale_threshold_seconds,
-        agent.running_tasks,
-    )
+    return health_of(await desk.registry.show(agent_id))
 
 
 @get("/agents/{agent_id:uuid}/tasks")

@@ -12,7 +12,7 @@ from tenuto.api.service import AtDesk, Service
 from tenuto.api.shapes import RecoverBody
 from tenuto.api.tasks import Limit, Lines
 from tenuto.coordinator.coordinator import NAME
-from tenuto.engine.views import LogLine
+from tenuto.engine.views import LogLine, WorkerView
 from tenuto.model.errors import Forbidden, TenutoError
 from tenuto.store.protocol import Statement
 
@@ -60,20 +60,6 @@ class CoordinatorStatus(msgspec.Struct, frozen=True, rename="camel"):
     epoch: int
     cycle_count: int
     stats: CoordinatorStats
-
-
-class WorkerView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A worker process."""
-
-    id: str
-    host: str
-    pid: int
-    agents: list[str]
-    slots: int
-    status: str
-    running: int
-    started_at: datetime
-    last_heartbeat: datetime
 
 
 class Workers(msgspec.Struct, frozen=True):
@@ -145,23 +131,7 @@ async def stats(desk: AtDesk) -> Stats:
 @get("/workers")
 async def workers(desk: AtDesk) -> Workers:
     """The workers of the workspace."""
-    rows = await desk.engine.query.workers(desk.workspace)
-    return Workers(
-        [
-            WorkerView(
-                id=row["worker_id"],
-                host=row["host"],
-                pid=row["pid"],
-                agents=msgspec.json.decode(row["agents"]),
-                slots=row["slots"],
-                status=row["status"],
-                running=row["running"],
-                started_at=row["started_at"],
-                last_heartbeat=row["seen_at"],
-            )
-            for row in rows
-        ]
-    )
+    return Workers(list(await desk.engine.workers()))
 
 
 @get("/coordinator/status")

@@ -281,6 +281,24 @@ def delete(given: Globals, task: str | None, named: str | None, yes: bool) -> No
     tell_done(given, f"{found} deleted", id=found)
 
 
+@command("start", "orchestrate task start 0198c0de-5b1c")
+@one_task
+@click.pass_obj
+def start(given: Globals, task: str | None, named: str | None) -> None:
+    """Let a task run before the time that it was meant for."""
+    from tenuto.cli.tell import tell_done
+
+    name = the_task(task, named)
+
+    async def order(engine: "AnyEngine") -> "UUID":
+        found = await engine.find(name)
+        await engine.start(found)
+        return found
+
+    found = call(given, order)
+    tell_done(given, f"{found} pending", id=found)
+
+
 @command("rerun", "orchestrate task rerun 0198c0de-5b1c")
 @one_task
 @click.pass_obj

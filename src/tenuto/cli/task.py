@@ -17,6 +17,7 @@ LAZY = {
     "retry": ("tenuto.cli.control:retry", "Give ended tasks all their tries again."),
     "pause": ("tenuto.cli.control:pause", "Hold tasks; running ones are stopped."),
     "resume": ("tenuto.cli.control:resume", "Let paused tasks go on."),
+    "start": ("tenuto.cli.control:start", "Let a task run before its time."),
     "rerun": ("tenuto.cli.control:rerun", "Submit the same task again as a new one."),
     "delete": ("tenuto.cli.control:delete", "Remove what an ended task carried."),
     "archive": ("tenuto.cli.control:archive", "Put ended tasks away."),

@@ -1,7 +1,6 @@
 """The agents of a workspace, on the database itself or behind a server."""
 
 from collections.abc import AsyncIterator, Sequence
-from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -13,31 +12,19 @@ from tenuto.client.remote import AnyEngine, RemoteEngine
 from tenuto.client.work import V1
 from tenuto.engine.engine import Engine
 from tenuto.engine.query import Filter
-from tenuto.engine.registry import AgentView, Registry
+from tenuto.engine.registry import (
+    STALE_AFTER_S,
+    AgentHealth,
+    AgentToken,
+    AgentView,
+    Registry,
+    health_of,
+)
 from tenuto.engine.views import TaskSummary
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.matching import AgentProfile
 
 PAGE = 500
-
-
-class AgentToken(msgspec.Struct, frozen=True, rename="camel"):
-    """A key with which to work as the agent; shown once."""
-
-    id: UUID
-    token: str
-    expires_at: datetime | None = None
-
-
-class AgentHealth(msgspec.Struct, frozen=True, rename="camel"):
-    """Whether an agent lives."""
-
-    id: UUID
-    status: str
-    healthy: bool
-    last_heartbeat: datetime | None
-    stale_threshold_seconds: int
-    running_tasks: int
 
 
 class _Place(Protocol):
@@ -108,15 +95,7 @@ class Agents:
 
     async def health(self, agent: UUID | str) -> AgentHealth:
         """Whether an agent lives."""
-        view = await self.get(agent)
-        return AgentHealth(
-            view.id,
-            view.status,
-            view.status in ("IDLE", "WORKING"),
-            view.last_heartbeat,
-            view.stale_threshold_seconds,
-            view.running_tasks,
-        )
+        return health_of(await self.get(agent))
 
     async def tasks(
         self, agent: UUID | str, status: Sequence[str] = (), limit: int = 100
@@ -228,6 +207,8 @@ def _profile(view: AgentView, workspace: UUID) -> AgentProfile:
         seen = _VIEWED.get(name, name)
         if seen in shown:
             fields[name] = getattr(view, seen)
+    if view.stale_threshold_seconds == STALE_AFTER_S:
+        del fields["stale_threshold_s"]  # the view shows the default as well
     return msgspec.convert(fields, AgentProfile)
 
 

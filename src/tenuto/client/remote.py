@@ -89,6 +89,10 @@ class RemoteEngine(RemoteWork):
         """Let a paused task go on."""
         await self._order(task, "resume")
 
+    async def start(self, task: UUID) -> None:
+        """Let a task run before the time that it was meant for."""
+        await self._order(task, "start")
+
     async def retry(self, task: UUID) -> None:
         """Give an ended task all its tries again."""
         await self._order(task, "retry")

@@ -83,6 +83,12 @@ class Tasks:
         await self._engine.resume(found)
         return await self._engine.show(found)
 
+    async def start(self, task: ID) -> TaskView:
+        """Let a task run before the time that it was meant for."""
+        found = await self._found(task)
+        await self._engine.start(found)
+        return await self._engine.show(found)
+
     async def retry(self, task: ID) -> TaskView:
         """Give an ended task all its tries again."""
         found = await self._found(task)

@@ -370,6 +370,7 @@ class Engine:
             "slots": slots,
             "status": status,
             "now": self.core.now(),
+            "names": list(agents),
         }
 
         def script() -> Script[None]:

@@ -33,6 +33,8 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     choose_rules: tuple[str, ...]
     runtimes: tuple[str, ...]
     accept_commands: bool
+    region: str | None
+    models: tuple[str, ...] | None
     max_concurrent_tasks: int | None
     heartbeat_interval_seconds: int | None
     stale_threshold_seconds: int
@@ -42,6 +44,37 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     version: int
     created_at: datetime
     updated_at: datetime
+
+
+class AgentToken(msgspec.Struct, frozen=True, rename="camel"):
+    """A key with which to work as the agent; shown once."""
+
+    id: UUID
+    token: str
+    expires_at: datetime | None = None
+
+
+class AgentHealth(msgspec.Struct, frozen=True, rename="camel"):
+    """Whether an agent lives."""
+
+    id: UUID
+    status: str
+    healthy: bool
+    last_heartbeat: datetime | None
+    stale_threshold_seconds: int
+    running_tasks: int
+
+
+def health_of(agent: AgentView) -> AgentHealth:
+    """Whether the agent lives, by what is seen of it."""
+    return AgentHealth(
+        agent.id,
+        agent.status,
+        agent.status in ("IDLE", "WORKING"),
+        agent.last_heartbeat,
+        agent.stale_threshold_seconds,
+        agent.running_tasks,
+    )
 
 
 class Registry:
@@ -120,6 +153,8 @@ class Registry:
             choose_rules=profile.choose_rules,
             runtimes=profile.runtimes,
             accept_commands=profile.accept_commands,
+            region=profile.region,
+            models=profile.models,
             max_concurrent_tasks=profile.max_concurrent,
             heartbeat_interval_seconds=profile.heartbeat_interval_s,
             stale_threshold_seconds=threshold,

@@ -358,8 +358,8 @@ table webhook_delivery
   created_at timestamp with time zone not null
   delivered_at timestamp with time zone
 table worker
-  id text not null
   workspace uuid not null
+  id text not null
   host text not null
   pid bigint not null
   agents json not null
@@ -426,7 +426,7 @@ constraint transcript_pkey on transcript PRIMARY KEY (task, attempt, line_no)
 constraint webhook_pkey on webhook PRIMARY KEY (id)
 constraint webhook_delivery_pkey on webhook_delivery PRIMARY KEY (id)
 constraint webhook_delivery_status_check on webhook_delivery CHECK ((status = ANY (ARRAY['PENDING'::text, 'DELIVERED'::text, 'FAILED'::text])))
-constraint worker_pkey on worker PRIMARY KEY (id)
+constraint worker_pkey on worker PRIMARY KEY (workspace, id)
 constraint worker_status_check on worker CHECK ((status = ANY (ARRAY['RUNNING'::text, 'DRAINING'::text, 'STOPPED'::text, 'LOST'::text])))
 constraint workspace_name_key on workspace UNIQUE (name)
 constraint workspace_pkey on workspace PRIMARY KEY (id)
@@ -494,7 +494,7 @@ CREATE UNIQUE INDEX webhook_delivery_once ON public.webhook_delivery USING btree
 CREATE UNIQUE INDEX webhook_delivery_pkey ON public.webhook_delivery USING btree (id)
 CREATE UNIQUE INDEX webhook_pkey ON public.webhook USING btree (id)
 CREATE INDEX webhook_workspace ON public.webhook USING btree (workspace, id)
-CREATE UNIQUE INDEX worker_pkey ON public.worker USING btree (id)
+CREATE UNIQUE INDEX worker_pkey ON public.worker USING btree (workspace, id)
 CREATE UNIQUE INDEX workspace_name_key ON public.workspace USING btree (name)
 CREATE UNIQUE INDEX workspace_pkey ON public.workspace USING btree (id)
 policy system on agent to tenuto_system using true check true

@@ -423,15 +423,16 @@ CREATE INDEX webhook_delivery_old on webhook_delivery (created_at);
 CREATE UNIQUE INDEX webhook_delivery_once on webhook_delivery (webhook, task, seq, event)
   where task is not null;
 CREATE TABLE worker (
-  id text primary key,
   workspace text not null,
+  id text not null,
   host text not null,
   pid integer not null,
   agents text not null,
   slots integer not null,
   status text not null check (status in ('RUNNING', 'DRAINING', 'STOPPED', 'LOST')),
   started_at integer not null,
-  seen_at integer not null
+  seen_at integer not null,
+  primary key (workspace, id)
 ) strict;
 CREATE TABLE workspace (
   id text primary key,

@@ -77,15 +77,16 @@ create table agent (
 );
 
 create table worker (
-  id text primary key,
   workspace uuid not null,
+  id text not null,
   host text not null,
   pid bigint not null,
   agents json not null,
   slots bigint not null,
   status text not null check (status in ('RUNNING', 'DRAINING', 'STOPPED', 'LOST')),
   started_at timestamptz not null,
-  seen_at timestamptz not null
+  seen_at timestamptz not null,
+  primary key (workspace, id)
 );
 
 -- All tasks with the same requirements. `id` follows from `key`.
