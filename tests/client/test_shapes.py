@@ -5,12 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tenuto.api import admin, agents, ops, remote, work
+from tenuto.api import admin, ops, remote, work
 from tenuto.client import admin as told
-from tenuto.client import agents as told_agents
 from tenuto.client import client
 from tenuto.client import work as told_work
-from tenuto.engine import views
 
 SAME = [
     (admin.Token, told.Token),
@@ -19,10 +17,7 @@ SAME = [
     (admin.MemberView, told.MemberView),
     (admin.WorkspaceView, told.WorkspaceView),
     (admin.NewWorkspace, told.NewWorkspace),
-    (agents.AgentToken, told_agents.AgentToken),
-    (agents.AgentHealth, told_agents.AgentHealth),
     (ops.Stats, client.Stats),
-    (ops.WorkerView, views.WorkerView),
     (remote.Unconfirmed, told_work._Unconfirmed),
     (remote.Swept, told_work._Swept),
     (remote.Kept, told_work._Kept),
