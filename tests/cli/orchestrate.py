@@ -27,6 +27,7 @@ class Orchestrate:
         self.data = home / "data"
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("TENUTO_")}
         self.environment = inherited | {
+            "TENUTO_PORT": "0",
             "HOME": str(home),
             "TENUTO_DATA": str(self.data),
             "TERM": "xterm-256color",

@@ -628,7 +628,7 @@ from {noted};
 -- answer: moved(id)
 
 -- name: worker_beat
--- A worker says that it lives, and so do its agents.
+-- A worker says that it lives, and so do its agents, or that it is going.
 -- params: id text, workspace uuid, host text, pid bigint, agents json, slots bigint, status text, now timestamptz, names text[]
 insert into worker (id, workspace, host, pid, agents, slots, status, started_at, seen_at)
 select :id, :workspace, :host, :pid, :agents, :slots, :status, :now, :now
@@ -637,7 +637,7 @@ on conflict (workspace, id) do update
   set seen_at = excluded.seen_at, status = excluded.status, agents = excluded.agents,
   slots = excluded.slots;
 update agent set seen_at = :now
-where agent.workspace = :workspace and agent.status <> 'TERMINATED'
+where agent.workspace = :workspace and agent.status <> 'TERMINATED' and :status <> 'STOPPED'
   and agent.name in (select value from {each:names});
 
 -- name: worker_lost
