@@ -301,7 +301,7 @@ async def test_gauges_are_what_is_there_now(
     assert told("tenuto_stale_agents") == 0
     assert told("tenuto_coordinator_leader") == 1
 
-    clock.advance(60)
+    clock.advance(100)
     await engine.worker_beat("w", "host", 1, ["agent"], 1, "STOPPED")
     await sample(counted)
     assert told("tenuto_agents", status="STALE") == told("tenuto_stale_agents") == 1
