@@ -79,6 +79,12 @@ class Hub:
             self._place = await self._end()
         self._sinks.append(sink)
 
+    def wake(self) -> None:
+        """Let every reader look up: the server ends."""
+        for each in (*self._readers.values(), *self._watched.values()):
+            for reader in each:
+                reader.ready.set()
+
     def drop(self, reader: Reader) -> None:
         """Forget a reader."""
         for kept, key in ((self._readers, reader.workspace), (self._watched, reader.task)):

@@ -82,6 +82,7 @@ async def serve(
         await asyncio.wait([running, stopped], return_when=asyncio.FIRST_COMPLETED)
     finally:
         service.stopping.set()
+        service.hub.wake()
         server.should_exit = True
         stopped.cancel()
         await asyncio.gather(running, hub, watching)

@@ -5,6 +5,7 @@ full; it comes back with the id of the last event it got, and misses nothing.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated, Any
 from uuid import UUID
@@ -17,7 +18,6 @@ from litestar.response import Stream
 from tenuto.api.hub import Reader
 from tenuto.api.service import AtDesk
 from tenuto.engine.views import LogLine
-from tenuto.loop import wait_any
 from tenuto.model.errors import Invalid
 from tenuto.model.task import TERMINAL
 
@@ -143,16 +143,21 @@ async def _turns(desk: AtDesk, reader: Reader, parts: Parts) -> AsyncIterator[li
     """What is new, whenever there may be something, for as long as the reader may have it."""
     service = desk.service
     checked = service.clock.elapsed()
+    reader.ready.set()
     while not reader.behind and not service.stopping.is_set():
-        reader.ready.clear()
-        if reader.task is not None:
-            reader.events.clear()
-        found, over = await parts()
-        if over:
-            yield [*found, b"event: end\ndata: {}\n\n"]
-            return
+        found: list[bytes] = []
+        if reader.ready.is_set():  # else only time has passed: nothing is read for an idle stream
+            reader.ready.clear()
+            if reader.task is not None:
+                reader.events.clear()
+            found, over = await parts()
+            if over:
+                yield [*found, b"event: end\ndata: {}\n\n"]
+                return
         yield found
-        await wait_any([reader.ready, service.stopping], RECHECK_S, service.clock)
+        with contextlib.suppress(TimeoutError):  # the hub wakes readers when the server ends
+            async with asyncio.timeout(RECHECK_S):
+                await reader.ready.wait()
         if service.clock.elapsed() - checked >= RECHECK_S:
             checked = service.clock.elapsed()
             if not await service.still_holds(desk):

@@ -125,6 +125,7 @@ async def _streams(target: Target, count: int) -> Figures:
     beside = [await rate(target, TASKS, count) for _ in range(ROUNDS)]
     for writer in writers:
         writer.close()
+    alone += [await rate(target, TASKS, count) for _ in range(ROUNDS)]
     return {
         f"{STREAMS:,} idle streams, MB": after_mb - before_mb,
         "API submit beside them, share": median(beside) / median(alone),
