@@ -49,16 +49,23 @@ def _tracer(provider: trace.TracerProvider) -> trace.Tracer | None:
     return None if isinstance(provider, ProxyTracerProvider) else provider.get_tracer("tenuto")
 
 
+def _made_by() -> trace.Tracer | None:
+    # Asking for the provider reads the environment each time: twice a task, for nothing mostly.
+    if getattr(trace, "_TRACER_PROVIDER", True) is None:
+        return None
+    return _tracer(trace.get_tracer_provider())
+
+
 def is_on() -> bool:
     """Whether spans are made."""
-    return _tracer(trace.get_tracer_provider()) is not None
+    return _made_by() is not None
 
 
 def span(
     name: str, parent: str | None = None, task: object = None
 ) -> AbstractContextManager[object]:
     """A span around the block, under the parent or else under the one in force."""
-    tracer = _tracer(trace.get_tracer_provider())
+    tracer = _made_by()
     if tracer is None:
         return _NOTHING if parent is None else continued(parent)
     return tracer.start_as_current_span(name, _within(parent), attributes=_about(task))
@@ -68,7 +75,7 @@ def passed(
     name: str, parent: str | None, begun: datetime, ended: datetime, *, task: object
 ) -> str | None:
     """Note a span that is over, under the parent; answers where its successor goes on."""
-    tracer = _tracer(trace.get_tracer_provider())
+    tracer = _made_by()
     if tracer is None:
         return parent
     # Without a parent it begins a trace: what is in force here belongs to somebody else.
