@@ -158,9 +158,13 @@ def open_vault(settings: Settings) -> "Vault":
     """The keys that seal secrets: the settings', or a file in the data folder."""
     from tenuto.vault import load_ring  # noqa: PLC0415  not for every command
 
+    return load_ring(key_folder(settings), settings.keys or None)
+
+
+def key_folder(settings: Settings) -> Path:
+    """Where the file of keys is: beside an embedded database, else in the data folder."""
     path = sqlite_path(settings.url())
-    folder = settings.folder() if path in (None, ":memory:") else Path(path or "").parent
-    return load_ring(folder, settings.keys or None)
+    return settings.folder() if path in (None, ":memory:") else Path(path or "").parent
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,13 +6,13 @@ full; it comes back with the id of the last event it got, and misses nothing.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
 from litestar import get
-from litestar.params import FromPath, HeaderParameter, JSONBody
+from litestar.params import FromPath, HeaderParameter
 from litestar.response import Stream
 
 from tenuto.api.hub import Reader
@@ -34,7 +34,6 @@ LastEventId = Annotated[
 async def workspace_events(desk: AtDesk) -> Stream:
     """What happens to the tasks of the workspace, as it happens."""
     reader = Reader(desk.workspace, None)
-    await desk.service.hub.add(reader)
     return Stream(_live(desk, reader, _workspace_parts(reader)), media_type="text/event-stream")
 
 
@@ -46,7 +45,6 @@ async def task_events(
     place = _place(last_event_id)
     await desk.engine.show(task_id)
     reader = Reader(desk.workspace, task_id)
-    await desk.service.hub.add(reader)
     watch = _Watch(desk, task_id, place)
     return Stream(_live(desk, reader, watch.parts), media_type="text/event-stream")
 
@@ -72,19 +70,19 @@ class _Watch:
         self._task = task
         self._version, self._attempt, self._line = place
         self._progress: Any = (None, None)
-        self.over = False
 
     async def parts(self) -> tuple[list[bytes], bool]:
         """What is new, and whether it is the end."""
         desk, found = self._desk, []
         view = await desk.engine.show(self._task)
-        for event in await desk.engine.events(self._task, self._version):
-            self._version = event.seq
-            found.append(self._message("status", _status(event)))
-        after = (self._attempt, self._line)
-        for line in await desk.engine.query.transcript(self._task, desk.workspace, after):
-            self._attempt, self._line = line.attempt, line.seq
-            found.append(self._message("log", line))
+        while events := await desk.engine.events(self._task, self._version):
+            for event in events:
+                self._version = event.seq
+                found.append(self._message("status", _status(event)))
+        while lines := await self._lines():
+            for line in lines:
+                self._attempt, self._line = line.attempt, line.seq
+                found.append(self._message("log", line))
         progress = (view.progress_percent, view.current_step)
         if progress != self._progress:
             self._progress = progress
@@ -92,7 +90,11 @@ class _Watch:
             found.append(self._message("progress", said))
         return found, view.status in TERMINAL and self._version >= view.version
 
-    def _message(self, name: str, data: JSONBody[Any]) -> bytes:
+    async def _lines(self) -> Sequence[LogLine]:
+        after = (self._attempt, self._line)
+        return await self._desk.engine.query.transcript(self._task, self._desk.workspace, after)
+
+    def _message(self, name: str, data: Any) -> bytes:
         return _message(name, data, f"{self._version}.{self._attempt}.{self._line + 1}")
 
 
@@ -125,6 +127,7 @@ async def _live(desk: AtDesk, reader: Reader, parts: Parts) -> AsyncIterator[byt
     service = desk.service
     told = service.clock.elapsed()
     try:
+        await service.hub.add(reader)
         yield b": open\n\n"
         async for pending in _turns(desk, reader, parts):
             now = service.clock.elapsed()
@@ -178,7 +181,7 @@ def _status(event: LogLine) -> dict[str, Any]:
     }
 
 
-def _message(name: str, data: JSONBody[Any], place: str) -> bytes:
+def _message(name: str, data: Any, place: str) -> bytes:
     return b"id: %s\nevent: %s\ndata: %s\n\n" % (
         place.encode(),
         name.encode(),

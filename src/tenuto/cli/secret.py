@@ -3,7 +3,7 @@
 import click
 
 from tenuto.cli.base import Globals, command, group
-from tenuto.cli.embedded import ask
+from tenuto.cli.embedded import actor, ask, settings
 from tenuto.cli.tell import Columns, tell_done, tell_list
 
 
@@ -60,5 +60,32 @@ def delete(given: Globals, name: str) -> None:
     tell_done(given, f"deleted {name}", name=name)
 
 
-for _each in (list_, set_, delete):
+@command("rotate", "orchestrate secret rotate", "orchestrate secret rotate --keep-key")
+@click.option("--keep-key", is_flag=True, help="Make no new key; only seal with the current one.")
+@click.pass_obj
+def rotate(given: Globals, keep_key: bool) -> None:
+    """Make a new key and seal everything with it; older keys stay, for backups.
+
+    Works on the database itself, for all workspaces. With TENUTO_KEYS, put the new key first there
+    and restart everything; then this seals anew.
+    """
+    from tenuto import app
+    from tenuto.vault import add_key
+
+    chosen = settings(given)
+    if not chosen.keys and not keep_key:
+        add_key(app.key_folder(chosen))
+
+    async def main() -> tuple[str, int]:
+        async with app.connect(chosen, actor=actor()) as engine:
+            sealed = 0
+            while done := await engine.rotating.rotate_once():
+                sealed += done
+            return app.open_vault(chosen).current, sealed
+
+    key, sealed = app.run(main())
+    tell_done(given, f"key {key}: {sealed} sealed anew", key=key, sealed=sealed)
+
+
+for _each in (list_, set_, delete, rotate):
     secret.add_command(_each)
