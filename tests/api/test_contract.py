@@ -37,8 +37,9 @@ CHECKS = (
     response_headers_conformance,
     response_schema_conformance,
     status_code_conformance,
-    negative_data_rejection,
 )
+WITH_A_BODY = ("POST", "PUT", "PATCH")
+"""What is wrong in a body can be refused; a query is text, in which a wrong type may look right."""
 
 
 class Server:
@@ -112,6 +113,7 @@ def test_every_answer_is_in_the_contract(label: str, mode: GenerationMode, serve
 
     @settings(
         max_examples=CASES,
+        derandomize=True,
         deadline=None,
         suppress_health_check=list(HealthCheck),
         database=None,
@@ -123,7 +125,8 @@ def test_every_answer_is_in_the_contract(label: str, mode: GenerationMode, serve
         response = case.call(
             base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}
         )
-        case.validate_response(response, checks=list(CHECKS))
+        refusing = [negative_data_rejection] if case.method in WITH_A_BODY else []
+        case.validate_response(response, checks=[*CHECKS, *refusing])
 
     try:
         answers()
