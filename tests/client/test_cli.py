@@ -196,6 +196,7 @@ def test_members_tokens_and_workspaces(cli: Remote) -> None:
     assert cli("task", "list", TENUTO_TOKEN=other["token"]).code == 0
     mine = cli.json("workspace", "show")
     assert cli.json("workspace", "quota", "--pending", "5000")["quota"]["pending"] == 5000
+    assert cli.json("workspace", "quota", "--running", "5")["quota"]["running"] == 5
     cli.ok("workspace", "quota")
     assert mine["id"] in cli.ok("workspace", "list")
     wrong = cli("task", "list", "--workspace", other["workspace"]["id"])

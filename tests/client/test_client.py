@@ -211,7 +211,7 @@ async def test_administration(api: Api, token: str, settings: Settings) -> None:
         [workspace] = await client.workspaces.list()
         assert (await client.workspaces.get(workspace.id)).name == workspace.name
         changed = await client.workspaces.quota(workspace.id, pending=1000)
-        assert changed.quota["pending"] == 1000
+        assert changed.quota.pending == 1000
         other = await client.workspaces.create("other")
         assert other.workspace.name == "other"
         assert (await client.health())["database"] == "connected"

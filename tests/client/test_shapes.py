@@ -5,18 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tenuto.api import admin, ops, remote, work
+from tenuto.api import ops, remote, work
 from tenuto.client import admin as told
 from tenuto.client import client
 from tenuto.client import work as told_work
 
 SAME = [
-    (admin.Token, told.Token),
-    (admin.TokenView, told.TokenView),
-    (admin.Me, told.Me),
-    (admin.MemberView, told.MemberView),
-    (admin.WorkspaceView, told.WorkspaceView),
-    (admin.NewWorkspace, told.NewWorkspace),
     (ops.Stats, client.Stats),
     (remote.Unconfirmed, told_work._Unconfirmed),
     (remote.Swept, told_work._Swept),

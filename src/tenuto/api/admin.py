@@ -1,7 +1,6 @@
 """Administration: logins, workspaces, members, tokens, secrets, webhooks."""
 
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -29,69 +28,11 @@ from tenuto.engine.hooks import (
     WebhookSecret,
     WebhookView,
 )
+from tenuto.engine.people import Me, MemberView, NewWorkspace, Token, TokenView, WorkspaceView
 from tenuto.engine.views import SecretView
 from tenuto.model.access import Role
 from tenuto.model.errors import Conflict, Forbidden, NotFound
 from tenuto.model.quota import Quota, quota_of
-
-
-class Token(msgspec.Struct, frozen=True, rename="camel"):
-    """A token, shown once."""
-
-    id: UUID
-    token: str
-    expires_at: datetime | None
-
-
-class TokenView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What may be seen of a token."""
-
-    id: UUID
-    name: str
-    role: str
-    scopes: list[str]
-    agent_id: UUID | None
-    created_by: str | None
-    created_at: datetime
-    expires_at: datetime | None
-
-
-class Me(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Who the caller is."""
-
-    actor: str
-    workspace_id: UUID
-    role: str
-    scopes: list[str]
-    agent_id: UUID | None
-    user_id: UUID | None
-
-
-class WorkspaceView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A tenant."""
-
-    id: UUID
-    name: str
-    role: str | None
-    quota: Quota
-    created_at: datetime
-
-
-class NewWorkspace(msgspec.Struct, frozen=True):
-    """A tenant, and the token of its first owner where that is no user; shown once."""
-
-    workspace: WorkspaceView
-    token: str | None
-
-
-class MemberView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Somebody who belongs to the workspace."""
-
-    id: UUID
-    name: str
-    role: str
-    created_at: datetime
-    disabled: bool
 
 
 @post("/login", status_code=200)

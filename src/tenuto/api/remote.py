@@ -24,7 +24,6 @@ from tenuto.engine.registry import AgentView
 from tenuto.engine.upkeep import Upkeep
 from tenuto.loop import wait_any
 from tenuto.model import limits
-from tenuto.model.commands import Failure
 from tenuto.model.errors import Forbidden, NotFound
 from tenuto.store.protocol import Statement
 
@@ -275,14 +274,7 @@ async def spawn(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ChildBody]
 @post("/agent-tasks/{task_id:uuid}/not-started", status_code=200)
 async def not_started(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[FailBody]) -> Ended:
     """The session could not be started; the try is given back."""
-    failure = Failure(
-        message=data.error,
-        error_class=data.error_class,
-        retryable=data.retryable,
-        stack=data.stack,
-        exit_code=data.exit_code,
-    )
-    await desk.engine.not_started(fence_of(desk, task_id, data), failure)
+    await desk.engine.not_started(fence_of(desk, task_id, data), data.failure())
     return await ended(desk, task_id)
 
 

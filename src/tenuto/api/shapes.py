@@ -8,6 +8,7 @@ import msgspec
 
 from tenuto.engine.query import Filter
 from tenuto.model import limits
+from tenuto.model.commands import Failure
 from tenuto.model.errors import Invalid
 from tenuto.model.retry import ErrorClass, RetryPolicy
 from tenuto.model.submission import NewTask
@@ -311,6 +312,15 @@ class FailBody(Fenced, kw_only=True):
     stack: str | None = None
     exit_code: int | None = None
     resume_at: datetime | None = None
+
+    def failure(self) -> Failure:
+        return Failure(
+            message=self.error,
+            error_class=self.error_class,
+            retryable=self.retryable,
+            stack=self.stack,
+            exit_code=self.exit_code,
+        )
 
 
 class ParkBody(Fenced):

@@ -26,7 +26,6 @@ from tenuto.engine.claim import Work
 from tenuto.engine.report import Line
 from tenuto.loop import wait_any
 from tenuto.model import limits
-from tenuto.model.commands import Failure
 from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.matching import AgentProfile
 from tenuto.model.task import Fence
@@ -217,14 +216,7 @@ async def ended(desk: AtDesk, task: UUID) -> Ended:
 @post("/agent-tasks/{task_id:uuid}/fail", status_code=200)
 async def fail(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[FailBody]) -> Ended:
     """End the attempt without a result; the error class decides what follows."""
-    failure = Failure(
-        message=data.error,
-        error_class=data.error_class,
-        retryable=data.retryable,
-        stack=data.stack,
-        exit_code=data.exit_code,
-    )
-    await desk.engine.fail(fence_of(desk, task_id, data), failure, data.resume_at)
+    await desk.engine.fail(fence_of(desk, task_id, data), data.failure(), data.resume_at)
     return await ended(desk, task_id)
 
 

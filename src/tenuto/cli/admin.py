@@ -13,16 +13,17 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    from tenuto.client.admin import MemberView, WorkspaceView
     from tenuto.client.client import AsyncClient
+    from tenuto.engine.people import MemberView, WorkspaceView
 
 ROLES = click.Choice(["OWNER", "ADMIN", "MEMBER", "VIEWER"], case_sensitive=False)
 _WORKSPACE: Columns = {
     "id": lambda each: each.id,
     "name": lambda each: each.name,
     "role": lambda each: each.role,
-    "tasks a minute": lambda each: each.quota.get("tasksPerMinute"),
-    "tasks pending": lambda each: each.quota.get("pending"),
+    "tasks a minute": lambda each: each.quota.tasks_per_minute,
+    "tasks pending": lambda each: each.quota.pending,
+    "tasks running": lambda each: each.quota.running,
     "created": lambda each: each.created_at,
 }
 _USER: Columns = {
@@ -83,7 +84,7 @@ def workspace_show(given: Globals, workspace_id: "UUID | None") -> None:
     tell_one(given, ask(given, read), _WORKSPACE)
 
 
-@command("quota", "orchestrate workspace quota --tasks-per-minute 600 --pending 10000")
+@command("quota", "orchestrate workspace quota --tasks-per-minute 600 --pending 10000 --running 50")
 @click.argument("workspace_id", type=click.UUID, required=False, metavar="[ID]")
 @click.option(
     "--tasks-per-minute",
@@ -94,16 +95,15 @@ def workspace_show(given: Globals, workspace_id: "UUID | None") -> None:
 @click.option(
     "--pending", type=click.IntRange(0), metavar="N", help="Waiting tasks; no limit if not given."
 )
+@click.option(
+    "--running", type=click.IntRange(0), metavar="N", help="Running tasks; no limit if not given."
+)
 @click.pass_obj
-def workspace_quota(
-    given: Globals, workspace_id: "UUID | None", tasks_per_minute: int | None, pending: int | None
-) -> None:
+def workspace_quota(given: Globals, /, workspace_id: "UUID | None", **limits: int | None) -> None:
     """Say what your workspace may use."""
 
     async def change(client: "AsyncClient") -> "WorkspaceView":
-        return await client.workspaces.quota(
-            await _this(client, workspace_id), tasks_per_minute=tasks_per_minute, pending=pending
-        )
+        return await client.workspaces.quota(await _this(client, workspace_id), **limits)
 
     tell_one(given, ask(given, change), _WORKSPACE)
 
