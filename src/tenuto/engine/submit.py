@@ -110,15 +110,11 @@ class Submitting:
             )
         return [Submitted(each, at=at) for each in draft.ids]
 
-    async def _named(self, draft: Draft, workspace: UUID) -> list[Submitted]:
-        """Insert tasks that may be there already."""
-        return await self._core.store.transact(lambda: submit_script(self._core, draft, workspace))
-
     def _script(self, batch: list[Rows]) -> Script[Answers]:
         rows = batch[0]
         if len(batch) > 1:
             rows = {name: [row for each in batch for row in each[name]] for name in rows}
-        statement = _insert(self._core, rows)
+        statement = _insert(self._core, "submit_new", rows)
         yield statement
         return [statement.params["now"]] * len(batch)
 
@@ -185,14 +181,14 @@ def _lane_wishes(news: Sequence[NewTask], workspace: UUID) -> tuple[list[int], l
     return places, wanted
 
 
-def _insert(core: Core, rows: Rows) -> Statement:
+def _insert(core: Core, query: str, rows: Rows) -> Statement:
     """The statement that writes the rows, without the columns that all of them leave empty."""
     params = {
         "now": core.now(),
         "rare": _any_past(rows["body"], _COMMON_BODY),
         "timed": _any_past(rows["hot"], _COMMON_HOT),
     }
-    return Statement("submit", params, rows)
+    return Statement(query, params, rows)
 
 
 def _any_past(rows: list[tuple[Any, ...]], common: int) -> bool | None:
@@ -222,7 +218,7 @@ def _same_as(news: Sequence[NewTask]) -> list[int]:
 
 def submit_script(core: Core, draft: Draft, workspace: UUID) -> Script[list[Submitted]]:
     """Insert what is new; what is there already must be the same, or everything is refused."""
-    inserted = yield _insert(core, draft.rows)
+    inserted = yield _insert(core, "submit", draft.rows)
     fresh = {row["id"] for row in inserted}
     stale = [
         (task_id, key)

@@ -52,16 +52,7 @@ update workspace set lanes_version = lanes_version + 1
 from {gone} where workspace.id = gone.workspace;
 -- answer: gone(id)
 
--- name: submit
--- Insert tasks that are not there yet, with their first event; answer the ids that are new.
--- params: now timestamptz
--- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text)
--- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz)
--- rows: label(task uuid, workspace uuid, label text)
--- rows: tag(task uuid, workspace uuid, tag text)
--- rows: capability(task uuid, workspace uuid, capability text)
--- rows: sealed(task uuid, workspace uuid, key_id text, data text)
--- as: inserted
+-- fragment: new_body
 insert into task_body (task, workspace, title, task_type, prompt, input, metadata, source,
   created_by[rare: , description, system_prompt, model, max_turns, conversation, agent_type,
   target_agent, runtime, command, cwd, env, container, region, parent, rerun_of, idempotency_key,
@@ -72,18 +63,36 @@ select body.task, body.workspace, body.title, body.task_type, body.prompt, body.
   body.command, body.cwd, body.env, body.container, body.region, body.parent, body.rerun_of,
   body.idempotency_key, body.fingerprint, body.trace_id]
 from {rows:body}
-where true
-on conflict do nothing
-returning task as id;
+
+-- fragment: new_task
 insert into task (id, workspace, lane, status, rank, priority, max_attempts, created_at,
   updated_at[timed: , retry, lease_s, timeout_s, watch_s, queue_ttl_s, estimate_minutes, run_at,
   due_at])
 select hot.id, hot.workspace, hot.lane, hot.status, hot.rank, hot.priority, hot.max_attempts, :now,
   :now[timed: , hot.retry, hot.lease_s, hot.timeout_s, hot.watch_s, hot.queue_ttl_s,
   hot.estimate_minutes, hot.run_at, hot.due_at]
-from {rows:hot of inserted};
+
+-- fragment: note_submitted
 insert into event (task, seq, workspace, xid, kind, level, new, attempt, actor, at)
 select hot.id, 1, hot.workspace, {xid}, 'submitted', 'INFO', hot.status, 0, hot.actor, :now
+
+-- name: submit
+-- Insert tasks that are not there yet, with their first event; answer the ids that are new.
+-- params: now timestamptz
+-- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text)
+-- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz)
+-- rows: label(task uuid, workspace uuid, label text)
+-- rows: tag(task uuid, workspace uuid, tag text)
+-- rows: capability(task uuid, workspace uuid, capability text)
+-- rows: sealed(task uuid, workspace uuid, key_id text, data text)
+-- as: inserted
+{fragment:new_body}
+where true
+on conflict do nothing
+returning task as id;
+{fragment:new_task}
+from {rows:hot of inserted};
+{fragment:note_submitted}
 from {rows:hot of inserted};
 insert into task_label (task, workspace, label)
 select label.task, label.workspace, label.label from {rows:label of inserted};
@@ -95,6 +104,29 @@ from {rows:capability of inserted};
 insert into task_secret (task, workspace, key_id, data)
 select sealed.task, sealed.workspace, sealed.key_id, sealed.data from {rows:sealed of inserted};
 -- answer: inserted(id)
+
+-- name: submit_new
+-- The same for tasks whose ids were never used: all of them, or `Conflict`.
+-- params: now timestamptz
+-- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text)
+-- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz)
+-- rows: label(task uuid, workspace uuid, label text)
+-- rows: tag(task uuid, workspace uuid, tag text)
+-- rows: capability(task uuid, workspace uuid, capability text)
+-- rows: sealed(task uuid, workspace uuid, key_id text, data text)
+{fragment:new_body};
+{fragment:new_task}
+from {rows:hot};
+insert into task_label (task, workspace, label)
+select label.task, label.workspace, label.label from {rows:label};
+insert into task_tag (task, workspace, tag)
+select tag.task, tag.workspace, tag.tag from {rows:tag};
+insert into task_capability (task, workspace, capability)
+select capability.task, capability.workspace, capability.capability from {rows:capability};
+insert into task_secret (task, workspace, key_id, data)
+select sealed.task, sealed.workspace, sealed.key_id, sealed.data from {rows:sealed};
+{fragment:note_submitted}
+from {rows:hot};
 
 -- name: submitted_before
 -- The tasks that stand in the way of new ones: same id, or same idempotency key.
