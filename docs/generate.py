@@ -22,7 +22,10 @@ import msgspec
 from tenuto.api import access
 from tenuto.cli.base import Command, Group
 from tenuto.cli.root import cli
+from tenuto.client import target
 from tenuto.crash import POINTS
+from tenuto.manifest.schema import schema as schema_of_yaml
+from tenuto.manifest.tasks import NAMES as YAML_NAMES
 from tenuto.metrics import TABLE as METRICS
 from tenuto.model import commands, errors
 from tenuto.model.commands import Fail, Failure, Fenced, Moment
@@ -267,6 +270,16 @@ def settings() -> str:
     return table(("setting", "environment", "type", "default", "meaning"), rows)
 
 
+def server_settings() -> str:
+    docs = field_docs(SOURCE / "client" / "target.py", "Login")
+    variables = {"url": target.URL, "token": target.TOKEN, "workspace": target.WORKSPACE}
+    rows = [
+        (code(variables[name]), code(f"--{name}"), docs[name])
+        for name in target.Login.__struct_fields__
+    ]
+    return table(("environment", "flag", "meaning"), rows)
+
+
 def crash_points() -> str:
     by_part: dict[str, list[str]] = defaultdict(list)
     for point in sorted(POINTS):
@@ -430,6 +443,47 @@ def routes() -> str:
     return table(("method", "path", "needs"), rows)
 
 
+def yaml_schema() -> str:
+    """The JSON Schema of YAML files, as it is published."""
+    text = msgspec.json.format(msgspec.json.encode(schema_of_yaml()), indent=2).decode()
+    return f"{text}\n"
+
+
+def yaml_fields() -> str:
+    """The fields of tasks and groups in YAML files, second names beside the first."""
+    parts = schema_of_yaml()["$defs"]
+    seconds = {names[0]: names[1:] for names in YAML_NAMES.values()}
+    hidden = {name for names in seconds.values() for name in names}
+    rows = []
+    for shape, what in (("TaskShape", "task"), ("GroupShape", "group")):
+        for name, field in parts[shape]["properties"].items():
+            if name not in hidden or (what, name) == ("group", "next"):
+                others = [
+                    each for each in seconds.get(name, ()) if each in parts[shape]["properties"]
+                ]
+                rows.append((what, code(name), ", ".join(map(code, others)), yaml_type(field)))
+    return table(("of a", "field", "also", "is"), rows)
+
+
+def yaml_type(field: dict[str, Any]) -> str:
+    """What a field of the schema takes, in words."""
+    words = {"string": "text", "array": "list", "object": "mapping", "integer": "whole number"}
+    found = []
+    for each in field.get("anyOf", [field]):
+        if "enum" in each:
+            found.append(
+                ", ".join(code(word) for word in each["enum"] if word[0].isupper())
+                or ", ".join(map(code, each["enum"]))
+            )
+        elif "$ref" in each:
+            shape = each["$ref"].rpartition("/")[2]
+            names = schema_of_yaml()["$defs"][shape]["properties"]
+            found.append("{" + ", ".join(map(code, names)) + "}")
+        elif each.get("type") != "null":
+            found.append(words.get(each.get("type", ""), each.get("type", "any value")))
+    return " or ".join(found)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "routes": routes,
     "state-diagram": state_diagram,
@@ -438,13 +492,17 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "error-codes": error_codes,
     "error-classes": error_classes,
     "settings": settings,
+    "server-settings": server_settings,
     "crash-points": crash_points,
     "command-line": command_line,
     "queries": queries,
     "tables": tables,
     "metrics": metrics,
     "decisions": decisions,
+    "yaml-fields": yaml_fields,
 }
+WRITTEN: dict[str, Callable[[], str]] = {"docs/tenuto.schema.json": yaml_schema}
+"""Files that follow from the source as a whole."""
 
 
 def pages(root: Path) -> list[Path]:
@@ -467,6 +525,9 @@ def stale(root: Path = ROOT) -> Iterator[tuple[Path, str]]:
         text = page.read_text(encoding="utf-8")
         if (wanted := filled(text)) != text:
             yield page, wanted
+    for name, make in WRITTEN.items():
+        if (root / name).exists() and (wanted := make()) != (root / name).read_text("utf-8"):
+            yield root / name, wanted
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -93,6 +93,15 @@ def test_what_a_command_gets_is_described() -> None:
     assert {name for name in re.findall(r"TENUTO_\w+", source) if name not in page} == set()
 
 
+def test_every_variable_is_described() -> None:
+    sources = (path.read_text() for path in sorted((ROOT / "src").rglob("*.py")))
+    known = {name for text in sources for name in re.findall(r"TENUTO_[A-Z_]+\b", text)}
+    pages = [ROOT / "docs" / name for name in ("settings.md", "commands-for-tasks.md")]
+    told = "".join(page.read_text() for page in pages)
+    assert {"TENUTO_URL", "TENUTO_DATABASE"} <= known
+    assert {name for name in known if f"`{name}`" not in told} == set()
+
+
 def test_the_tests_that_hold_a_promise_exist() -> None:
     named = [
         (page, test, place)

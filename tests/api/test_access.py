@@ -28,7 +28,7 @@ def call(route: str) -> tuple[str, str]:
     method, path = route.split()
     for name in ("task", "agent", "webhook", "delivery", "workspace", "user", "token"):
         path = path.replace(f"{{{name}_id}}", str(uuid4()))
-    return method, path.replace("{worker_id}", "w").replace("{name}", "n")
+    return method, path.replace("{worker_id}", "w").replace("{name}", "n").replace("{key}", "k")
 
 
 GUARDED = sorted(route for route, access in ROUTES.items() if access is not PUBLIC)

@@ -8,6 +8,7 @@ import httpx2
 import pytest
 from tests.api.conftest import V1, Api, problem, replaced, running
 
+from tenuto.api import idempotency
 from tenuto.settings import Settings
 
 TASKS = f"{V1}/agent-tasks"
@@ -105,6 +106,64 @@ async def test_one_key_makes_one_bulk(owner: httpx2.AsyncClient) -> None:
     assert right.status_code == 201
 
 
+async def test_one_key_makes_one_rerun(owner: httpx2.AsyncClient) -> None:
+    made = [(await owner.post(TASKS, json={"title": "a"})).json()["id"] for _ in range(2)]
+    headers = {"Idempotency-Key": "k4"}
+    first = await owner.post(f"{TASKS}/{made[0]}/rerun", headers=headers)
+    again = await owner.post(f"{TASKS}/{made[0]}/rerun", headers=headers)
+    assert first.status_code == again.status_code == 201
+    assert first.content == again.content
+    assert first.json()["rerunOf"] == made[0]
+    assert again.headers["idempotency-replayed"] == "true"
+    assert len((await owner.get(TASKS)).json()["tasks"]) == 3
+    other = await owner.post(f"{TASKS}/{made[1]}/rerun", headers=headers)
+    assert problem(other) == (409, "idempotency_conflict")
+    fresh = await owner.post(f"{TASKS}/{made[0]}/rerun", headers={"Idempotency-Key": "k5"})
+    assert fresh.json()["id"] != first.json()["id"]
+
+
+async def test_an_answer_too_long_to_keep_is_not_given_twice(
+    owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "LARGEST", 100)
+    headers = {"Idempotency-Key": "k6"}
+    body = {"tasks": [{"title": "a"}, {"title": "b"}]}
+    first = await owner.post(f"{TASKS}/bulk", json=body, headers=headers)
+    assert first.status_code == 201
+    again = await owner.post(f"{TASKS}/bulk", json=body, headers=headers)
+    assert problem(again) == (409, "idempotency_conflict")
+    assert len((await owner.get(TASKS)).json()["tasks"]) == 2
+
+
+async def test_the_contract_names_the_key(owner: httpx2.AsyncClient) -> None:
+    paths = (await owner.get("/openapi.json")).json()["paths"]
+    for route in [*idempotency.ROUTES, f"POST {TASKS}"]:
+        method, path = route.split()
+        names = [each["name"] for each in paths[path][method.lower()].get("parameters", ())]
+        assert "Idempotency-Key" in names, route
+
+
+async def test_a_variable_is_a_text_or_names_a_secret(owner: httpx2.AsyncClient) -> None:
+    await owner.put(f"{V1}/secrets/db", json={"value": "s3cret-value"})
+    agent = uuid4()
+    await owner.put(f"{V1}/agents/{agent}", json={"name": "a"})
+    env = {"PLAIN": "x", "PASSWORD": {"$secret": "db"}}
+    made = await owner.post(TASKS, json={"title": "a", "env": env})
+    assert made.status_code == 201
+    assert "s3cret-value" not in made.text
+    [work] = (await owner.post(f"{V1}/agents/{agent}/claim", json={})).json()["tasks"]
+    assert work["env"] == {"PLAIN": "x", "PASSWORD": "s3cret-value"}
+    for wrong, code in (
+        ({"$secret": "nobody"}, "secret_unknown"),
+        ({"$secret": "db", "more": "x"}, "invalid_value"),
+        ({"secret": "db"}, "invalid_value"),
+        ({"$secret": 1}, "invalid_value"),
+        (1, "invalid_value"),
+    ):
+        answer = await owner.post(TASKS, json={"title": "a", "env": {"A": wrong}})
+        assert problem(answer) == (422, code), wrong
+
+
 async def test_a_change_that_somebody_else_overtook(owner: httpx2.AsyncClient) -> None:
     made = await owner.post(TASKS, json={"title": "a", "tags": ["x"]})
     path, seen = f"{TASKS}/{made.json()['id']}", made.headers["etag"]
@@ -199,6 +258,28 @@ async def test_actions_by_filter(owner: httpx2.AsyncClient) -> None:
     done = await owner.post(f"{TASKS}/actions", json=body | {"dryRun": False})
     assert len(done.json()["done"]) == 2
     assert len((await owner.get(f"{TASKS}?status=CANCELLED")).json()["tasks"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("picks", "chosen"), [({"minPriority": 7}, [7, 9]), ({"priority": 7}, [7]), ({}, [3, 7, 9])]
+)
+async def test_actions_by_priority(
+    owner: httpx2.AsyncClient, picks: dict[str, int], chosen: list[int]
+) -> None:
+    for priority in (3, 7, 9):
+        await owner.post(TASKS, json={"title": "a", "priority": priority})
+    body = {"filter": picks, "action": "cancel"}
+    done = (await owner.post(f"{TASKS}/actions", json=body)).json()["done"]
+    found = (await owner.get(f"{TASKS}?status=CANCELLED")).json()["tasks"]
+    assert sorted(each["id"] for each in found) == sorted(done)
+    assert sorted(each["priority"] for each in found) == chosen
+
+
+async def test_what_picks_in_a_list_picks_for_an_action(owner: httpx2.AsyncClient) -> None:
+    document = (await owner.get("/openapi.json")).json()
+    listed = {each["name"] for each in document["paths"][TASKS]["get"]["parameters"]}
+    picking = set(document["components"]["schemas"]["FilterBody"]["properties"])
+    assert picking == listed - {"limit", "cursor"}
 
 
 async def test_a_claim_waits_for_a_task(owner: httpx2.AsyncClient) -> None:

@@ -54,6 +54,7 @@ async def furnished(api: Api) -> tuple[httpx2.AsyncClient, dict[str, str]]:
     made = await client.post(f"{V1}/users", json=user)
     key = (await client.post(f"{V1}/tokens", json={"name": SECRET})).json()["id"]
     await client.put(f"{V1}/secrets/{SECRET}", json={"value": "v" * 20})
+    await client.put(f"{V1}/definitions/{SECRET}", json={"spec": {"prompt": SECRET}})
     wanted = {"url": "https://1.1.1.1/x", "events": ["*"]}
     hook = (await client.post(f"{V1}/webhooks", json=wanted)).json()
     return client, {
@@ -66,6 +67,7 @@ async def furnished(api: Api) -> tuple[httpx2.AsyncClient, dict[str, str]]:
         "delivery_id": str(uuid4()),
         "worker_id": "hers",
         "name": SECRET,
+        "key": SECRET,
     }
 
 
@@ -87,8 +89,8 @@ async def compare(api: Api, mine: httpx2.AsyncClient, ids: dict[str, str]) -> No
         body = BODIES.get(short)
         if ROUTES[route] == WORK and method != "GET":
             body = FENCE | (body or {})
-        if method == "PUT" and "{name}" in path:
-            continue  # a secret of mine with the name of hers: no id
+        if method == "PUT" and ("{name}" in path or "{key}" in path):
+            continue  # a secret or definition of mine with the name of hers: no id
         answers = []
         for chosen in (ids, random):
             url = path
@@ -113,6 +115,7 @@ async def untouched(hers: httpx2.AsyncClient, ids: dict[str, str]) -> None:
     assert (await hers.get(f"{V1}/agents/{ids['agent_id']}")).json()["status"] == "IDLE"
     assert ids["token_id"] in [each["id"] for each in (await hers.get(f"{V1}/tokens")).json()]
     assert [each["name"] for each in (await hers.get(f"{V1}/secrets")).json()] == [SECRET]
+    assert (await hers.get(f"{V1}/definitions/{SECRET}")).json()["version"] == 1
     assert (await hers.get(f"{V1}/webhooks/{ids['webhook_id']}")).json()["enabled"] is True
 
 
@@ -127,6 +130,7 @@ LISTS = (
     "workspaces",
     "stats",
     "dead-letters",
+    "definitions",
     "coordinator/status",
     "coordinator/logs",
     "me",
@@ -182,7 +186,7 @@ async def test_roles_alone_keep_tenants_apart(
 ) -> None:
     api, mine = roles_alone
     hers, ids = await furnished(api)
-    for path in ("agent-tasks", "agents", "secrets", "webhooks", "stats", "dead-letters"):
+    for path in "agent-tasks agents secrets webhooks stats dead-letters definitions".split():
         assert SECRET not in (await mine.get(f"{V1}/{path}")).text, path
     for name, path in (
         ("task_id", "agent-tasks"),
@@ -193,6 +197,7 @@ async def test_roles_alone_keep_tenants_apart(
     cancelled = await mine.post(f"{V1}/agent-tasks/{ids['task_id']}/cancel", json={})
     assert cancelled.status_code == 404
     assert (await mine.delete(f"{V1}/secrets/{SECRET}")).status_code == 404
+    assert (await mine.delete(f"{V1}/definitions/{SECRET}")).status_code == 404
     await untouched(hers, ids)
 
 

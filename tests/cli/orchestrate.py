@@ -2,10 +2,15 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tests.waiting import eventually_sync
 
 PROGRAM = Path(sys.executable).with_name("orchestrate")
 PATIENCE = 60.0
@@ -71,3 +76,44 @@ class Orchestrate:
             start_new_session=True,
             **pipes,
         )
+
+
+class Remote(Orchestrate):
+    """A command line whose server is elsewhere."""
+
+    def __init__(self, home: Path, url: str, token: str) -> None:
+        super().__init__(home)
+        self.url = url
+        self.token = token
+        del self.environment["TENUTO_DATA"]
+        self.environment |= {"TENUTO_URL": url, "TENUTO_TOKEN": token}
+
+
+@contextmanager
+def started(cli: Orchestrate, *words: str) -> Iterator[Path]:
+    """A command that runs until the block ends, and then ends well; answers where it logs."""
+    log = cli.home / f"{words[0]}.log"
+    with log.open("wb") as out:
+        process = cli.start(*words, stdout=out, stderr=out)
+    try:
+        yield log
+    finally:
+        process.terminate()
+        assert process.wait(PATIENCE) == 0, log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+@contextmanager
+def serving(cli: Orchestrate, *words: str) -> Iterator[str]:
+    """A server, by `serve` or the words, until the block ends; answers its address."""
+    with started(cli, *(words or ("serve",))) as log:
+        found = eventually_sync(
+            lambda: re.search(r"API on (\S+)", log.read_text()), timeout=PATIENCE
+        )
+        eventually_sync((cli.data / "token").exists, timeout=PATIENCE)
+        yield found[1]
+
+
+def token_of(cli: Orchestrate) -> str:
+    """The token of whoever started a server there."""
+    return (cli.data / "token").read_text().strip()

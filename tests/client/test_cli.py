@@ -10,38 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.orchestrate import PATIENCE, Orchestrate
-from tests.waiting import eventually_sync
-
-
-class Remote(Orchestrate):
-    """A command line whose server is elsewhere."""
-
-    def __init__(self, home: Path, url: str, token: str) -> None:
-        super().__init__(home)
-        self.url = url
-        self.token = token
-        del self.environment["TENUTO_DATA"]
-        self.environment |= {"TENUTO_URL": url, "TENUTO_TOKEN": token}
+from tests.cli.orchestrate import PATIENCE, Orchestrate, Remote, serving, started, token_of
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Orchestrate, str]]:
-    """A server and a worker behind it, as their machine's command line sees them."""
+    """A server as its own machine's command line sees it, and its address."""
     local = Orchestrate(tmp_path_factory.mktemp("server"))
-    log = local.home / "serve.log"
-    with log.open("wb") as out:
-        server = local.start("serve", "--port", "0", stdout=out, stderr=out)
-    try:
-        found = eventually_sync(
-            lambda: re.search(r"API on (\S+)", log.read_text()), timeout=PATIENCE
-        )
-        eventually_sync((local.data / "token").exists, timeout=PATIENCE)
-        yield local, found[1]
-    finally:
-        server.terminate()
-        assert server.wait(PATIENCE) == 0, log.read_text()
-    assert "Traceback" not in log.read_text()
+    with serving(local) as url:
+        yield local, url
 
 
 @pytest.fixture
@@ -51,20 +28,14 @@ def local(served: tuple[Orchestrate, str]) -> Orchestrate:
 
 @pytest.fixture
 def cli(served: tuple[Orchestrate, str], tmp_path: Path) -> Remote:
-    token = (served[0].data / "token").read_text().strip()
-    return Remote(tmp_path, served[1], token)
+    return Remote(tmp_path, served[1], token_of(served[0]))
 
 
 @pytest.fixture
 def worker(cli: Remote) -> Iterator[None]:
     """A worker that knows the server only."""
-    log = cli.home / "worker.log"
-    with log.open("wb") as out:
-        process = cli.start("worker", "--slots", "2", stdout=out, stderr=out)
-    yield
-    process.terminate()
-    assert process.wait(PATIENCE) == 0, log.read_text()
-    assert "Traceback" not in log.read_text()
+    with started(cli, "worker", "--slots", "2"):
+        yield
 
 
 def test_tasks_are_the_same_near_and_far(cli: Remote, local: Orchestrate) -> None:
@@ -81,6 +52,8 @@ def test_tasks_are_the_same_near_and_far(cli: Remote, local: Orchestrate) -> Non
         ("worker", "list"),
         ("agent", "list"),
         ("task", "cancel", "--tag", "same", "--dry-run"),
+        ("task", "cancel", "--tag", "same", "--min-priority", "5", "--dry-run"),
+        ("task", "cancel", "--tag", "same", "--min-priority", "6", "--dry-run"),
         ("dlq", "list"),
     ):
         assert cli.json(*words) == local.json(*words)

@@ -46,6 +46,14 @@ async def test_a_lost_answer_makes_one_task(line: Line, over: RemoteEngine, near
     assert all(each.created for each in many)
 
 
+async def test_a_lost_answer_makes_one_rerun(line: Line, over: RemoteEngine, near: Engine) -> None:
+    first = (await near.submit(NewTask(title="x"))).id
+    line.swallow = 2
+    made = await over.rerun(first)
+    assert line.swallowed == 2
+    assert [task.id for task in (await near.list()).tasks] == [made.id, first]
+
+
 async def test_a_lost_claim_is_had_again(line: Line, over: RemoteEngine, near: Engine) -> None:
     await near.submit_many([NewTask(title="a"), NewTask(title="b")])
     agent = await over.register_agent(an_agent(over))

@@ -87,6 +87,12 @@ def test_somebody_else_s_answer_is_an_outage(status: int, passing: bool) -> None
     assert may_pass(answer, found) is passing
 
 
+@pytest.mark.parametrize(("code", "passing"), [("in_progress", True), ("out_of_turn", False)])
+def test_a_request_that_is_still_being_answered_is_waited_for(code: str, passing: bool) -> None:
+    answer = answered(Conflict("why", code))
+    assert may_pass(answer, raised_by(answer)) is passing
+
+
 def test_what_does_not_fit_is_not_waited_for() -> None:
     answer = answered(Incompatible("too old"))
     assert answer.status_code == 503

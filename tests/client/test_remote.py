@@ -106,6 +106,8 @@ async def test_both_answer_alike(far: RemoteEngine, near: Engine) -> None:
             lambda e: e.list(Filter(status=("RUNNING", "DEAD"), tags=("t",)), 1),
             lambda e: e.list(Filter(priority=9, since=work.lease_until - timedelta(days=1))),
             lambda e: e.list(Filter(min_priority=6, text="TW", task_type="default")),
+            lambda e: e.act("cancel", Filter(priority=9), dry_run=True),
+            lambda e: e.act("cancel", Filter(min_priority=6), dry_run=True),
             lambda e: e.counts(),
             lambda e: e.workers(),
             lambda e: e.steps(fence.task),
@@ -150,6 +152,16 @@ async def test_people_s_side(far: RemoteEngine, near: Engine) -> None:
     await far.archive(task)
     await far.erase(task)
     assert (await near.show(task)).archived_at is not None
+
+
+async def test_a_secret_may_be_a_variable(far: RemoteEngine) -> None:
+    await far.secrets.put("token", "s3cret-value")
+    env: dict[str, str | dict[str, str]] = {"PLAIN": "x", "TOKEN": {"$secret": "token"}}
+    work = await claimed(far, NewTask(title="x", env=env))
+    assert work.env == {"PLAIN": "x", "TOKEN": "s3cret-value"}
+    assert work.secrets == ("s3cret-value",)
+    await far.complete(work.fence, "it is s3cret-value")
+    assert (await far.show(work.fence.task)).output == "it is ***"
 
 
 async def test_an_attempt_s_ends(far: RemoteEngine, near: Engine) -> None:

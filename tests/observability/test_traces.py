@@ -1,7 +1,9 @@
 """Traces: one task is one trace, from whoever submitted it to whoever completed it."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,10 +11,12 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.api.conftest import running as serving
 from tests.contract.conftest import claim_one, failure, new, running
 from tests.waiting import eventually
 
 from tenuto import tracing
+from tenuto.client.remote import AnyEngine, RemoteEngine, reach
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Invalid
 from tenuto.settings import Settings
@@ -49,29 +53,56 @@ def number_of(span: ReadableSpan) -> int:
     return place.span_id
 
 
-async def run_one(url: str, handler: Any, **options: Any) -> Any:
-    """Submit a task and let a real worker run it; answers what the task is then."""
+def one_trace(spans: InMemorySpanExporter, task: object) -> int:
+    """The number of the only trace, in which each of a task's spans is under the one before."""
+    found = by_name(spans)
+    assert set(found) == {"submit", "claim", "run", "complete"}
+    assert parent_of(found["submit"]) is None
+    for before, after in (("submit", "claim"), ("claim", "run"), ("run", "complete")):
+        assert parent_of(found[after]) == number_of(found[before]), after
+        attributes = found[after].attributes
+        assert attributes is not None
+        assert attributes["tenuto.task"] == str(task)
+    [number] = {span.get_span_context().trace_id for span in found.values()}  # type: ignore[union-attr]
+    return number
+
+
+@asynccontextmanager
+async def near(url: str) -> AsyncIterator[Engine]:
+    """An engine on the database."""
     store = SqliteStore(url.removeprefix("sqlite:///"))
     await store.migrate()
     await store.open()
     try:
-        engine = Engine(store)
-        worker = Worker(engine, Settings(poll_s=0.05, drain_s=5))
-        await worker.host_functions("agent", {None: handler})
-        stop = asyncio.Event()
-        working = asyncio.create_task(worker.run(stop))
-        task = (await engine.submit(new(**options))).id
-
-        async def ended() -> Any:
-            view = await engine.show(task)
-            return view if view.finished_at is not None else None
-
-        view = await eventually(ended)
-        stop.set()
-        await working
-        return view
+        yield Engine(store)
     finally:
         await store.close()
+
+
+@asynccontextmanager
+async def far(url: str, folder: Path) -> AsyncIterator[RemoteEngine]:
+    """An engine behind a server."""
+    settings = Settings(database=url, data=str(folder), port=0)
+    async with serving(settings) as api, reach(api.url, await api.token()) as engine:
+        yield engine
+
+
+async def run_one(engine: AnyEngine, handler: Any) -> Any:
+    """Submit a task and let a real worker run it; answers what the task is then."""
+    worker = Worker(engine, Settings(poll_s=0.05, drain_s=5))
+    await worker.host_functions("agent", {None: handler})
+    stop = asyncio.Event()
+    working = asyncio.create_task(worker.run(stop))
+    task = (await engine.submit(new())).id
+
+    async def ended() -> Any:
+        view = await engine.show(task)
+        return view if view.finished_at is not None else None
+
+    view = await eventually(ended)
+    stop.set()
+    await working
+    return view
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "function"])
@@ -86,19 +117,23 @@ async def test_a_task_is_one_trace_of_four_spans(
     async def later(ctx: Any) -> None:
         now(ctx)
 
-    view = await run_one(sqlite_url, later if kind == "coroutine" else now)
-    found = by_name(spans)
-    assert set(found) == {"submit", "claim", "run", "complete"}
-    assert parent_of(found["submit"]) is None
-    for before, after in (("submit", "claim"), ("claim", "run"), ("run", "complete")):
-        assert parent_of(found[after]) == number_of(found[before]), after
-    [number] = {span.get_span_context().trace_id for span in found.values()}  # type: ignore[union-attr]
+    async with near(sqlite_url) as engine:
+        view = await run_one(engine, later if kind == "coroutine" else now)
+    number = one_trace(spans, view.id)
     assert inside == [(f"{number:032x}", str(view.id))]
     assert view.trace_id.split("-")[1] == f"{number:032x}"
-    for name in ("claim", "run", "complete"):
-        attributes = found[name].attributes
-        assert attributes is not None
-        assert attributes["tenuto.task"] == str(view.id)
+
+
+async def test_a_task_is_one_trace_though_its_worker_is_elsewhere(
+    spans: InMemorySpanExporter, sqlite_url: str, tmp_path: Path
+) -> None:
+    async def handler(ctx: Any) -> None:
+        await ctx.progress(50)
+
+    async with far(sqlite_url, tmp_path) as engine:
+        view = await run_one(engine, handler)
+    number = one_trace(spans, view.id)
+    assert view.trace_id.split("-")[1] == f"{number:032x}"
 
 
 async def test_a_caller_s_trace_goes_on(spans: InMemorySpanExporter, engine: Engine) -> None:

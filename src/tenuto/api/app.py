@@ -10,7 +10,18 @@ from litestar.middleware import DefineMiddleware
 from litestar.openapi.config import OpenAPIConfig
 
 from tenuto import __version__
-from tenuto.api import admin, agents, idempotency, ops, problems, remote, streams, tasks, work
+from tenuto.api import (
+    admin,
+    agents,
+    definitions,
+    idempotency,
+    ops,
+    problems,
+    remote,
+    streams,
+    tasks,
+    work,
+)
 from tenuto.api.access import V1, desk_of, guard
 from tenuto.api.gate import Gate
 from tenuto.api.metrics import metrics, watched
@@ -43,6 +54,7 @@ def make_app(service: Service) -> Litestar:
         *tasks.HANDLERS,
         *work.HANDLERS,
         *agents.HANDLERS,
+        *definitions.HANDLERS,
         *ops.HANDLERS,
         *remote.HANDLERS,
         *streams.HANDLERS,

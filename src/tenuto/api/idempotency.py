@@ -16,8 +16,9 @@ from tenuto.model.errors import Conflict
 from tenuto.store.protocol import Row, Script, Statement, Store
 from tenuto.vault import Vault
 
-LARGEST = 64 * 1024
-"""Bytes of an answer that are kept; a larger one is not repeated but refused."""
+LARGEST = 1024 * 1024
+"""Bytes of an answer that are kept, enough for the largest bulk; a repetition of a request with a
+larger one is refused, so that what it made is not made twice."""
 PURPOSE = "idempotency"
 ROUTES = frozenset(
     {
@@ -78,16 +79,20 @@ class Answers:
             raise Conflict("the key was used for another request", "idempotency_conflict")
         if row["status"] is None:
             raise Conflict("the first request with the key is not answered yet", "in_progress")
+        if row["body"] is None:
+            raise Conflict(
+                "the request was answered before, at a length that is not kept",
+                "idempotency_conflict",
+            )
         raise Repeated(Kept(row["status"], row["body"].encode()))
 
     async def end(self, key: str, route: str, status: int, body: bytes) -> None:
-        """Keep the answer, or forget the request where it failed or said too much."""
-        kept = status < 300 and len(body) <= LARGEST
+        """Keep the answer, unless it is too long; forget a request that failed."""
         params: dict[str, Any] = {"workspace": self._workspace, "key": key, "route": route}
         wanted = Statement("idempotency_forget", params)
-        if kept:
-            more = {"status": status, "body": body.decode()}
-            wanted = Statement("idempotency_end", params | more)
+        if status < 300:
+            kept = body.decode() if len(body) <= LARGEST else None
+            wanted = Statement("idempotency_end", params | {"status": status, "body": kept})
 
         def script() -> Script[None]:
             yield wanted

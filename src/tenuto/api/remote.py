@@ -5,7 +5,7 @@ reports by their fence.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 from uuid import UUID
@@ -16,13 +16,14 @@ from litestar import Request, get, post
 from litestar.params import FromPath, JSONBody, QueryParameter
 
 from tenuto.api.agents import profile_of
+from tenuto.api.polls import polling
 from tenuto.api.service import AtDesk
 from tenuto.api.shapes import AgentBody, FailBody, Fenced, Said, TaskBody
 from tenuto.api.tasks import Limit, Lines
 from tenuto.api.work import LONGEST_WAIT_S, Claims, Ended, claimed, ended, fence_of, lease_of
+from tenuto.engine.claim import Work
 from tenuto.engine.registry import AgentView
 from tenuto.engine.upkeep import Upkeep
-from tenuto.loop import wait_any
 from tenuto.model import limits
 from tenuto.model.errors import Forbidden, NotFound
 from tenuto.store.protocol import Statement
@@ -166,18 +167,15 @@ async def claim(
     limits.number("the length of claimToken", len(data.claim_token), LEAST_TOKEN, limits.MAX_NAME)
     agent = await desk.registry.profile(data.agent_id)
     await desk.registry.seen(agent.id)
-    async with _turn(desk, data.claim_token), _listening(desk, request) as (heard, left):
+    lease_s = lease_of(desk, agent, data.lease_seconds)
+
+    def take() -> Awaitable[list[Work]]:
+        return desk.engine.claim(agent, worker_id, data.limit, lease_s, data.claim_token)
+
+    async with _turn(desk, data.claim_token), polling(desk, request) as poll:
         found = await desk.engine.claimed(agent.id, data.claim_token)
-        lease_s = lease_of(desk, agent, data.lease_seconds)
-        clock = desk.service.clock
-        until = clock.elapsed() + data.wait_seconds
-        while not found and data.limit and not left.is_set():
-            heard.clear()
-            found = await desk.engine.claim(agent, worker_id, data.limit, lease_s, data.claim_token)
-            pause = min(until - clock.elapsed(), desk.service.settings.poll_s)
-            if found or pause <= 0 or desk.service.stopping.is_set():
-                break
-            await wait_any([heard, left, desk.service.stopping], pause, clock)
+        if not found and data.limit:
+            found = await poll.until(data.wait_seconds, take)
     return Claims([claimed(desk, agent.id, work) for work in found])
 
 
@@ -187,28 +185,6 @@ async def _turn(desk: AtDesk, token: str) -> AsyncIterator[None]:
     lock = _turns.setdefault((desk.workspace, token), asyncio.Lock())
     async with lock:
         yield
-
-
-@asynccontextmanager
-async def _listening(
-    desk: AtDesk, request: Request[Any, Any, Any]
-) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
-    """Events that a hint, and the end of the connection, set."""
-    heard, left = asyncio.Event(), asyncio.Event()
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        left.set()
-
-    watching = asyncio.create_task(watch())
-    unsubscribe = desk.engine.subscribe(lambda _topic: heard.set())
-    try:
-        yield heard, left
-    finally:
-        unsubscribe()
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
 
 
 @post("/workers/{worker_id:str}/sweep", status_code=200)

@@ -50,7 +50,8 @@ class TaskBody(Written):
     runtime: str | None = None
     command: list[str] | None = None
     cwd: str | None = None
-    env: dict[str, str] | None = None
+    env: dict[str, str | dict[str, str]] | None = None
+    """Texts, and references to stored secrets."""
     priority: int = 5
     tags: list[str] = []
     task_tags: list[str] = []
@@ -190,6 +191,7 @@ class FilterBody(Written):
 
     status: list[str] = []
     tags: list[str] = []
+    priority: int | None = None
     min_priority: int | None = None
     task_type: str | None = None
     agent_id: UUID | None = None
@@ -202,6 +204,7 @@ class FilterBody(Written):
         return Filter(
             status=tuple(self.status),
             tags=tuple(self.tags),
+            priority=self.priority,
             min_priority=self.min_priority,
             task_type=self.task_type,
             agent=self.agent_id,

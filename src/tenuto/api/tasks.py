@@ -92,8 +92,9 @@ def _may_hold_secrets(new: NewTask) -> bool:
 
 
 @post("/agent-tasks/bulk")
-async def create_many(desk: AtDesk, data: JSONBody[BulkBody]) -> MadeTasks:
-    """Submit many tasks, all or none."""
+async def create_many(desk: AtDesk, data: JSONBody[BulkBody], key: Key = None) -> MadeTasks:
+    """Submit many tasks, all or none; repeated with one key, it is one submit."""
+    del key  # the guard has seen to it
     if not data.tasks:
         raise Invalid("tasks is empty", field="tasks")
     news = [body.task() for body in data.tasks]
@@ -262,16 +263,18 @@ async def archive(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
 
 
 @post("/agent-tasks/{task_id:uuid}/rerun")
-async def rerun(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
-    """A new task that asks for the same."""
+async def rerun(desk: AtDesk, task_id: FromPath[UUID], key: Key = None) -> TaskView:
+    """A new task that asks for the same; repeated with one key, it is one task."""
+    del key  # the guard has seen to it
     await _count(desk, 1)
     made = await desk.engine.rerun(task_id)
     return await desk.engine.show(made.id)
 
 
 @post("/agent-tasks/actions", status_code=200)
-async def act(desk: AtDesk, data: JSONBody[ActionsBody]) -> ActedOn:
-    """One action for every task that a filter picks."""
+async def act(desk: AtDesk, data: JSONBody[ActionsBody], key: Key = None) -> ActedOn:
+    """One action for every task that a filter picks; repeated with one key, it is one action."""
+    del key  # the guard has seen to it
     result = await desk.engine.act(
         data.action,
         data.filter.filter(),

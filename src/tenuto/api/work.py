@@ -1,14 +1,16 @@
 """The agents' side: claim, report, live. Every write carries the fence of its attempt."""
 
-import asyncio
+from collections.abc import Awaitable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from litestar import patch, post
+from litestar import Request, patch, post
 from litestar.params import FromPath, JSONBody
 
+from tenuto.api.polls import polling
 from tenuto.api.service import AtDesk
 from tenuto.api.shapes import (
     ClaimBody,
@@ -24,9 +26,8 @@ from tenuto.api.shapes import (
 )
 from tenuto.engine.claim import Work
 from tenuto.engine.report import Line
-from tenuto.loop import wait_any
 from tenuto.model import limits
-from tenuto.model.errors import Conflict, Invalid
+from tenuto.model.errors import Conflict, Invalid, TenutoError
 from tenuto.model.matching import AgentProfile
 from tenuto.model.task import Fence
 
@@ -103,30 +104,38 @@ class Saved(msgspec.Struct, frozen=True, rename="camel"):
 
 @post("/agents/{agent_id:uuid}/claim", status_code=200)
 async def claim(
-    desk: AtDesk, agent_id: FromPath[UUID], data: JSONBody[ClaimBody | None] = None
+    request: Request[Any, Any, Any],
+    desk: AtDesk,
+    agent_id: FromPath[UUID],
+    data: JSONBody[ClaimBody | None] = None,
 ) -> Claims:
-    """Take up to `limit` tasks for the agent, waiting up to `waitSeconds` for the first."""
+    """Take up to `limit` tasks for the agent, waiting up to `waitSeconds` for the first.
+
+    An agent that leaves while it waits is given nothing.
+    """
     wish = data or ClaimBody()
     limits.number("limit", wish.limit, 1, MOST)
     limits.number("waitSeconds", wish.wait_seconds, 0, LONGEST_WAIT_S)
     agent = await desk.registry.profile(agent_id)
     worker = wish.worker or f"http:{agent.name}"
     lease_s = lease_of(desk, agent, wish.lease_seconds)
-    await desk.registry.seen(agent_id)
-    until = desk.service.clock.elapsed() + wish.wait_seconds
-    heard = asyncio.Event()
-    unsubscribe = desk.service.wakeups.subscribe(lambda _topic: heard.set())
-    try:
-        while True:
-            heard.clear()
-            found = await desk.engine.claim(agent, worker, wish.limit, lease_s)
-            left = until - desk.service.clock.elapsed()
-            if found or left <= 0 or desk.service.stopping.is_set():
-                return Claims([claimed(desk, agent_id, work) for work in found])
-            pause = min(left, desk.service.settings.poll_s)
-            await wait_any([heard, desk.service.stopping], pause, desk.service.clock)
-    finally:
-        unsubscribe()
+
+    def take() -> Awaitable[list[Work]]:
+        return desk.engine.claim(agent, worker, wish.limit, lease_s)
+
+    async with polling(desk, request) as poll:
+        await desk.registry.seen(agent_id)
+        found = await poll.until(wish.wait_seconds, take)
+        if poll.left.is_set():
+            await _give_back(desk, found)
+    return Claims([claimed(desk, agent_id, work) for work in found])
+
+
+async def _give_back(desk: AtDesk, works: list[Work]) -> None:
+    """Release what nobody will hear of, each with its try; where that fails, its lease runs out."""
+    for work in works:
+        with suppress(TenutoError):
+            await desk.engine.release(work.fence)
 
 
 def lease_of(desk: AtDesk, agent: AgentProfile, asked: int | None) -> int:

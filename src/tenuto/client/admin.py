@@ -1,6 +1,6 @@
 """Administration: tokens, users, workspaces and webhooks of a server; whoever coordinates."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
@@ -133,7 +133,7 @@ class Webhooks(Resource):
 
     what = "a webhook"
 
-    async def list(self) -> AsyncIterator[WebhookView]:
+    async def list(self) -> AsyncGenerator[WebhookView, None]:
         """The endpoints, newest first."""
         cursor = None
         while True:

@@ -1,6 +1,6 @@
 """The agents of a workspace, on the database itself or behind a server."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -52,7 +52,7 @@ class Agents:
         self._engine = engine
         self._place: _Place = _Far(engine) if isinstance(engine, RemoteEngine) else _Near(engine)
 
-    async def list(self) -> AsyncIterator[AgentView]:
+    async def list(self) -> AsyncGenerator[AgentView, None]:
         """The agents by name."""
         after: str | None = None
         while page := await self._place.page(after, PAGE):

@@ -1,20 +1,31 @@
 """The library's face: tasks, agents and administration, over HTTP or on a database itself."""
 
-import asyncio
-import threading
-from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import AsyncExitStack
-from inspect import isasyncgen, iscoroutine
 from typing import Any, Self
 
 import msgspec
 
 from tenuto.client.admin import Access, Coordinators, Tokens, Users, Webhooks, Workspaces
 from tenuto.client.agents import Agents, needs_a_server
+from tenuto.client.blocking import (
+    BlockingAccess,
+    BlockingAgents,
+    BlockingCoordinators,
+    BlockingDefinitions,
+    BlockingSecrets,
+    BlockingTasks,
+    BlockingTokens,
+    BlockingUsers,
+    BlockingWebhooks,
+    BlockingWorkspaces,
+    Waiter,
+)
+from tenuto.client.definitions import RemoteDefinitions
 from tenuto.client.link import Ask
 from tenuto.client.remote import AnyEngine, RemoteEngine, RemoteSecrets
 from tenuto.client.target import Target, choose, opened
 from tenuto.client.tasks import TaskFailed, Tasks
+from tenuto.engine.definitions import Definitions
 from tenuto.engine.secrets import Secrets
 from tenuto.model.errors import Invalid
 
@@ -88,6 +99,10 @@ class AsyncClient:
         return self.engine.secrets
 
     @property
+    def definitions(self) -> Definitions | RemoteDefinitions:
+        return self.engine.definitions
+
+    @property
     def webhooks(self) -> Webhooks:
         return Webhooks(self.engine)
 
@@ -141,16 +156,12 @@ class Client:
     def __init__(
         self, target: str | None = None, token: str | None = None, workspace: str | None = None
     ) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="tenuto-client", daemon=True
-        )
-        self._thread.start()
+        self._waiter = Waiter()
         try:
             self._client = AsyncClient(target, token, workspace)
-            self._wait(self._client.open())
+            self._waiter.wait(self._client.open())
         except BaseException:
-            self._end()
+            self._waiter.end()
             raise
 
     def __enter__(self) -> Self:
@@ -161,62 +172,58 @@ class Client:
 
     def close(self) -> None:
         """Let go of connections and of the thread."""
-        if not self._loop.is_closed():
-            self._wait(self._client.close())
-            self._end()
+        if not self._waiter.ended:
+            self._waiter.wait(self._client.close())
+            self._waiter.end()
 
     @property
     def target(self) -> Target:
         return self._client.target
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self._blocking(getattr(self._client, name))
+    @property
+    def tasks(self) -> BlockingTasks:
+        return BlockingTasks(self._waiter, self._client.tasks)
 
-    def _blocking(self, found: Any) -> Any:
-        """A method that waits for its answer, or a group of such methods."""
-        if callable(found):
-            return lambda *args, **fields: self._answer(found(*args, **fields))
-        return _Blocking(self, found)
+    @property
+    def agents(self) -> BlockingAgents:
+        return BlockingAgents(self._waiter, self._client.agents)
 
-    def _answer(self, answer: Any) -> Any:
-        if iscoroutine(answer):
-            return self._wait(answer)
-        return self._each(answer) if isasyncgen(answer) else answer
+    @property
+    def secrets(self) -> BlockingSecrets:
+        return BlockingSecrets(self._waiter, self._client.secrets)
 
-    def _each(self, items: AsyncGenerator[Any, Any]) -> Iterator[Any]:
-        try:
-            while True:
-                try:
-                    yield self._wait(anext(items))
-                except StopAsyncIteration:
-                    return
-        finally:
-            if not self._loop.is_closed():
-                self._wait(items.aclose())
+    @property
+    def definitions(self) -> BlockingDefinitions:
+        return BlockingDefinitions(self._waiter, self._client.definitions)
 
-    def _wait(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(_awaited(work), self._loop).result()
+    @property
+    def webhooks(self) -> BlockingWebhooks:
+        return BlockingWebhooks(self._waiter, self._client.webhooks)
 
-    def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    @property
+    def tokens(self) -> BlockingTokens:
+        return BlockingTokens(self._waiter, self._client.tokens)
 
+    @property
+    def users(self) -> BlockingUsers:
+        return BlockingUsers(self._waiter, self._client.users)
 
-class _Blocking:
-    """One group of methods of a client."""
+    @property
+    def workspaces(self) -> BlockingWorkspaces:
+        return BlockingWorkspaces(self._waiter, self._client.workspaces)
 
-    def __init__(self, client: Client, group: Any) -> None:
-        self._client = client
-        self._group = group
+    @property
+    def coordinator(self) -> BlockingCoordinators:
+        return BlockingCoordinators(self._waiter, self._client.coordinator)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return self._client._blocking(getattr(self._group, name))  # noqa: SLF001  its other half
+    @property
+    def access(self) -> BlockingAccess:
+        return BlockingAccess(self._waiter, self._client.access)
 
+    def stats(self) -> Stats:
+        """How many tasks, workers and agents the workspace has."""
+        return self._waiter.wait(self._client.stats())
 
-async def _awaited(work: Coroutine[Any, Any, Any]) -> Any:
-    return await work
+    def health(self) -> dict[str, Any]:
+        """How the server's parts are."""
+        return self._waiter.wait(self._client.health())

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 import httpx2
 import msgspec
 
-from tenuto import __version__
+from tenuto import __version__, tracing
 from tenuto.client.problems import may_pass, raised_by, retry_after, unreachable
 from tenuto.clock import Clock
 from tenuto.model.errors import Invalid, Unavailable
@@ -108,6 +108,8 @@ class Link:
 
     async def _send(self, ask: Ask) -> httpx2.Response:
         headers = dict(ask.headers)
+        if (place := tracing.here()) is not None:
+            headers["traceparent"] = place
         content = None
         if ask.body is not msgspec.UNSET:
             content = msgspec.json.encode(ask.body)

@@ -67,6 +67,8 @@ def raised_by(answer: httpx2.Response) -> Exception:
 
 def may_pass(answer: httpx2.Response, failure: Exception) -> bool:
     """Whether the same request may succeed later."""
+    if isinstance(failure, Conflict):
+        return failure.code == "in_progress"
     return answer.status_code in PASSING and isinstance(failure, Unavailable | TooMany)
 
 

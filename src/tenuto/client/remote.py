@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -24,8 +24,10 @@ from tenuto.engine.views import (
     TaskView,
     WorkerView,
 )
-from tenuto.model.errors import Invalid
 from tenuto.model.submission import NewTask
+
+if TYPE_CHECKING:
+    from tenuto.client.definitions import RemoteDefinitions
 
 T = TypeVar("T")
 MANY_S = 300.0
@@ -117,9 +119,11 @@ class RemoteEngine(RemoteWork):
         await self.link.ask(type(None), Ask(method="DELETE", path=f"{V1}/agent-tasks/{task}"))
 
     async def rerun(self, task: UUID) -> Submitted:
-        """A new task that asks for the same."""
-        made = await self.link.ask(TaskView, self._post(f"agent-tasks/{task}/rerun"))
-        return Submitted(made.id)
+        """A new task that asks for the same, made once though the answer be lost."""
+        path = f"{V1}/agent-tasks/{task}/rerun"
+        headers = {"Idempotency-Key": str(self.clock.new_id())}
+        ask = Ask(method="POST", path=path, headers=headers, repeatable=True)
+        return Submitted((await self.link.ask(TaskView, ask)).id)
 
     async def act(
         self,
@@ -131,8 +135,6 @@ class RemoteEngine(RemoteWork):
         dry_run: bool = False,
     ) -> ActionResult:
         """One action for every task a filter picks."""
-        if where.priority is not None:
-            raise Invalid("an action cannot pick by one priority; use min_priority")
         body = {
             "action": action,
             "filter": filter_body(where),
@@ -199,6 +201,13 @@ class RemoteEngine(RemoteWork):
     def secrets(self) -> "RemoteSecrets":
         """The workspace's named secrets."""
         return RemoteSecrets(self.link)
+
+    @property
+    def definitions(self) -> "RemoteDefinitions":
+        """What may run more than once."""
+        from tenuto.client.definitions import RemoteDefinitions  # noqa: PLC0415  YAML only when used
+
+        return RemoteDefinitions(self.link)
 
     async def _order(self, task: UUID, what: str, body: Any = msgspec.UNSET) -> None:
         await self.link.ask(TaskView, self._post(f"agent-tasks/{task}/{what}", body))

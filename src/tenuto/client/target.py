@@ -21,11 +21,14 @@ CONFIG = "config.toml"
 
 
 class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `orchestrate login` remembers."""
+    """What `orchestrate login` remembers, and the environment outweighs."""
 
     url: str | None = None
+    """The server of commands, clients and workers, as `http://host:8484`; else the database."""
     token: str | None = None
+    """The key to that server."""
     workspace: str | None = None
+    """The id of the workspace there, for a login that has several; else its first."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):

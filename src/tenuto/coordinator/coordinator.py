@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 from tenuto.crash import crash_point
+from tenuto.engine.core import FLOW_WORK
 from tenuto.engine.engine import Engine
+from tenuto.engine.flows import Flows
 from tenuto.engine.upkeep import BATCH, Sink
 from tenuto.loop import repeat
 from tenuto.metrics import HERE
@@ -32,6 +34,7 @@ class Counts(msgspec.Struct):
     expired: int = 0
     promoted: int = 0
     relayed: int = 0
+    flowed: int = 0
     archived: int = 0
     pruned: int = 0
 
@@ -56,7 +59,12 @@ class Coordinator:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Cycle until `stop`, then let somebody else lead at once."""
-        await repeat(self._guarded, lambda: self.settings.tick_s, stop, self.engine.clock)
+        left = asyncio.Event()
+        silence = self.engine.subscribe(lambda topic: left.set() if topic == FLOW_WORK else None)
+        try:
+            await repeat(self._guarded, lambda: self.settings.tick_s, stop, self.engine.clock, left)
+        finally:
+            silence()
         crash_point("coordinator.before_resign")
         try:
             await self.engine.upkeep.resign(NAME, self.name)
@@ -74,9 +82,19 @@ class Coordinator:
         except Exception:
             log.exception("a fault in the cycle; the next one goes on")
 
+    async def _flow(self, counts: Counts) -> None:
+        """Do what cascades left, whoever leads: each piece is done once, by whoever takes it."""
+        flows = Flows(self.engine.system, self.engine.workspace, self.name)
+        for _ in range(ROUNDS):
+            done = await flows.work_once()
+            counts.flowed += done
+            if not done:
+                break
+
     async def cycle_once(self) -> Counts:
         """All duties once, if this coordinator leads."""
         counts = Counts()
+        await self._flow(counts)
         if self.settings.leader:
             seconds = max(3 * self.settings.tick_s, 1.0)
             leadership = await self.engine.upkeep.lead(NAME, self.name, seconds)

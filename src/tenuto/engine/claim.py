@@ -8,7 +8,10 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.core import Core, decode
+from tenuto.engine.core import Core
+from tenuto.engine.dressing import Dressing
+from tenuto.engine.plans import refers
+from tenuto.engine.rows import decode
 from tenuto.engine.sealing import Opened, Sealing
 from tenuto.model import commands, limits
 from tenuto.model.decide import token_hash
@@ -45,6 +48,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     parent: UUID | None
     trace_id: str | None
     checkpoint: Any
+    flow: UUID | None = None
+    key: str | None = None
+    previous: Any = None
+    """What the task before it in its flow has made."""
     secrets: tuple[str, ...] = ()
     """The secret values among all this: to be struck from whatever the attempt says."""
 
@@ -61,6 +68,7 @@ class Claiming:
     def __init__(self, core: Core, sealing: Sealing) -> None:
         self._core = core
         self._sealing = sealing
+        self._dressing = Dressing(core.plans)
         self._kind = Kind("claim", self._script, one_statement=True, alone=True)
         self._counted = Kind("claim_counted", self._counted_script, alone=True)
 
@@ -179,6 +187,7 @@ class Claiming:
     async def _understand(self, rows: list[Row], token: str) -> list[Work]:
         works = []
         secret = []
+        placed = []
         for row in sorted(rows, key=itemgetter("rank")):
             try:
                 works.append(_work(row, token))
@@ -187,11 +196,32 @@ class Claiming:
                 continue
             if marked(row["input"]) or marked(row["env"]):
                 secret.append(row)
+            if row["flow"] is not None or refers(row["input"]):
+                placed.append(row)
+        if placed:
+            works = await self._in_place(works, placed)
         if secret:
             works = await self._with_secrets(works, await self._sealing.open(secret))
         for work in works:
             self._sealing.remember(work.fence, work.secrets)
         return works
+
+    async def _in_place(self, works: list[Work], rows: list[Row]) -> list[Work]:
+        """The works with what their flows add; those that lack something fail for good."""
+        dressed = await self._core.read(self._dressing.dress(rows))
+        whole = []
+        for work in works:
+            found = dressed.get(work.fence.task)
+            if isinstance(found, TenutoError):
+                failure = commands.Failure(message=found.message, retryable=False)
+                command = commands.Fail(fence=work.fence, failure=failure)
+                with suppress(TenutoError):
+                    await self._core.order(work.fence.task, command, actor="engine")
+            elif found is None:
+                whole.append(work)
+            else:
+                whole.append(msgspec.structs.replace(work, **found))
+        return whole
 
     async def _with_secrets(
         self, works: list[Work], opened: dict[UUID, Opened | TenutoError]
@@ -256,6 +286,8 @@ def _work(row: Row, token: str) -> Work:
         parent=get("parent"),
         trace_id=get("trace_id"),
         checkpoint=decode(get("checkpoint")),
+        flow=get("flow"),
+        key=get("key"),
     )
 
 

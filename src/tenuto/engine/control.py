@@ -5,8 +5,9 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.core import Core, decode
+from tenuto.engine.core import Core
 from tenuto.engine.query import Filter, Querying
+from tenuto.engine.rows import decode
 from tenuto.engine.sealing import Sealing
 from tenuto.engine.submit import Submitted, Submitting
 from tenuto.model import commands, limits

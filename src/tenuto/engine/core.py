@@ -1,19 +1,23 @@
 """What all use cases share: the store, group commit, hints, the lanes, and load-decide-write."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 import msgspec
 
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
+from tenuto.crash import crash_point
+from tenuto.engine.cascade import Cascade, Ended
 from tenuto.engine.lanes import Lanes
-from tenuto.model.commands import Command, Complete, Moment
+from tenuto.engine.plans import Plans
+from tenuto.engine.rows import CorruptRow, task_of, write_changes
+from tenuto.model.commands import Command, Moment
 from tenuto.model.decide import decide
 from tenuto.model.errors import Conflict, NotFound, TenutoError
-from tenuto.model.task import Change, Status, Task
+from tenuto.model.task import TERMINAL, Change, Status
 from tenuto.store.batching import Answers, Batcher, Kind
 from tenuto.store.protocol import Row, Script, Statement, Store
 
@@ -23,21 +27,11 @@ if TYPE_CHECKING:
     Keys = Vault | Callable[[], Vault] | None
     """A vault, or how to open it."""
 
+T = TypeVar("T")
+FLOW_WORK = "flow"
+"""The topic of hints that something of a flow was left to do."""
 Decided = Change | TenutoError | None
 """A change, a refusal, or `None` for a repeated message."""
-
-_STATUS = {status.value: status for status in Status}
-_CHANGED = (
-    "id version status hold unmet rank priority tries free_ends free_mark losses agent worker"
-    " session_key lease_until timeout_s watch_s cancel_requested_at pause_requested_at"
-    " hung_warned_at run_at resume_at wait_until next_attempt_at due_at last_error error_class"
-    " last_outcome updated_at started_at finished_at archived_at"
-).split()
-
-
-_TIMES = tuple(
-    name for name in Task.__struct_fields__ if name.endswith(("_at", "lease_until", "wait_until"))
-)
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -49,30 +43,11 @@ class Order(msgspec.Struct, frozen=True):
     actor: str | None
 
 
-class CorruptRow(Exception):
-    """A stored row that cannot be understood."""
+class Done(msgspec.Struct, frozen=True):
+    """What an order came to; one of those that share a transaction tells what followed."""
 
-    def __init__(self, task: UUID, why: str) -> None:
-        super().__init__(why)
-        self.task = task
-
-
-def task_of(row: Row) -> Task:
-    """The task in a row; raises `CorruptRow` when no task could have been written like that."""
-    try:
-        fields = {name: row[name] for name in Task.__struct_fields__}
-        fields["status"] = _STATUS[row["status"]]
-        task = Task(**fields)
-        if task.retry is not None:
-            _ = task.policy
-        if not isinstance(task.workspace, UUID):
-            raise TypeError("workspace is not an id")
-        for name in _TIMES:
-            if not isinstance(fields[name], datetime | None):
-                raise TypeError(f"{name} is beyond the calendar")
-    except (KeyError, ValueError, TypeError, msgspec.MsgspecError) as error:
-        raise CorruptRow(row["id"], f"unreadable row: {error!r}") from error
-    return task
+    change: Change | None
+    cascade: Cascade | None = None
 
 
 class Core:
@@ -84,6 +59,7 @@ class Core:
         self._vault = vault
         self.batcher = Batcher(store)
         self.lanes = Lanes(store)
+        self.plans = Plans()
         self._orders = Kind("orders", self._order_script)
 
     @property
@@ -113,9 +89,49 @@ class Core:
     ) -> Change | None:
         """Apply a command to a task: load, decide, write, in a shared transaction."""
         item = Order(task, workspace, command, actor)
-        change: Change | None = await self.batcher.submit(self._orders, item, key=task.int)
-        self.announce([change])
-        return change
+        done: Done = await self.batcher.submit(self._orders, item, key=task.int)
+        self.announce([done.change])
+        if done.cascade is not None:
+            self.announce_cascade(done.cascade)
+        return done.change
+
+    def cascade(self, actor: str | None, *, strict: bool = False) -> Cascade:
+        """What follows from ends, for one transaction."""
+        return Cascade(self.clock, self.plans, actor, strict=strict)
+
+    async def flowing(self, script: Callable[[Cascade], Script[T]], actor: str | None) -> T:
+        """Run a script and all that follows from it, then hint at what came of it."""
+
+        def whole() -> Script[tuple[T, Cascade]]:
+            cascade = self.cascade(actor)
+            answer = yield from script(cascade)
+            yield from cascade.follow()
+            return answer, cascade
+
+        crash_point("flow.before_commit")
+        answer, cascade = await self.store.transact(whole)
+        crash_point("flow.committed")
+        self.announce_cascade(cascade)
+        return answer
+
+    async def read(self, script: Script[T]) -> T:
+        """Run a script that only reads, each statement in a snapshot of its own."""
+        try:
+            statement = next(script)
+            while True:
+                statement = script.send(await self.store.fetch(statement))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def announce_cascade(self, cascade: Cascade) -> None:
+        """Hint at what a cascade made claimable, asked of workers, or left to do."""
+        self.announce(cascade.changes)
+        topics = {f"lane:{lane}" for lane in cascade.lanes}
+        if cascade.unfinished:
+            topics.add(FLOW_WORK)
+        if topics:
+            self.wakeups.announce(topics)
 
     def _order_script(self, orders: list[Order]) -> Script[Answers]:
         ids = sorted({order.task for order in orders})
@@ -123,6 +139,7 @@ class Core:
         found = {row["id"]: row for row in rows}
         answers: dict[int, Decided] = {}
         decided: list[tuple[Change, Command]] = []
+        ended: list[Ended] = []
         for index, order in enumerate(orders):
             row = found.get(order.task)
             if row is None or order.workspace not in (None, row["workspace"]):
@@ -137,12 +154,17 @@ class Core:
             change = answers[index]
             if isinstance(change, Change):
                 decided.append((change, order.command))
+                if row["watched"] and change.task.status in TERMINAL:
+                    ended.append(Ended(order.task, row["workspace"], change.task.status))
         if decided:
             yield write_changes(decided)
         for change, _ in decided:
             if change.task.hold == "quota" and change.task.resume_at is not None:
                 yield _close_lane(change)
-        return [answers[index] for index in range(len(orders))]
+        cascade = self.cascade(orders[0].actor) if ended else None
+        if cascade is not None:
+            yield from cascade.follow(ended)
+        return _told([answers[index] for index in range(len(orders))], cascade)
 
     def consider(self, row: Row, command: Command, actor: str | None) -> Decided:
         """What the model makes of a command on a row; a refusal is an answer here."""
@@ -174,69 +196,19 @@ class Core:
             self.wakeups.announce(topics)
 
 
+def _told(answers: list[Decided], cascade: Cascade | None) -> Answers:
+    """What each caller hears; one of those that were not refused tells what followed."""
+    told: list[Any] = []
+    for answer in answers:
+        if isinstance(answer, TenutoError):
+            told.append(answer)
+        else:
+            told.append(Done(answer, cascade))
+            cascade = None
+    return told
+
+
 def _close_lane(change: Change) -> Statement:
     """A provider's limit holds for every task of the lane, until its reset."""
     task, why = change.task, f"provider limit: {change.event.message}"
     return Statement("lane_close", {"lane": task.lane, "until": task.resume_at, "why": why})
-
-
-def write_changes(decided: Sequence[tuple[Change, Command]]) -> Statement:
-    """The statement that writes decided changes with their events and ended attempts."""
-    rows: dict[str, list[tuple[Any, ...]]] = {"changed": [], "ended": [], "noted": [], "result": []}
-    for change, command in decided:
-        task, event, end = change.task, change.event, change.end
-        cells = [getattr(task, name) for name in _CHANGED]
-        cells[1] = task.version - 1
-        rows["changed"].append(tuple(cells))
-        rows["noted"].append(
-            (
-                task.id,
-                task.version,
-                task.workspace,
-                task.event_xid,
-                event.kind,
-                event.level,
-                event.message,
-                event.previous,
-                event.new,
-                event.attempt,
-                event.agent,
-                event.actor,
-                event.session_key,
-                event.stack_trace,
-                _json(event.data),
-                task.updated_at,
-            )
-        )
-        if end is not None:
-            rows["ended"].append(
-                (
-                    task.id,
-                    end.attempt,
-                    task.workspace,
-                    end.outcome,
-                    end.agent,
-                    end.worker,
-                    end.session_key,
-                    end.started_at,
-                    end.ended_at,
-                    end.error_class,
-                    end.message,
-                    end.stack,
-                    end.exit_code,
-                    _json(end.receipt),
-                    end.unconfirmed,
-                )
-            )
-        if isinstance(command, Complete) and (command.output or command.summary):
-            rows["result"].append((task.id, task.workspace, command.output, command.summary))
-    return Statement("change", rows=rows)
-
-
-def _json(value: Any) -> str | None:
-    return None if value is None else msgspec.json.encode(value).decode()
-
-
-def decode(text: str | None) -> Any:
-    """The value of JSON that the store keeps."""
-    return None if text is None else msgspec.json.decode(text)

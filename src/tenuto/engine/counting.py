@@ -6,8 +6,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from tenuto.engine.core import Core, decode
+from tenuto.engine.core import Core
 from tenuto.engine.registry import STALE_AFTER_S
+from tenuto.engine.rows import decode
 from tenuto.metrics import Metrics
 from tenuto.model.errors import TenutoError
 from tenuto.model.task import LEASED, TERMINAL, Outcome, Status

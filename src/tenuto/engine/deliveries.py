@@ -10,8 +10,9 @@ import msgspec
 
 from tenuto.clock import Clock
 from tenuto.crash import crash_point
-from tenuto.engine.core import Core, decode
+from tenuto.engine.core import Core
 from tenuto.engine.hooks import unseal
+from tenuto.engine.rows import decode
 from tenuto.engine.sealing import vault_of
 from tenuto.model import limits, webhooks
 from tenuto.model.errors import TenutoError

@@ -5,7 +5,8 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.core import Core, CorruptRow, write_changes
+from tenuto.engine.core import Core
+from tenuto.engine.rows import CorruptRow, write_changes
 from tenuto.model import commands, limits
 from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.task import Change

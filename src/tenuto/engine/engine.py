@@ -15,6 +15,8 @@ from tenuto.engine.claim import Claiming, Work
 from tenuto.engine.control import Action, ActionResult, Controlling
 from tenuto.engine.core import Core
 from tenuto.engine.edit import Changes, Editing
+from tenuto.engine.flows import Flows
+from tenuto.engine.inbox import Inbox
 from tenuto.engine.query import Filter, Querying
 from tenuto.engine.report import Beat, Line, Presence, Reporting
 from tenuto.engine.sealing import Sealing
@@ -39,6 +41,7 @@ from tenuto.store.protocol import Row, Script, Statement, Store
 
 if TYPE_CHECKING:
     from tenuto.engine.core import Keys
+    from tenuto.engine.definitions import Definitions
 
 DEFAULT_WORKSPACE = UUID("00000000-0000-7000-8000-000000000001")
 
@@ -77,9 +80,26 @@ class Engine:
         return self.core.clock
 
     @property
+    def flows(self) -> Flows:
+        """The workspace's flows."""
+        return Flows(self.core, self.workspace, self.actor)
+
+    @property
+    def inbox(self) -> Inbox:
+        """What waits for people."""
+        return Inbox(self.core, self.workspace, self.actor)
+
+    @property
     def secrets(self) -> Secrets:
         """The workspace's named secrets."""
         return Secrets(self.core, self.workspace, self.actor)
+
+    @property
+    def definitions(self) -> "Definitions":
+        """What may run more than once."""
+        from tenuto.engine.definitions import Definitions  # noqa: PLC0415  YAML only when used
+
+        return Definitions(self.core, self.workspace, self.flows)
 
     async def submit(self, new: NewTask) -> Submitted:
         """Accept a task; it is never lost once this returns."""

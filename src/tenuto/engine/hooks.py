@@ -10,7 +10,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tenuto.clock import Clock
-from tenuto.engine.core import Core, decode
+from tenuto.engine.core import Core
+from tenuto.engine.rows import decode
 from tenuto.engine.sealing import vault_of
 from tenuto.model import limits
 from tenuto.model.errors import Conflict, NotFound

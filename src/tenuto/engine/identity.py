@@ -41,10 +41,24 @@ class Identity:
         return self._store.clock
 
     async def bootstrap(self, workspace: UUID) -> Made | None:
-        """The first owner's token, when nobody was ever given one."""
+        """The first owner's token, when nobody was ever given one.
+
+        Of several processes that start at once, one gets it.
+        """
+        made = self._fresh()
+        params = _stored(made, workspace, "bootstrap", Role.OWNER, SCOPES, self.clock.now())
+
+        def script() -> Script[bool]:
+            # The row is held until the token is there for whoever looks next.
+            yield Statement("workspace_lock", {"workspace": workspace})
+            if (yield Statement("tokens_any")):
+                return False
+            yield Statement("token_make", params | {"created_by": "bootstrap"})
+            return True
+
         if await self._store.fetch(Statement("tokens_any")):
             return None
-        return await self.make_token(workspace, "bootstrap", Role.OWNER, created_by="bootstrap")
+        return made if await self._store.transact(script) else None
 
     async def make_workspace(self, name: str, owner: UUID | None) -> UUID:
         """A workspace, with its first owner."""
@@ -177,26 +191,19 @@ class Identity:
         for scope in scopes:
             if scope not in SCOPES:
                 raise Invalid(f"no scope {scope[:40]!r}; known are {', '.join(SCOPES)}")
-        token = API + self.clock.new_token() + self.clock.new_token()
-        params: dict[str, Any] = {
-            "id": self.clock.new_id(),
-            "workspace": workspace,
-            "user_id": user,
-            "name": name,
-            "hash": _digest(token),
-            "role": role.name,
-            "scopes": msgspec.json.encode(sorted(set(scopes))).decode(),
-            "agent": agent,
-            "created_by": created_by,
-            "now": now,
-            "expires_at": expires_at,
-        }
+        made = self._fresh(expires_at)
+        more = {"agent": agent, "user_id": user, "created_by": created_by}
+        params = _stored(made, workspace, name, role, scopes, now) | more
 
         def script() -> Script[None]:
             yield Statement("token_make", params)
 
         await self._store.once(script)
-        return Made(params["id"], token, expires_at)
+        return made
+
+    def _fresh(self, expires_at: datetime | None = None) -> Made:
+        token = API + self.clock.new_token() + self.clock.new_token()
+        return Made(self.clock.new_id(), token, expires_at)
 
     async def tokens(self, workspace: UUID) -> list[Row]:
         """The tokens of the workspace, without themselves."""
@@ -241,6 +248,25 @@ def _membership(workspace: UUID, user: UUID, role: Role, now: datetime) -> State
 def _keep_an_owner(owners: list[Row], user: UUID, role: Role | None) -> None:
     if role is not Role.OWNER and {row["id"] for row in owners} == {user}:
         raise Conflict("the workspace would have no owner left", "last_owner")
+
+
+def _stored(
+    made: Made, workspace: UUID, name: str, role: Role, scopes: tuple[str, ...], now: datetime
+) -> dict[str, Any]:
+    """What is stored of a token that is nobody's in particular."""
+    return {
+        "id": made.id,
+        "workspace": workspace,
+        "user_id": None,
+        "name": name,
+        "hash": _digest(made.token),
+        "role": role.name,
+        "scopes": msgspec.json.encode(sorted(set(scopes))).decode(),
+        "agent": None,
+        "created_by": None,
+        "now": now,
+        "expires_at": made.expires_at,
+    }
 
 
 def _digest(token: str) -> str:

@@ -9,8 +9,9 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.core import Core, CorruptRow, decode, task_of
+from tenuto.engine.core import Core
 from tenuto.engine.explain import explain, waiting_for
+from tenuto.engine.rows import CorruptRow, decode, task_of
 from tenuto.engine.views import (
     AttemptView,
     Explanation,

@@ -10,16 +10,19 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from tenuto.engine.core import Core, CorruptRow, decode, task_of
+from tenuto.engine.cascade import Cascade, Ended
+from tenuto.engine.core import Core
+from tenuto.engine.rows import CorruptRow, decode, task_of
 from tenuto.engine.sealing import Sealing, struck
 from tenuto.engine.submit import Submitting, submit_script
 from tenuto.model import commands, limits
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict, Invalid, NotFound
+from tenuto.model.flow import Unfit
 from tenuto.model.redact import Redactor
 from tenuto.model.retry import ATTEMPT_CAP
 from tenuto.model.submission import NewTask, check
-from tenuto.model.task import DEFAULT_LEASE_S, LEASED, Change, Fence, Task
+from tenuto.model.task import DEFAULT_LEASE_S, LEASED, Change, Fence, Status, Task
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Row, Script, Statement
 
@@ -70,6 +73,13 @@ class _Result(msgspec.Struct, frozen=True):
     actor: str | None
 
 
+class _Followed(msgspec.Struct, frozen=True):
+    """Whether a completion was accepted; one of a batch brings what followed."""
+
+    moved: bool
+    cascade: Cascade | None = None
+
+
 class Reporting:
     """The report family, for the attempts of one workspace."""
 
@@ -81,6 +91,7 @@ class Reporting:
         self._sealing = sealing
         self._submitting = submitting
         self._complete = Kind("complete", self._complete_script, one_statement=True)
+        self._watched = Kind("complete_watched", self._watched_script)
         self._progress = Kind("progress", self._progress_script, one_statement=True)
 
     async def complete(
@@ -93,15 +104,49 @@ class Reporting:
             summary = redactor.text(limits.text("summary", summary, limits.MAX_TEXT))
         text = redactor.json(limits.json_text("output", output))
         command = commands.Complete(fence=fence, output=text, summary=summary)
-        moved = await self._core.batcher.submit(
-            self._complete, _Result(command, workspace, actor), key=fence.task.int
-        )
+        result = _Result(command, workspace, actor)
+        moved = await self._core.batcher.submit(self._complete, result, key=fence.task.int)
         if not moved:
-            # Not the plain case: the model says what it is.
-            await self._core.order(fence.task, command, workspace=workspace, actor=actor)
+            await self._complete_watched(result)
         self._sealing.forget(fence)
 
+    async def _complete_watched(self, result: _Result) -> None:
+        """Finish a task together with what follows from it."""
+        fence = result.command.fence
+        try:
+            done: _Followed = await self._core.batcher.submit(
+                self._watched, result, key=fence.task.int
+            )
+        except Unfit as error:
+            failure = commands.Failure(message=error.message, retryable=False)
+            await self.order(commands.Fail(fence=fence, failure=failure), result.actor)
+            return
+        if done.cascade is not None:
+            self._core.announce_cascade(done.cascade)
+        if not done.moved:
+            # Not the plain case: the model says what it is.
+            await self._core.order(
+                fence.task, result.command, workspace=result.workspace, actor=result.actor
+            )
+
+    def _watched_script(self, results: list[_Result]) -> Script[Answers]:
+        rows = yield self._completion("complete_watched", results)
+        moved = {row["id"] for row in rows}
+        workspaces = {each.command.fence.task: each.workspace for each in results}
+        cascade = self._core.cascade(results[0].actor, strict=True)
+        yield from cascade.follow(
+            Ended(task, workspaces[task], Status.COMPLETED) for task in sorted(moved)
+        )
+        told = [_Followed(each.command.fence.task in moved) for each in results]
+        told[0] = _Followed(told[0].moved, cascade)
+        return told
+
     def _complete_script(self, results: list[_Result]) -> Script[Answers]:
+        rows = yield self._completion("complete_if_owned", results)
+        moved = {row["id"] for row in rows}
+        return [result.command.fence.task in moved for result in results]
+
+    def _completion(self, query: str, results: list[_Result]) -> Statement:
         done = []
         found = []
         for result in sorted(results, key=lambda each: each.command.fence.task.int):
@@ -109,11 +154,7 @@ class Reporting:
             done.append((fence.task, fence.attempt, token_hash(fence.token)))
             if command.output is not None or command.summary is not None:
                 found.append((fence.task, result.workspace, command.output, command.summary))
-        rows = yield Statement(
-            "complete_if_owned", {"now": self._core.now()}, {"done": done, "result": found}
-        )
-        moved = {row["id"] for row in rows}
-        return [result.command.fence.task in moved for result in results]
+        return Statement(query, {"now": self._core.now()}, {"done": done, "result": found})
 
     async def order(self, command: commands.Fenced, actor: str | None) -> Change | None:
         """Any other end of an attempt, or its beginning, as the model decides."""

@@ -7,7 +7,8 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.core import Core, decode
+from tenuto.engine.core import Core
+from tenuto.engine.rows import decode
 from tenuto.model import secrets
 from tenuto.model.errors import Invalid, TenutoError
 from tenuto.model.limits import MAX_SECRETS

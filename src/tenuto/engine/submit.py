@@ -2,27 +2,26 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from tenuto import tracing
 from tenuto.crash import crash_point
+from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
+from tenuto.engine.dependencies import NOBODY, Dependencies, Waits, waits_of
+from tenuto.engine.plans import refers
+from tenuto.engine.rows import STATUS, Rows, add_words, body_row, hot_row, insert, no_rows
 from tenuto.engine.sealing import Sealing
 from tenuto.model import limits
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.model.matching import Requirements
 from tenuto.model.submission import NewTask, check, fingerprint, requirements, same_lane
-from tenuto.model.task import Status, Task, due_at, rank, watch_seconds
+from tenuto.model.task import Status
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Script, Statement
 
-Rows = dict[str, list[tuple[Any, ...]]]
-_COMMON_BODY = 9
-_COMMON_HOT = 8
-"""Columns that most tasks fill; they come first in the rows of the query `submit`."""
 _INPUT = 5
 _ENV = 19
 """Places of columns in the rows of `_body`."""
@@ -48,6 +47,7 @@ class Draft(msgspec.Struct, frozen=True):
     prints: list[tuple[str, ...]]
     rows: Rows
     wakes: set[int]
+    waits: Waits = NOBODY
 
 
 class Submitting:
@@ -78,7 +78,9 @@ class Submitting:
         draft = await self.draft(
             [news[place] for place in unique], workspace, actor, rerun_of=rerun_of
         )
-        if any(draft.prints):
+        if draft.waits:
+            done = await self._waiting(draft, workspace, actor)
+        elif any(draft.prints):
             crash_point("engine.before_commit")
             done = await self._core.store.transact(
                 lambda: submit_script(self._core, draft, workspace)
@@ -99,6 +101,22 @@ class Submitting:
         if draft.wakes:
             self._core.wakeups.announce([f"lane:{lane}" for lane in draft.wakes])
 
+    async def _waiting(self, draft: Draft, workspace: UUID, actor: str | None) -> list[Submitted]:
+        """Insert tasks that wait for others."""
+
+        def script(cascade: Cascade) -> Script[list[Submitted]]:
+            others = Dependencies(draft.waits, workspace)
+            yield from others.look(draft.ids)
+            others.check_results(draft.rows, _INPUT)
+            counted = msgspec.structs.replace(draft, rows=others.counted(draft.rows))
+            made = yield from submit_script(self._core, counted, workspace)
+            fresh = {each.id for each in made if each.created}
+            _check_whole(draft, fresh)
+            yield from others.made(cascade, [r for r in counted.rows["hot"] if r[0] in fresh])
+            return made
+
+        return await self._core.flowing(script, actor)
+
     async def _plain(self, draft: Draft, workspace: UUID) -> list[Submitted]:
         """Insert tasks whose ids are new for certain."""
         try:
@@ -114,7 +132,7 @@ class Submitting:
         rows = batch[0]
         if len(batch) > 1:
             rows = {name: [row for each in batch for row in each[name]] for name in rows}
-        statement = _insert(self._core, "submit_new", rows)
+        statement = insert("submit_new", rows, self._core.now())
         yield statement
         return [statement.params["now"]] * len(batch)
 
@@ -131,21 +149,15 @@ class Submitting:
         ids = [new.id or fresh for new, fresh in zip(news, made, strict=True)]
         hidden = self._sealing.hide(news, ids, workspace)
         news = hidden.news
-        rows: Rows = {"body": [], "hot": [], "label": [], "tag": [], "capability": []}
+        rows = no_rows()
         rows["sealed"] = hidden.rows
         keys = [new.idempotency_key for new in news]
         prints = [_prints(new, hidden.hashes.get(index)) for index, new in enumerate(news)]
         trace = tracing.here()
         for new, task_id, known in zip(news, ids, prints, strict=True):
             first = known[0] if known else None
-            rows["body"].append(_body(new, task_id, workspace, first, actor, rerun_of, trace))
-            for name, words in (
-                ("label", new.tags),
-                ("tag", new.task_tags),
-                ("capability", new.capabilities),
-            ):
-                if words:
-                    rows[name] += [(task_id, workspace, word) for word in dict.fromkeys(words)]
+            rows["body"].append(body_row(new, task_id, workspace, first, actor, rerun_of, trace))
+            add_words(rows, new, task_id, workspace)
         named = (text for row in rows["body"] for text in (row[_INPUT], row[_ENV]))
         await self._sealing.check_names(named, workspace)
         places, wanted = _lane_wishes(news, workspace)
@@ -153,12 +165,33 @@ class Submitting:
         lanes = [numbers[each] for each in wanted]
         now = self._core.now()
         wakes = set()
+        waits = waits_of(news, ids)
+        if not waits and any(refers(row[_INPUT]) for row in rows["body"]):
+            raise Invalid(
+                "the input refers to a result, and the task waits for none",
+                "reference_invalid",
+                field="input",
+            )
         for new, task_id, place in zip(news, ids, places, strict=True):
-            hot = _hot(new, task_id, workspace, lanes[place], actor, now)
-            if hot[3] is Status.PENDING:
+            unmet = len(waits.needs.get(task_id, ())) or None
+            watched = waits.watched(task_id)
+            lane = lanes[place]
+            hot = hot_row(new, task_id, workspace, lane, actor, now, unmet=unmet, watched=watched)
+            if hot[STATUS] is Status.PENDING:
                 wakes.add(lanes[place])
             rows["hot"].append(hot)
-        return Draft(ids, keys, prints, rows, wakes)
+        return Draft(ids, keys, prints, rows, wakes, waits)
+
+
+def _check_whole(draft: Draft, fresh: set[UUID]) -> None:
+    """Raise `Conflict` when new tasks wait for one of the same submit that is not new."""
+    mine = set(draft.ids)
+    for task, needs in draft.waits.needs.items():
+        if task in fresh and any(need in mine and need not in fresh for need in needs):
+            raise Conflict(
+                "a new task waits for one of this submit that exists already; name it by its id",
+                "idempotency_conflict",
+            )
 
 
 def _prints(new: NewTask, hashes: list[str] | None) -> tuple[str, ...]:
@@ -179,21 +212,6 @@ def _lane_wishes(news: Sequence[NewTask], workspace: UUID) -> tuple[list[int], l
         last = new
         places.append(len(wanted) - 1)
     return places, wanted
-
-
-def _insert(core: Core, query: str, rows: Rows) -> Statement:
-    """The statement that writes the rows, without the columns that all of them leave empty."""
-    params = {
-        "now": core.now(),
-        "rare": _any_past(rows["body"], _COMMON_BODY),
-        "timed": _any_past(rows["hot"], _COMMON_HOT),
-    }
-    return Statement(query, params, rows)
-
-
-def _any_past(rows: list[tuple[Any, ...]], common: int) -> bool | None:
-    nothing = (None,) * (len(rows[0]) - common)
-    return True if any(row[common:] != nothing for row in rows) else None
 
 
 def _same_as(news: Sequence[NewTask]) -> list[int]:
@@ -218,7 +236,7 @@ def _same_as(news: Sequence[NewTask]) -> list[int]:
 
 def submit_script(core: Core, draft: Draft, workspace: UUID) -> Script[list[Submitted]]:
     """Insert what is new; what is there already must be the same, or everything is refused."""
-    inserted = yield _insert(core, "submit", draft.rows)
+    inserted = yield insert("submit", draft.rows, core.now())
     fresh = {row["id"] for row in inserted}
     stale = [
         (task_id, key)
@@ -243,84 +261,3 @@ def submit_script(core: Core, draft: Draft, workspace: UUID) -> Script[list[Subm
             )
         answers.append(Submitted(row["id"], created=False))
     return answers
-
-
-def _hot(
-    new: NewTask, task_id: UUID, workspace: UUID, lane: int, actor: str | None, now: datetime
-) -> tuple[Any, ...]:
-    later = new.run_at is not None and new.run_at > now
-    status = Status.WAITING if later else Status.PENDING
-    base = max(now, new.run_at) if new.run_at is not None else now
-    watch_s = watch_seconds(new.timeout_s, new.estimate_minutes)
-    timer = None
-    if later or new.queue_ttl_s is not None:
-        timer = due_at(
-            Task(
-                id=task_id,
-                workspace=workspace,
-                lane=lane,
-                status=status,
-                run_at=new.run_at,
-                queue_ttl_s=new.queue_ttl_s,
-                created_at=now,
-                updated_at=now,
-            )
-        )
-    return (
-        task_id,
-        workspace,
-        lane,
-        status,
-        rank(new.priority, base, new.estimate_minutes),
-        new.priority,
-        new.max_attempts,
-        actor,
-        None if new.retry is None else msgspec.json.encode(new.retry).decode(),
-        new.lease_s,
-        new.timeout_s,
-        watch_s,
-        new.queue_ttl_s,
-        new.estimate_minutes,
-        new.run_at,
-        timer,
-    )
-
-
-def _body(
-    new: NewTask,
-    task_id: UUID,
-    workspace: UUID,
-    print_: str | None,
-    actor: str | None,
-    rerun_of: UUID | None,
-    trace: str | None,
-) -> tuple[Any, ...]:
-    return (
-        task_id,
-        workspace,
-        new.title,
-        new.task_type,
-        new.prompt,
-        limits.json_text("input", new.input),
-        limits.json_text("metadata", new.metadata),
-        new.source,
-        actor,
-        new.description,
-        new.system_prompt,
-        new.model,
-        new.max_turns,
-        new.conversation,
-        new.agent_type,
-        new.target_agent,
-        new.runtime,
-        None if new.command is None else limits.json_text("command", new.command),
-        new.cwd,
-        None if new.env is None else limits.json_text("env", new.env),
-        new.container,
-        new.region,
-        new.parent,
-        rerun_of,
-        new.idempotency_key,
-        print_,
-        new.trace_id or trace,
-    )

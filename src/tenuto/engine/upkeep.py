@@ -8,12 +8,14 @@ from uuid import UUID
 import msgspec
 
 from tenuto.crash import crash_point
-from tenuto.engine.core import Core, CorruptRow, task_of, write_changes
+from tenuto.engine.cascade import Cascade, Ended
+from tenuto.engine.core import Core
+from tenuto.engine.rows import CorruptRow, task_of, write_changes
 from tenuto.model import commands, limits
 from tenuto.model.commands import Command, Moment
 from tenuto.model.decide import decide, on_due
 from tenuto.model.errors import TenutoError
-from tenuto.model.task import Change, Task, due_at
+from tenuto.model.task import TERMINAL, Change, Task, due_at
 from tenuto.store.protocol import Row, Script, Statement
 
 BATCH = 500
@@ -70,9 +72,10 @@ class Upkeep:
     async def _decide_each(
         self, found: Statement, actor: str, choose: Callable[[Task, Moment], Command | None]
     ) -> int:
-        def script() -> Script[list[Change]]:
+        def script() -> Script[tuple[list[Change], Cascade]]:
             rows = yield found
             decided: list[tuple[Change, Command]] = []
+            ended: list[Ended] = []
             timers: list[tuple[UUID, datetime | None]] = []
             for row in rows:
                 try:
@@ -84,14 +87,20 @@ class Upkeep:
                     timers.append((row["id"], self._look_again(task_of(row))))
                 else:
                     decided.append(change)
+                    after = change[0].task
+                    if row["watched"] and after.status in TERMINAL:
+                        ended.append(Ended(after.id, after.workspace, after.status))
             if decided:
                 yield write_changes(decided)
             if timers:
                 yield Statement("timer_set", rows={"timer": timers})
-            return [change for change, _ in decided]
+            cascade = self._core.cascade(actor)
+            yield from cascade.follow(ended)
+            return [change for change, _ in decided], cascade
 
-        changes = await self._core.store.transact(script)
+        changes, cascade = await self._core.store.transact(script)
         self._core.announce(changes)
+        self._core.announce_cascade(cascade)
         return len(changes)
 
     def _consider(

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.core import decode
+from tenuto.engine.rows import decode
 from tenuto.model.submission import NewTask
 from tenuto.model.task import Status
 from tenuto.store.protocol import Row

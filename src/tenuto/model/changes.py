@@ -7,7 +7,7 @@ import msgspec
 
 from tenuto.model.commands import Failure, Moment
 from tenuto.model.retry import ATTEMPT_CAP, FREE_ENDS
-from tenuto.model.task import AttemptEnd, Change, Event, Outcome, Status, Task, due_at
+from tenuto.model.task import TERMINAL, AttemptEnd, Change, Event, Outcome, Status, Task, due_at
 
 
 def altered(task: Task, **changes: Any) -> Task:
@@ -29,6 +29,8 @@ def change(
     """The next version of the task with its event; timers follow from the new row."""
     after = altered(task, version=task.version + 1, updated_at=moment.now, **changes)
     after = altered(after, due_at=due_at(after))
+    if after.status in TERMINAL:
+        after = altered(after, watched=False)  # who watched is told in the same transaction
     event = Event(
         kind=kind,
         level=level,

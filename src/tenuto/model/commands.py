@@ -1,12 +1,12 @@
 """What can be asked of a task. `name` is the row of `TRANSITIONS` that a command uses."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 import msgspec
 
 from tenuto.model.retry import ErrorClass
-from tenuto.model.task import Fence
+from tenuto.model.task import Fence, Status
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -153,6 +153,60 @@ class Refuse(Command, frozen=True, kw_only=True):
 
 class Retry(Command, frozen=True, kw_only=True):
     name = "retry"
+    watched: bool = False
+    """Whether something waits for how it ends this time."""
+
+
+class Revive(Command, frozen=True, kw_only=True):
+    """Undo an end that followed from another task's, which is tried again."""
+
+    name = "revive"
+    hold: str | None = None
+    unmet: int = 0
+
+
+class Met(Command, frozen=True, kw_only=True):
+    """Some of what the task waits for has happened."""
+
+    name = "unblock"
+    n: int = 1
+
+
+class Turn(Command, frozen=True, kw_only=True):
+    """What held the task is over; `hold` is what holds it next, if anything."""
+
+    name = "unblock"
+    hold: str | None = None
+
+
+class Ask(Command, frozen=True, kw_only=True):
+    """The task waits for a person's answer."""
+
+    name = "unblock"
+    hold: str
+    timeout_s: int | None = None
+    message: str | None = None
+
+    def until(self, now: datetime) -> datetime | None:
+        """When the answer comes too late, if ever."""
+        return None if self.timeout_s is None else now + timedelta(seconds=self.timeout_s)
+
+
+class Block(Command, frozen=True, kw_only=True):
+    """The task is to wait for one more."""
+
+    name = "block"
+
+
+class Decide(Command, frozen=True, kw_only=True):
+    """The engine or a person ends a task that no agent runs."""
+
+    name = "decide"
+    status: Status
+    output: str | None = None
+    summary: str | None = None
+    message: str | None = None
+    code: str | None = None
 
 
 class Archive(Command, frozen=True, kw_only=True):

@@ -99,8 +99,81 @@ def refuse(task: Task, command: c.Refuse, moment: Moment) -> Change:
     )
 
 
-def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
+def revive(task: Task, command: c.Revive, moment: Moment) -> Change:
+    again = msgspec.structs.replace(task, hold=command.hold, unmet=command.unmet)
+    status = Status.PENDING if is_ready(again, moment.now) else Status.WAITING
+    return change(
+        task,
+        moment,
+        "revived",
+        status=status,
+        hold=command.hold,
+        unmet=command.unmet,
+        watched=True,
+        finished_at=None,
+        archived_at=None,
+        error_class=None,
+        last_error=None,
+    )
+
+
+def met(task: Task, command: c.Met, moment: Moment) -> Change:
+    return _unblocked(msgspec.structs.replace(task, unmet=task.unmet - command.n), task, moment)
+
+
+def turn(task: Task, command: c.Turn, moment: Moment) -> Change:
+    free = msgspec.structs.replace(task, hold=command.hold, wait_until=None)
+    return _unblocked(free, task, moment)
+
+
+def ask(task: Task, command: c.Ask, moment: Moment) -> Change:
+    return change(
+        task,
+        moment,
+        "asked",
+        message=command.message,
+        hold=command.hold,
+        wait_until=command.until(moment.now),
+    )
+
+
+def _unblocked(free: Task, task: Task, moment: Moment) -> Change:
+    ready = task.status is Status.WAITING and is_ready(free, moment.now)
+    return change(
+        task,
+        moment,
+        "ready" if ready else "unblocked",
+        status=Status.PENDING if ready else task.status,
+        unmet=free.unmet,
+        hold=free.hold,
+        wait_until=free.wait_until,
+    )
+
+
+def block(task: Task, command: c.Block, moment: Moment) -> Change:
     del command
+    status = Status.WAITING if task.status is Status.PENDING else task.status
+    return change(task, moment, "blocked", status=status, unmet=task.unmet + 1)
+
+
+def decided(task: Task, command: c.Decide, moment: Moment) -> Change:
+    failed = command.status is Status.FAILED
+    ends: dict[str, Any] = {"hold": None, "wait_until": None, "finished_at": moment.now}
+    if failed:
+        ends |= {"last_error": command.message, "error_class": command.code}
+    return change(
+        task,
+        moment,
+        {Status.COMPLETED: "completed", Status.SKIPPED: "skipped"}.get(command.status, "failed"),
+        level="ERROR" if failed else "INFO",
+        message=command.message,
+        data={"error_class": command.code} if failed else None,
+        status=command.status,
+        **ends,
+    )
+
+
+def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
     if task.attempt >= ATTEMPT_CAP:
         raise Conflict(f"the task had {ATTEMPT_CAP} attempts; rerun it instead", "attempts_used_up")
     status = Status.PENDING if is_ready(task, moment.now) else Status.WAITING
@@ -116,6 +189,7 @@ def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
         "worker": None,
         "session_key": None,
         "started_at": None,
+        "watched": command.watched,
     }
     if task.queue_ttl_s is not None and status is Status.PENDING:
         reset["run_at"] = moment.now  # a retry waits anew

@@ -71,8 +71,20 @@ def _on_due_waiting(task: Task, moment: Moment) -> Command | None:
     if is_ready(unheld(task, moment), now):
         return c.Ready() if task.status is Status.WAITING else None
     if task.hold is not None and task.wait_until is not None and task.wait_until <= now:
-        return c.Refuse(code="wait_expired", message=f"waited too long for {task.hold}")
+        return _on_wait_over(task.hold)
     return None
+
+
+def _on_wait_over(hold: str) -> Command:
+    """What comes of a wait that was too long; a hold may say after a colon what is to."""
+    what, _, then = hold.partition(":")
+    message = f"nobody answered in time: {then or 'rejected'}"
+    if then == "approve":
+        output = '{"decision": "approved", "by": "timeout"}'
+        return c.Decide(status=Status.COMPLETED, output=output, message=message)
+    if then == "skip":
+        return c.Decide(status=Status.SKIPPED, message=message)
+    return c.Refuse(code="wait_expired", message=f"waited too long for {what}")
 
 
 def _on_due_leased(task: Task, moment: Moment) -> Command | None:
@@ -179,6 +191,12 @@ _DECIDERS = cast(
         c.Skip: controls.skip,
         c.Refuse: controls.refuse,
         c.Retry: controls.retry,
+        c.Revive: controls.revive,
+        c.Met: controls.met,
+        c.Turn: controls.turn,
+        c.Ask: controls.ask,
+        c.Block: controls.block,
+        c.Decide: controls.decided,
         c.Archive: controls.archive,
         c.Reprioritise: controls.reprioritise,
         c.Edit: controls.edit,

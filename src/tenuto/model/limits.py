@@ -28,6 +28,7 @@ MAX_SECRET = 64 * 1024
 MAX_SECRET_LINES = 1_000
 MAX_SECRETS = 100
 MAX_NAMED_SECRETS = 1_000
+MAX_DEPENDENCIES = 10_000
 
 
 def text(field: str, value: str, longest: int, *, empty: bool = True) -> str:

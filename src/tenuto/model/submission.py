@@ -10,12 +10,36 @@ from uuid import UUID
 import msgspec
 
 from tenuto.model import limits
+from tenuto.model.definition import (
+    Approval,
+    Condition,
+    Control,
+    Foreach,
+    Goto,
+    Kind,
+    check_control,
+    check_key,
+)
 from tenuto.model.errors import Invalid
 from tenuto.model.matching import COMMAND, Requirements
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.secrets import referred
 
-Kind = Literal["agent", "foreach", "goto", "condition", "approval"]
+OnFailure = Literal["fail", "skip", "run"]
+Complexity = Literal["Low", "Middle", "Hard", "ExtremHard"]
+KIND_OF: dict[type, Kind] = {
+    Foreach: "foreach",
+    Goto: "goto",
+    Condition: "condition",
+    Approval: "approval",
+}
+
+
+class Escalation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What somebody is told who has to help."""
+
+    reason: str
+    prompt: str
 
 
 class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -56,6 +80,23 @@ class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
     idempotency_key: str | None = None
     trace_id: str | None = None
     source: str | None = None
+    key: str | None = None
+    depends_on: list[str] = []
+    """Ids of tasks, or keys of tasks that are submitted together."""
+    blocks: list[str] = []
+    """Ids of tasks that are to wait for this one."""
+    on_dependency_failure: OnFailure = "fail"
+    next: str | None = None
+    """The key of what to run when this one has succeeded."""
+    group: str | None = None
+    control: Control | None = None
+    complexity: Complexity | None = None
+    escalation: Escalation | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """What the task is for: work of an agent, or control of a flow."""
+        return "agent" if self.control is None else KIND_OF[type(self.control)]
 
 
 _NAMES = (
@@ -104,7 +145,29 @@ def _check_rare(new: NewTask) -> None:
             _check_names(field, items)
     _check_numbers(new)
     _check_command(new)
+    _check_place(new)
     limits.instant("run_at", new.run_at)
+
+
+def _check_place(new: NewTask) -> None:
+    """What a task says about others and about what follows."""
+    for field in ("key", "next", "group"):
+        if (key := getattr(new, field)) is not None:
+            check_key(field, key)
+    for field in ("depends_on", "blocks"):
+        if len(getattr(new, field)) > limits.MAX_DEPENDENCIES:
+            raise Invalid(
+                f"{field} has more than {limits.MAX_DEPENDENCIES:,} entries",
+                "too_large",
+                field=field,
+            )
+        for key in getattr(new, field):
+            check_key(field, key)
+    if new.control is not None:
+        check_control(new.control)
+    if new.escalation is not None:
+        limits.text("escalation.reason", new.escalation.reason, limits.MAX_ERROR, empty=False)
+        limits.text("escalation.prompt", new.escalation.prompt, limits.MAX_TEXT, empty=False)
 
 
 def _check_numbers(new: NewTask) -> None:

@@ -25,6 +25,10 @@ AGING_MS = 3_600_000
 """One step of priority is worth this much waiting, so nothing starves."""
 
 
+SJF_MS = 6_000
+"""A minute of the estimate is worth this much waiting: a tenth of it."""
+
+
 class Status(StrEnum):
     WAITING = "WAITING"
     PENDING = "PENDING"
@@ -64,8 +68,14 @@ def _moves(sources: str, targets: str) -> frozenset[tuple[Status, Status]]:
     return frozenset(product(map(Status, sources.split()), map(Status, targets.split())))
 
 
+def _stays(sources: str) -> frozenset[tuple[Status, Status]]:
+    return frozenset((Status(name), Status(name)) for name in sources.split())
+
+
 TRANSITIONS: dict[str, frozenset[tuple[Status, Status]]] = {
     "ready": _moves("WAITING", "PENDING"),
+    "unblock": _moves("WAITING", "PENDING") | _stays("WAITING PAUSED RETRY_WAIT"),
+    "block": _moves("PENDING", "WAITING") | _stays("WAITING PAUSED"),
     "claim": _moves("PENDING", "ASSIGNED RUNNING"),
     "begin": _moves("ASSIGNED", "RUNNING"),
     "complete": _moves("RUNNING", "COMPLETED"),
@@ -81,9 +91,10 @@ TRANSITIONS: dict[str, frozenset[tuple[Status, Status]]] = {
     "resume": _moves("PAUSED", "PENDING WAITING RETRY_WAIT"),
     "cancel": _moves("WAITING PENDING RETRY_WAIT PAUSED ASSIGNED RUNNING", "CANCELLED"),
     "decide": _moves("WAITING PENDING", "COMPLETED FAILED SKIPPED"),
-    "skip": _moves("WAITING PENDING RETRY_WAIT", "SKIPPED"),
-    "refuse": _moves("WAITING PENDING RETRY_WAIT", "FAILED"),
+    "skip": _moves("WAITING PENDING RETRY_WAIT PAUSED", "SKIPPED"),
+    "refuse": _moves("WAITING PENDING RETRY_WAIT PAUSED", "FAILED"),
     "retry": _moves("FAILED DEAD CANCELLED", "PENDING WAITING"),
+    "revive": _moves("FAILED SKIPPED", "PENDING WAITING"),
 }
 """Which status each command may lead from and to. Nothing else is ever written."""
 
@@ -200,9 +211,9 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def rank(priority: int, base: datetime, estimate_minutes: int | None = None) -> int:
-    """Where a task stands in its lane, lower first. Shortest-job-first has no weight as yet."""
-    del estimate_minutes
-    return int(base.timestamp() * 1000) - priority * AGING_MS
+    """Where a task stands in its lane, lower first; short jobs go a little before long ones."""
+    place = int(base.timestamp() * 1000) - priority * AGING_MS
+    return place if estimate_minutes is None else place + estimate_minutes * SJF_MS
 
 
 def is_ready(task: Task, now: datetime) -> bool:

@@ -11,9 +11,9 @@ import msgspec
 
 from tenuto.model.errors import Incompatible
 
-NEEDS = 2
+NEEDS = 3
 """The schema number this program needs."""
-KNOWS = 2
+KNOWS = 3
 """The highest `compat` this program may run under."""
 
 BOOKKEEPING = """

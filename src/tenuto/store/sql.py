@@ -118,15 +118,17 @@ def load(dialect: Dialect) -> dict[str, Query]:
     source = source_text()
     fragments: dict[str, str] = {}
     queries: dict[str, Query] = {}
+    named: list[str] = []
     for chunk in re.split(r"^(?=-- (?:name|fragment): )", source, flags=re.M)[1:]:
-        head = chunk.splitlines()[0]
-        if match := re.match(r"-- fragment: (\w+)(?: only (\w+))?", head):
-            if match[2] in (None, dialect.name):
-                fragments[match[1]] = _strip(chunk)
-        else:
-            query = _parse(chunk, lambda text: _spell(text, dialect, fragments))
-            assert query.name not in queries, f"two queries named {query.name}"
-            queries[query.name] = query
+        match = re.match(r"-- fragment: (\w+)(?: only (\w+))?", chunk)
+        if match is None:
+            named.append(chunk)
+        elif match[2] in (None, dialect.name):
+            fragments[match[1]] = _strip(chunk)
+    for chunk in named:
+        query = _parse(chunk, lambda text: _spell(text, dialect, fragments))
+        assert query.name not in queries, f"two queries named {query.name}"
+        queries[query.name] = query
     return queries
 
 

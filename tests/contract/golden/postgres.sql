@@ -87,17 +87,30 @@ table event
 table flow
   id uuid not null
   workspace uuid not null
-  definition uuid
+  key text not null
+  title text not null
   status text not null
-  steps_left bigint not null default 100
+  plan json not null
   input json
+  steps_left bigint not null
+  open bigint not null
+  failed bigint not null default 0
+  priority smallint
+  source text
+  fire_key text
+  rerun_of uuid
+  trace_id text
+  created_by text
+  version bigint not null default 1
   created_at timestamp with time zone not null
+  updated_at timestamp with time zone not null
   finished_at timestamp with time zone
 table flow_work
   id uuid not null
   workspace uuid not null
   kind text not null
-  data json not null
+  subject uuid not null
+  data json
   due_at timestamp with time zone not null
 table idempotency
   workspace uuid not null
@@ -139,6 +152,23 @@ table member
   user_id uuid not null
   role text not null
   created_at timestamp with time zone not null
+table schedule
+  id uuid not null
+  workspace uuid not null
+  name text not null
+  target text not null
+  spec json not null
+  input json
+  status text not null
+  last_at timestamp with time zone not null
+  next_at timestamp with time zone
+  fired bigint not null default 0
+  missed bigint not null default 0
+  queued json
+  version bigint not null default 1
+  created_by text
+  created_at timestamp with time zone not null
+  updated_at timestamp with time zone not null
 table schema_migration
   number bigint not null
   name text not null
@@ -253,6 +283,11 @@ table task_body
   fingerprint text
   trace_id text
   created_by text
+  slot bigint
+  follows uuid
+  next text
+  context json
+  control json
 table task_capability
   task uuid not null
   workspace uuid not null
@@ -262,21 +297,32 @@ table task_dependency
   needs uuid not null
   workspace uuid not null
   met boolean not null
+  failed boolean not null default false
 table task_group
   id uuid not null
   workspace uuid not null
-  key text
-  definition uuid
-  flow uuid
-  activation bigint not null default 1
+  flow uuid not null
+  key text not null
+  title text not null
+  activation bigint not null
   parent uuid
+  slot bigint not null
   kind text not null
   status text not null
-  join_policy text not null default 'all_succeeded'::text
-  spec json
-  open_children bigint not null default 0
+  join_policy text not null
+  depth bigint not null
+  items json
+  total bigint not null
+  made bigint not null default 0
+  open bigint not null
+  succeeded bigint not null default 0
+  failed bigint not null default 0
+  turn bigint
+  follows uuid
+  context json
   version bigint not null default 1
   created_at timestamp with time zone not null
+  updated_at timestamp with time zone not null
   finished_at timestamp with time zone
 table task_label
   task uuid not null
@@ -326,6 +372,20 @@ table transcript
   level text not null
   text text not null
   at timestamp with time zone not null
+table trigger_rule
+  id uuid not null
+  workspace uuid not null
+  name text not null
+  event text not null
+  filter text
+  target text not null
+  status text not null
+  fired bigint not null default 0
+  last_error text
+  version bigint not null default 1
+  created_by text
+  created_at timestamp with time zone not null
+  updated_at timestamp with time zone not null
 table webhook
   id uuid not null
   workspace uuid not null
@@ -388,6 +448,7 @@ constraint definition_pkey on definition PRIMARY KEY (id)
 constraint definition_workspace_key_key on definition UNIQUE (workspace, key)
 constraint event_pkey on event PRIMARY KEY (task, seq)
 constraint flow_pkey on flow PRIMARY KEY (id)
+constraint flow_status_check on flow CHECK ((status = ANY (ARRAY['RUNNING'::text, 'PAUSED'::text, 'COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text])))
 constraint flow_work_pkey on flow_work PRIMARY KEY (id)
 constraint idempotency_pkey on idempotency PRIMARY KEY (workspace, key, route)
 constraint inbox_item_pkey on inbox_item PRIMARY KEY (id)
@@ -397,6 +458,9 @@ constraint lane_pkey on lane PRIMARY KEY (id)
 constraint leader_pkey on leader PRIMARY KEY (name)
 constraint member_pkey on member PRIMARY KEY (workspace, user_id)
 constraint member_role_check on member CHECK ((role = ANY (ARRAY['OWNER'::text, 'ADMIN'::text, 'MEMBER'::text, 'VIEWER'::text])))
+constraint schedule_pkey on schedule PRIMARY KEY (id)
+constraint schedule_status_check on schedule CHECK ((status = ANY (ARRAY['ACTIVE'::text, 'PAUSED'::text, 'ENDED'::text])))
+constraint schedule_workspace_name_key on schedule UNIQUE (workspace, name)
 constraint schema_migration_pkey on schema_migration PRIMARY KEY (number)
 constraint secret_pkey on secret PRIMARY KEY (id)
 constraint secret_workspace_name_key on secret UNIQUE (workspace, name)
@@ -423,6 +487,9 @@ constraint token_hash_key on token UNIQUE (hash)
 constraint token_pkey on token PRIMARY KEY (id)
 constraint token_role_check on token CHECK ((role = ANY (ARRAY['OWNER'::text, 'ADMIN'::text, 'MEMBER'::text, 'VIEWER'::text])))
 constraint transcript_pkey on transcript PRIMARY KEY (task, attempt, line_no)
+constraint trigger_rule_pkey on trigger_rule PRIMARY KEY (id)
+constraint trigger_rule_status_check on trigger_rule CHECK ((status = ANY (ARRAY['ACTIVE'::text, 'PAUSED'::text])))
+constraint trigger_rule_workspace_name_key on trigger_rule UNIQUE (workspace, name)
 constraint webhook_pkey on webhook PRIMARY KEY (id)
 constraint webhook_delivery_pkey on webhook_delivery PRIMARY KEY (id)
 constraint webhook_delivery_status_check on webhook_delivery CHECK ((status = ANY (ARRAY['PENDING'::text, 'DELIVERED'::text, 'FAILED'::text])))
@@ -445,8 +512,12 @@ CREATE INDEX event_alert ON public.event USING btree (xid, "position") WHERE (le
 CREATE INDEX event_at ON public.event USING brin (at)
 CREATE INDEX event_order ON public.event USING btree (xid, "position")
 CREATE UNIQUE INDEX event_pkey ON public.event USING btree (task, seq)
+CREATE UNIQUE INDEX flow_fired ON public.flow USING btree (workspace, fire_key) WHERE (fire_key IS NOT NULL)
+CREATE INDEX flow_live ON public.flow USING btree (workspace, key) WHERE (status = ANY (ARRAY['RUNNING'::text, 'PAUSED'::text]))
 CREATE UNIQUE INDEX flow_pkey ON public.flow USING btree (id)
+CREATE INDEX flow_work_due ON public.flow_work USING btree (due_at, id)
 CREATE UNIQUE INDEX flow_work_pkey ON public.flow_work USING btree (id)
+CREATE INDEX flow_workspace ON public.flow USING btree (workspace, id)
 CREATE INDEX idempotency_old ON public.idempotency USING btree (created_at)
 CREATE UNIQUE INDEX idempotency_pkey ON public.idempotency USING btree (workspace, key, route)
 CREATE INDEX inbox_item_open ON public.inbox_item USING btree (workspace, id) WHERE (status = 'OPEN'::text)
@@ -458,12 +529,17 @@ CREATE INDEX lane_workspace ON public.lane USING btree (workspace)
 CREATE UNIQUE INDEX leader_pkey ON public.leader USING btree (name)
 CREATE UNIQUE INDEX member_pkey ON public.member USING btree (workspace, user_id)
 CREATE INDEX member_user ON public.member USING btree (user_id)
+CREATE INDEX schedule_due ON public.schedule USING btree (next_at) WHERE ((status = 'ACTIVE'::text) AND (next_at IS NOT NULL))
+CREATE UNIQUE INDEX schedule_pkey ON public.schedule USING btree (id)
+CREATE UNIQUE INDEX schedule_workspace_name_key ON public.schedule USING btree (workspace, name)
 CREATE UNIQUE INDEX schema_migration_pkey ON public.schema_migration USING btree (number)
 CREATE UNIQUE INDEX secret_pkey ON public.secret USING btree (id)
 CREATE UNIQUE INDEX secret_workspace_name_key ON public.secret USING btree (workspace, name)
 CREATE UNIQUE INDEX session_hash_key ON public.session USING btree (hash)
 CREATE UNIQUE INDEX session_pkey ON public.session USING btree (id)
 CREATE INDEX task_attention ON public.task USING btree (status, id) WHERE (status = ANY (ARRAY['WAITING'::text, 'PAUSED'::text, 'RETRY_WAIT'::text, 'FAILED'::text, 'DEAD'::text, 'CANCELLED'::text, 'SKIPPED'::text]))
+CREATE UNIQUE INDEX task_body_flow ON public.task_body USING btree (flow, key, activation) WHERE (flow IS NOT NULL)
+CREATE INDEX task_body_group ON public.task_body USING btree (group_id, slot) WHERE (group_id IS NOT NULL)
 CREATE UNIQUE INDEX task_body_idempotency ON public.task_body USING btree (workspace, idempotency_key) WHERE (idempotency_key IS NOT NULL)
 CREATE INDEX task_body_parent ON public.task_body USING btree (parent) WHERE (parent IS NOT NULL)
 CREATE UNIQUE INDEX task_body_pkey ON public.task_body USING btree (workspace, task)
@@ -472,7 +548,10 @@ CREATE UNIQUE INDEX task_capability_pkey ON public.task_capability USING btree (
 CREATE INDEX task_dependency_needs ON public.task_dependency USING btree (needs, task)
 CREATE UNIQUE INDEX task_dependency_pkey ON public.task_dependency USING btree (task, needs)
 CREATE INDEX task_due ON public.task USING btree (due_at) WHERE (due_at IS NOT NULL)
+CREATE INDEX task_group_flow ON public.task_group USING btree (flow, key, activation)
+CREATE INDEX task_group_parent ON public.task_group USING btree (parent, slot) WHERE (parent IS NOT NULL)
 CREATE UNIQUE INDEX task_group_pkey ON public.task_group USING btree (id)
+CREATE INDEX task_group_workspace ON public.task_group USING btree (workspace, id)
 CREATE INDEX task_label_by_name ON public.task_label USING btree (workspace, label, task)
 CREATE UNIQUE INDEX task_label_pkey ON public.task_label USING btree (task, label)
 CREATE INDEX task_leased ON public.task USING btree (agent) WHERE (status = ANY (ARRAY['ASSIGNED'::text, 'RUNNING'::text]))
@@ -487,6 +566,8 @@ CREATE UNIQUE INDEX token_hash_key ON public.token USING btree (hash)
 CREATE UNIQUE INDEX token_pkey ON public.token USING btree (id)
 CREATE INDEX token_workspace ON public.token USING btree (workspace, id)
 CREATE UNIQUE INDEX transcript_pkey ON public.transcript USING btree (task, attempt, line_no)
+CREATE UNIQUE INDEX trigger_rule_pkey ON public.trigger_rule USING btree (id)
+CREATE UNIQUE INDEX trigger_rule_workspace_name_key ON public.trigger_rule USING btree (workspace, name)
 CREATE INDEX webhook_delivery_due ON public.webhook_delivery USING btree (webhook, next_attempt_at, id) WHERE (status = 'PENDING'::text)
 CREATE INDEX webhook_delivery_of ON public.webhook_delivery USING btree (webhook, id)
 CREATE INDEX webhook_delivery_old ON public.webhook_delivery USING btree (created_at)
@@ -524,6 +605,8 @@ policy tenant on lane to tenuto_runtime using (workspace = ( SELECT (NULLIF(curr
 policy system on leader to tenuto_system using true check true
 policy system on member to tenuto_system using true check true
 policy tenant on member to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on schedule to tenuto_system using true check true
+policy tenant on schedule to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on secret to tenuto_system using true check true
 policy tenant on secret to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on session to tenuto_system using true check true
@@ -551,6 +634,8 @@ policy system on token to tenuto_system using true check true
 policy tenant on token to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on transcript to tenuto_system using true check true
 policy tenant on transcript to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on trigger_rule to tenuto_system using true check true
+policy tenant on trigger_rule to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on webhook to tenuto_system using true check true
 policy tenant on webhook to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on webhook_delivery to tenuto_system using true check true

@@ -104,20 +104,38 @@ CREATE UNIQUE INDEX event_task_seq on event (task, seq);
 CREATE TABLE flow (
   id text primary key,
   workspace text not null,
-  definition text,
-  status text not null,
-  steps_left integer not null default 100,
+  key text not null,
+  title text not null,
+  status text not null check (status in
+    ('RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'CANCELLED')),
+  plan text not null,
   input text,
+  steps_left integer not null,
+  open integer not null,
+  failed integer not null default 0,
+  priority integer,
+  source text,
+  fire_key text,
+  rerun_of text,
+  trace_id text,
+  created_by text,
+  version integer not null default 1,
   created_at integer not null,
+  updated_at integer not null,
   finished_at integer
 ) strict;
+CREATE UNIQUE INDEX flow_fired on flow (workspace, fire_key) where fire_key is not null;
+CREATE INDEX flow_live on flow (workspace, key) where status in ('RUNNING', 'PAUSED');
+CREATE INDEX flow_workspace on flow (workspace, id);
 CREATE TABLE flow_work (
   id text primary key,
   workspace text not null,
   kind text not null,
-  data text not null,
+  subject text not null,
+  data text,
   due_at integer not null
 ) strict;
+CREATE INDEX flow_work_due on flow_work (due_at, id);
 CREATE TABLE idempotency (
   workspace text not null,
   key text not null,
@@ -170,6 +188,26 @@ CREATE TABLE member (
   primary key (workspace, user_id)
 ) strict;
 CREATE INDEX member_user on member (user_id);
+CREATE TABLE schedule (
+  id text primary key,
+  workspace text not null,
+  name text not null,
+  target text not null,
+  spec text not null,
+  input text,
+  status text not null check (status in ('ACTIVE', 'PAUSED', 'ENDED')),
+  last_at integer not null,
+  next_at integer,
+  fired integer not null default 0,
+  missed integer not null default 0,
+  queued text,
+  version integer not null default 1,
+  created_by text,
+  created_at integer not null,
+  updated_at integer not null,
+  unique (workspace, name)
+) strict;
+CREATE INDEX schedule_due on schedule (next_at) where status = 'ACTIVE' and next_at is not null;
 CREATE TABLE schema_migration (
   number bigint primary key, name text not null, compat bigint not null, applied_at text not null
 );
@@ -297,9 +335,11 @@ CREATE TABLE task_body (
   idempotency_key text,
   fingerprint text,
   trace_id text,
-  created_by text,
+  created_by text, slot integer, follows text, next text, context text, control text,
   primary key (workspace, task)
 ) strict;
+CREATE UNIQUE INDEX task_body_flow on task_body (flow, key, activation) where flow is not null;
+CREATE INDEX task_body_group on task_body (group_id, slot) where group_id is not null;
 CREATE UNIQUE INDEX task_body_idempotency on task_body (workspace, idempotency_key)
   where idempotency_key is not null;
 CREATE INDEX task_body_parent on task_body (parent) where parent is not null;
@@ -309,28 +349,41 @@ CREATE TABLE task_capability (
 ) strict;
 CREATE INDEX task_capability_by_name on task_capability (workspace, capability, task);
 CREATE TABLE task_dependency (
-  task text not null, needs text not null, workspace text not null, met integer not null,
+  task text not null, needs text not null, workspace text not null, met integer not null, failed integer not null default false,
   primary key (task, needs)
 ) strict;
 CREATE INDEX task_dependency_needs on task_dependency (needs, task);
 CREATE TABLE task_group (
   id text primary key,
   workspace text not null,
-  key text,
-  definition text,
-  flow text,
-  activation integer not null default 1,
+  flow text not null,
+  key text not null,
+  title text not null,
+  activation integer not null,
   parent text,
+  slot integer not null,
   kind text not null check (kind in ('sequential', 'parallel')),
   status text not null check (status in
     ('WAITING', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'CANCELLED', 'SKIPPED')),
-  join_policy text not null default 'all_succeeded',
-  spec text,
-  open_children integer not null default 0,
+  join_policy text not null,
+  depth integer not null,
+  items text,
+  total integer not null,
+  made integer not null default 0,
+  open integer not null,
+  succeeded integer not null default 0,
+  failed integer not null default 0,
+  turn integer,
+  follows text,
+  context text,
   version integer not null default 1,
   created_at integer not null,
+  updated_at integer not null,
   finished_at integer
 ) strict;
+CREATE INDEX task_group_flow on task_group (flow, key, activation);
+CREATE INDEX task_group_parent on task_group (parent, slot) where parent is not null;
+CREATE INDEX task_group_workspace on task_group (workspace, id);
 CREATE TABLE task_label (
   task text not null, workspace text not null, label text not null, primary key (task, label)
 ) strict;
@@ -381,6 +434,22 @@ CREATE TABLE transcript (
   text text not null,
   at integer not null,
   primary key (task, attempt, line_no)
+) strict;
+CREATE TABLE trigger_rule (
+  id text primary key,
+  workspace text not null,
+  name text not null,
+  event text not null,
+  filter text,
+  target text not null,
+  status text not null check (status in ('ACTIVE', 'PAUSED')),
+  fired integer not null default 0,
+  last_error text,
+  version integer not null default 1,
+  created_by text,
+  created_at integer not null,
+  updated_at integer not null,
+  unique (workspace, name)
 ) strict;
 CREATE TABLE webhook (
   id text primary key,

@@ -56,21 +56,26 @@ from {gone} where workspace.id = gone.workspace;
 insert into task_body (task, workspace, title, task_type, prompt, input, metadata, source,
   created_by[rare: , description, system_prompt, model, max_turns, conversation, agent_type,
   target_agent, runtime, command, cwd, env, container, region, parent, rerun_of, idempotency_key,
-  fingerprint, trace_id])
+  fingerprint, trace_id][placed: , key, kind, flow, activation, group_id, slot, follows, next,
+  context, control, on_dependency_failure, complexity, escalation])
 select body.task, body.workspace, body.title, body.task_type, body.prompt, body.input,
   body.metadata, body.source, body.created_by[rare: , body.description, body.system_prompt,
   body.model, body.max_turns, body.conversation, body.agent_type, body.target_agent, body.runtime,
   body.command, body.cwd, body.env, body.container, body.region, body.parent, body.rerun_of,
-  body.idempotency_key, body.fingerprint, body.trace_id]
+  body.idempotency_key, body.fingerprint, body.trace_id][placed: , body.key,
+  coalesce(body.kind, 'agent'), body.flow, body.activation, body.group_id, body.slot,
+  body.follows, body.next, body.context, body.control, body.on_dependency_failure,
+  body.complexity, body.escalation]
 from {rows:body}
 
 -- fragment: new_task
 insert into task (id, workspace, lane, status, rank, priority, max_attempts, created_at,
   updated_at[timed: , retry, lease_s, timeout_s, watch_s, queue_ttl_s, estimate_minutes, run_at,
-  due_at])
+  due_at][placed: , hold, unmet, watched, wait_until])
 select hot.id, hot.workspace, hot.lane, hot.status, hot.rank, hot.priority, hot.max_attempts, :now,
   :now[timed: , hot.retry, hot.lease_s, hot.timeout_s, hot.watch_s, hot.queue_ttl_s,
-  hot.estimate_minutes, hot.run_at, hot.due_at]
+  hot.estimate_minutes, hot.run_at, hot.due_at][placed: , hot.hold, coalesce(hot.unmet, 0),
+  coalesce(hot.watched, false), hot.wait_until]
 
 -- fragment: note_submitted
 insert into event (task, seq, workspace, xid, kind, level, new, attempt, actor, at)
@@ -79,12 +84,13 @@ select hot.id, 1, hot.workspace, {xid}, 'submitted', 'INFO', hot.status, 0, hot.
 -- name: submit
 -- Insert tasks that are not there yet, with their first event; answer the ids that are new.
 -- params: now timestamptz
--- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text)
--- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz)
+-- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json)
+-- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, hold text, unmet bigint, watched boolean, wait_until timestamptz)
 -- rows: label(task uuid, workspace uuid, label text)
 -- rows: tag(task uuid, workspace uuid, tag text)
 -- rows: capability(task uuid, workspace uuid, capability text)
 -- rows: sealed(task uuid, workspace uuid, key_id text, data text)
+-- rows: dependency(task uuid, needs uuid, workspace uuid, met boolean, failed boolean)
 -- as: inserted
 {fragment:new_body}
 where true
@@ -103,17 +109,21 @@ select capability.task, capability.workspace, capability.capability
 from {rows:capability of inserted};
 insert into task_secret (task, workspace, key_id, data)
 select sealed.task, sealed.workspace, sealed.key_id, sealed.data from {rows:sealed of inserted};
+insert into task_dependency (task, needs, workspace, met, failed)
+select dependency.task, dependency.needs, dependency.workspace, dependency.met, dependency.failed
+from {rows:dependency of inserted};
 -- answer: inserted(id)
 
 -- name: submit_new
 -- The same for tasks whose ids were never used: all of them, or `Conflict`.
 -- params: now timestamptz
--- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text)
--- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz)
+-- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json)
+-- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, hold text, unmet bigint, watched boolean, wait_until timestamptz)
 -- rows: label(task uuid, workspace uuid, label text)
 -- rows: tag(task uuid, workspace uuid, tag text)
 -- rows: capability(task uuid, workspace uuid, capability text)
 -- rows: sealed(task uuid, workspace uuid, key_id text, data text)
+-- rows: dependency(task uuid, needs uuid, workspace uuid, met boolean, failed boolean)
 {fragment:new_body};
 {fragment:new_task}
 from {rows:hot};
@@ -125,6 +135,9 @@ insert into task_capability (task, workspace, capability)
 select capability.task, capability.workspace, capability.capability from {rows:capability};
 insert into task_secret (task, workspace, key_id, data)
 select sealed.task, sealed.workspace, sealed.key_id, sealed.data from {rows:sealed};
+insert into task_dependency (task, needs, workspace, met, failed)
+select dependency.task, dependency.needs, dependency.workspace, dependency.met, dependency.failed
+from {rows:dependency};
 {fragment:note_submitted}
 from {rows:hot};
 
@@ -247,7 +260,8 @@ from {fragment:moved}
 
 -- fragment: body_columns
 body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
-  body.env, body.input, body.metadata, body.parent, body.trace_id
+  body.env, body.input, body.metadata, body.parent, body.trace_id, body.flow, body.key,
+  body.follows, body.context
 
 -- fragment: moved_columns
 moved.id, moved.workspace, moved.attempt, moved.tries, moved.max_attempts, moved.lease_until,
@@ -353,34 +367,60 @@ task.id, task.workspace, task.version, task.attempt, task.agent, task.worker, ta
 -- fragment: done_columns only sqlite
 task.id, task.{place} as place
 
--- name: complete_if_owned
--- Finish the attempts whose fence is current and of whom nobody asked otherwise.
--- params: now timestamptz
--- rows: done(id uuid, attempt bigint, token text)
--- rows: result(task uuid, workspace uuid, output json, summary text)
--- as: moved
+-- fragment: completed
+-- What a completion makes of a RUNNING row whose fence is current and of whom nobody asked otherwise.
 update task set status = 'COMPLETED', version = version + 1, lease_until = null, due_at = null,
   hung_warned_at = null, finished_at = :now, updated_at = :now, last_outcome = 'COMPLETED',
-  event_xid = {fragment:event_xid}
+  watched = false, event_xid = {fragment:event_xid}
 {fragment:those_done}
   and {fragment:is_running} and task.cancel_requested_at is null
-  and task.pause_requested_at is null and not task.watched
-returning {fragment:done_columns};
+  and task.pause_requested_at is null
+
+-- fragment: attempt_completed
 insert into attempt (task, attempt, workspace, outcome, agent, worker, session_key, started_at,
   ended_at)
 select moved.id, moved.attempt, moved.workspace, 'COMPLETED', moved.agent, moved.worker,
   moved.session_key, moved.started_at, :now
-from {fragment:moved};
+from {fragment:moved}
+
+-- fragment: note_completed
 insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, agent, actor,
   session_key, at)
 select moved.id, moved.version, moved.workspace, moved.event_xid, 'completed', 'INFO', 'RUNNING', 'COMPLETED',
   moved.attempt, moved.agent, moved.worker, moved.session_key, :now
-from {fragment:moved};
+from {fragment:moved}
+
+-- fragment: keep_result
 insert into task_output (task, workspace, output, summary)
 select result.task, result.workspace, result.output, result.summary
 from {rows:result of moved}
 where true
-on conflict (task) do update set output = excluded.output, summary = excluded.summary;
+on conflict (task) do update set output = excluded.output, summary = excluded.summary
+
+-- name: complete_if_owned
+-- Finish the attempts whose fence is current and whose end nobody watches.
+-- params: now timestamptz
+-- rows: done(id uuid, attempt bigint, token text)
+-- rows: result(task uuid, workspace uuid, output json, summary text)
+-- as: moved
+{fragment:completed} and not task.watched
+returning {fragment:done_columns};
+{fragment:attempt_completed};
+{fragment:note_completed};
+{fragment:keep_result};
+-- answer: moved(id)
+
+-- name: complete_watched
+-- The same for those whose end is watched: the caller goes on with what follows from it.
+-- params: now timestamptz
+-- rows: done(id uuid, attempt bigint, token text)
+-- rows: result(task uuid, workspace uuid, output json, summary text)
+-- as: moved
+{fragment:completed} and task.watched
+returning {fragment:done_columns};
+{fragment:attempt_completed};
+{fragment:note_completed};
+{fragment:keep_result};
 -- answer: moved(id)
 
 -- name: heartbeat
@@ -428,13 +468,13 @@ where task.id in (select value from {each:ids}) order by task.id {lock};
 
 -- name: change
 -- Write decided changes, each where the version is the one it was decided on.
--- rows: changed(id uuid, version bigint, status text, hold text, unmet bigint, rank bigint, priority smallint, tries bigint, free_ends bigint, free_mark bigint, losses bigint, agent uuid, worker text, session_key text, lease_until timestamptz, timeout_s bigint, watch_s bigint, cancel_requested_at timestamptz, pause_requested_at timestamptz, hung_warned_at timestamptz, run_at timestamptz, resume_at timestamptz, wait_until timestamptz, next_attempt_at timestamptz, due_at timestamptz, last_error text, error_class text, last_outcome text, updated_at timestamptz, started_at timestamptz, finished_at timestamptz, archived_at timestamptz)
+-- rows: changed(id uuid, version bigint, status text, hold text, unmet bigint, watched boolean, rank bigint, priority smallint, tries bigint, free_ends bigint, free_mark bigint, losses bigint, agent uuid, worker text, session_key text, lease_until timestamptz, timeout_s bigint, watch_s bigint, cancel_requested_at timestamptz, pause_requested_at timestamptz, hung_warned_at timestamptz, run_at timestamptz, resume_at timestamptz, wait_until timestamptz, next_attempt_at timestamptz, due_at timestamptz, last_error text, error_class text, last_outcome text, updated_at timestamptz, started_at timestamptz, finished_at timestamptz, archived_at timestamptz)
 -- rows: ended(task uuid, attempt bigint, workspace uuid, outcome text, agent uuid, worker text, session_key text, started_at timestamptz, ended_at timestamptz, error_class text, message text, stack text, exit_code bigint, receipt json, unconfirmed boolean)
 -- rows: noted(task uuid, seq bigint, workspace uuid, event_xid bigint, kind text, level text, message text, previous text, new text, attempt bigint, agent uuid, actor text, session_key text, stack_trace text, data json, at timestamptz)
 -- rows: result(task uuid, workspace uuid, output json, summary text)
 -- as: moved
 update task set version = task.version + 1, status = changed.status, hold = changed.hold,
-  unmet = changed.unmet, rank = changed.rank, priority = changed.priority, tries = changed.tries,
+  unmet = changed.unmet, watched = changed.watched, rank = changed.rank, priority = changed.priority, tries = changed.tries,
   free_ends = changed.free_ends, free_mark = changed.free_mark, losses = changed.losses,
   agent = changed.agent, worker = changed.worker, session_key = changed.session_key,
   lease_until = changed.lease_until, timeout_s = changed.timeout_s, watch_s = changed.watch_s,
@@ -471,16 +511,16 @@ on conflict (task) do update set output = excluded.output, summary = excluded.su
 -- name: quarantine
 -- Take a row that cannot be read out of circulation, with its audit event.
 -- params: id uuid, message text, now timestamptz, actor text
--- as: old(id, workspace, status, version, attempt, agent, worker, started_at, event_xid)
+-- as: old(id, workspace, status, version, attempt, agent, worker, started_at, event_xid, watched)
 select task.id, task.workspace, task.status, task.version, task.attempt, task.agent, task.worker,
-  task.started_at, task.event_xid
+  task.started_at, task.event_xid, task.watched
 from task
 where task.id = :id
   and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
 {lock};
 -- as: moved
 update task set status = 'FAILED', error_class = 'corrupt', last_error = :message,
-  finished_at = :now, updated_at = :now, due_at = null, lease_until = null,
+  finished_at = :now, updated_at = :now, due_at = null, lease_until = null, watched = false,
   version = old.version + 1, event_xid = {fragment:event_xid}
 from {old}
 where task.id = old.id
@@ -490,6 +530,8 @@ insert into attempt (task, attempt, workspace, outcome, agent, worker, started_a
 select old.id, old.attempt, old.workspace, 'FAILED', old.agent, old.worker, old.started_at, :now,
   'corrupt', :message
 from {old} where old.status in ('ASSIGNED', 'RUNNING');
+insert into flow_work (id, workspace, kind, subject, due_at)
+select old.id, old.workspace, 'ended', old.id, :now from {old} where old.watched;
 insert into event (task, seq, workspace, xid, kind, level, message, previous, new, attempt, actor,
   data, at)
 select old.id, old.version + 1, old.workspace, {greatest}(old.event_xid, {xid}), 'failed', 'CRITICAL', :message, old.status,

@@ -1,0 +1,331 @@
+"""For programs that do not await: what `AsyncClient` has in groups, blocking.
+
+A method waits for the one of the same name, which says what it does; a test compares the two.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Generator, Sequence
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from tenuto.client.admin import (
+    Access,
+    Coordinators,
+    CoordinatorStatus,
+    Tokens,
+    Users,
+    Webhooks,
+    Workspaces,
+)
+from tenuto.client.agents import Agents
+from tenuto.client.definitions import RemoteDefinitions
+from tenuto.client.follow import TaskEvent
+from tenuto.client.remote import RemoteSecrets
+from tenuto.client.tasks import ID, Tasks
+from tenuto.engine.control import Action, ActionResult
+from tenuto.engine.definitions import Applied, DefinitionPage, Definitions, DefinitionView
+from tenuto.engine.hooks import DeliveryPage, DeliveryView, WebhookSecret, WebhookView
+from tenuto.engine.people import Me, MemberView, NewWorkspace, Token, TokenView, WorkspaceView
+from tenuto.engine.registry import AgentHealth, AgentToken, AgentView
+from tenuto.engine.secrets import Secrets
+from tenuto.engine.submit import Submitted
+from tenuto.engine.views import (
+    AttemptView,
+    Explanation,
+    LogLine,
+    SecretView,
+    TaskSummary,
+    TaskView,
+)
+from tenuto.manifest.drafting import Files
+from tenuto.model.plan import Spec
+from tenuto.model.submission import NewTask
+
+T = TypeVar("T")
+G = TypeVar("G")
+
+
+class Waiter:
+    """An event loop in a thread of its own, until `end`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="tenuto-client", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return self._loop.is_closed()
+
+    def wait(self, work: Awaitable[T]) -> T:
+        """What the work answers there."""
+        return asyncio.run_coroutine_threadsafe(_awaited(work), self._loop).result()
+
+    def each(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
+        """The items, one by one; left off early, they are closed there."""
+        try:
+            while True:
+                try:
+                    yield self.wait(anext(items))
+                except StopAsyncIteration:
+                    return
+        finally:
+            if not self.ended:
+                self.wait(items.aclose())
+
+    def end(self) -> None:
+        """Let go of the thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _awaited(work: Awaitable[T]) -> T:
+    return await work
+
+
+class Group(Generic[G]):
+    """Methods that wait for those of an awaited group."""
+
+    def __init__(self, waiter: Waiter, awaited: G) -> None:
+        self._wait = waiter.wait
+        self._each = waiter.each
+        self._awaited = awaited
+
+
+class BlockingTasks(Group[Tasks]):
+    """The tasks of a workspace. A task is named by its id, or the beginning of it."""
+
+    def create(self, title: str, **fields: Any) -> TaskView:
+        return self._wait(self._awaited.create(title, **fields))
+
+    def create_many(self, tasks: Sequence[NewTask | dict[str, Any]]) -> Sequence[Submitted]:
+        return self._wait(self._awaited.create_many(tasks))
+
+    def get(self, task: ID) -> TaskView:
+        return self._wait(self._awaited.get(task))
+
+    def list(
+        self, *, limit: int | None = None, cursor: UUID | None = None, **where: Any
+    ) -> Generator[TaskSummary, None, None]:
+        return self._each(self._awaited.list(limit=limit, cursor=cursor, **where))
+
+    def cancel(self, task: ID, reason: str | None = None) -> TaskView:
+        return self._wait(self._awaited.cancel(task, reason))
+
+    def pause(self, task: ID, reason: str | None = None) -> TaskView:
+        return self._wait(self._awaited.pause(task, reason))
+
+    def resume(self, task: ID) -> TaskView:
+        return self._wait(self._awaited.resume(task))
+
+    def start(self, task: ID) -> TaskView:
+        return self._wait(self._awaited.start(task))
+
+    def retry(self, task: ID) -> TaskView:
+        return self._wait(self._awaited.retry(task))
+
+    def archive(self, task: ID) -> TaskView:
+        return self._wait(self._awaited.archive(task))
+
+    def rerun(self, task: ID) -> TaskView:
+        return self._wait(self._awaited.rerun(task))
+
+    def update(self, task: ID, *, version: int | None = None, **changes: Any) -> TaskView:
+        return self._wait(self._awaited.update(task, version=version, **changes))
+
+    def delete(self, task: ID) -> None:
+        return self._wait(self._awaited.delete(task))
+
+    def act(
+        self, action: Action, *, limit: int = 1000, dry_run: bool = False, **where: Any
+    ) -> ActionResult:
+        return self._wait(self._awaited.act(action, limit=limit, dry_run=dry_run, **where))
+
+    def wait(self, task: ID, timeout: float | None = None) -> TaskView:
+        return self._wait(self._awaited.wait(task, timeout))
+
+    def follow(self, task: ID) -> Generator[TaskEvent, None, None]:
+        return self._each(self._awaited.follow(task))
+
+    def logs(self, task: ID, level: str = "DEBUG", limit: int = 1000) -> Sequence[LogLine]:
+        return self._wait(self._awaited.logs(task, level, limit))
+
+    def attempts(self, task: ID) -> Sequence[AttemptView]:
+        return self._wait(self._awaited.attempts(task))
+
+    def explain(self, task: ID) -> Explanation:
+        return self._wait(self._awaited.explain(task))
+
+
+class BlockingAgents(Group[Agents]):
+    """The agents of a workspace. An agent is named by its name or its id."""
+
+    def list(self) -> Generator[AgentView, None, None]:
+        return self._each(self._awaited.list())
+
+    def get(self, agent: UUID | str) -> AgentView:
+        return self._wait(self._awaited.get(agent))
+
+    def put(self, name: str, **fields: Any) -> AgentView:
+        return self._wait(self._awaited.put(name, **fields))
+
+    def health(self, agent: UUID | str) -> AgentHealth:
+        return self._wait(self._awaited.health(agent))
+
+    def tasks(
+        self, agent: UUID | str, status: Sequence[str] = (), limit: int = 100
+    ) -> Sequence[TaskSummary]:
+        return self._wait(self._awaited.tasks(agent, status, limit))
+
+    def terminate(
+        self, agent: UUID | str, reason: str | None = None, *, graceful: bool = True
+    ) -> AgentView:
+        return self._wait(self._awaited.terminate(agent, reason, graceful=graceful))
+
+    def delete(self, agent: UUID | str) -> None:
+        return self._wait(self._awaited.delete(agent))
+
+    def token(self, agent: UUID | str) -> AgentToken:
+        return self._wait(self._awaited.token(agent))
+
+
+class BlockingSecrets(Group[Secrets | RemoteSecrets]):
+    """The named secrets of a workspace."""
+
+    def put(self, name: str, value: str) -> None:
+        return self._wait(self._awaited.put(name, value))
+
+    def list(self) -> Sequence[SecretView]:
+        return self._wait(self._awaited.list())
+
+    def delete(self, name: str) -> None:
+        return self._wait(self._awaited.delete(name))
+
+
+class BlockingDefinitions(Group[Definitions | RemoteDefinitions]):
+    """The definitions of a workspace."""
+
+    def put(self, spec: Spec, version: int | None = None) -> DefinitionView:
+        return self._wait(self._awaited.put(spec, version))
+
+    def get(self, key: str) -> DefinitionView:
+        return self._wait(self._awaited.get(key))
+
+    def page(self, limit: int = 100, cursor: UUID | None = None) -> DefinitionPage:
+        return self._wait(self._awaited.page(limit, cursor))
+
+    def delete(self, key: str, version: int | None = None) -> None:
+        return self._wait(self._awaited.delete(key, version))
+
+    def export(self, keys: Sequence[str] = ()) -> str:
+        return self._wait(self._awaited.export(keys))
+
+    def apply_files(self, files: Files, *, dry_run: bool = False) -> Applied:
+        return self._wait(self._awaited.apply_files(files, dry_run=dry_run))
+
+
+class BlockingWebhooks(Group[Webhooks]):
+    """The endpoints that hear of events."""
+
+    def list(self) -> Generator[WebhookView, None, None]:
+        return self._each(self._awaited.list())
+
+    def get(self, webhook: UUID | str) -> WebhookView:
+        return self._wait(self._awaited.get(webhook))
+
+    def create(
+        self, url: str, events: Sequence[str], description: str | None = None
+    ) -> WebhookSecret:
+        return self._wait(self._awaited.create(url, events, description))
+
+    def update(self, webhook: UUID | str, **fields: Any) -> WebhookView:
+        return self._wait(self._awaited.update(webhook, **fields))
+
+    def delete(self, webhook: UUID | str) -> None:
+        return self._wait(self._awaited.delete(webhook))
+
+    def rotate_secret(self, webhook: UUID | str) -> WebhookSecret:
+        return self._wait(self._awaited.rotate_secret(webhook))
+
+    def deliveries(
+        self, webhook: UUID | str, limit: int = 100, cursor: UUID | None = None
+    ) -> DeliveryPage:
+        return self._wait(self._awaited.deliveries(webhook, limit, cursor))
+
+    def redeliver(self, delivery: UUID | str) -> DeliveryView:
+        return self._wait(self._awaited.redeliver(delivery))
+
+
+class BlockingTokens(Group[Tokens]):
+    """The keys of programs to the workspace."""
+
+    def list(self) -> Sequence[TokenView]:
+        return self._wait(self._awaited.list())
+
+    def create(self, name: str, **fields: Any) -> Token:
+        return self._wait(self._awaited.create(name, **fields))
+
+    def revoke(self, token: UUID | str) -> None:
+        return self._wait(self._awaited.revoke(token))
+
+
+class BlockingUsers(Group[Users]):
+    """Who belongs to the workspace."""
+
+    def list(self) -> Sequence[MemberView]:
+        return self._wait(self._awaited.list())
+
+    def create(self, name: str, password: str, role: str = "MEMBER") -> MemberView:
+        return self._wait(self._awaited.create(name, password, role))
+
+    def update(self, user: UUID | str, role: str) -> MemberView:
+        return self._wait(self._awaited.update(user, role))
+
+    def delete(self, user: UUID | str) -> None:
+        return self._wait(self._awaited.delete(user))
+
+
+class BlockingWorkspaces(Group[Workspaces]):
+    """The tenants that the caller belongs to."""
+
+    def list(self) -> Sequence[WorkspaceView]:
+        return self._wait(self._awaited.list())
+
+    def get(self, workspace: UUID | str) -> WorkspaceView:
+        return self._wait(self._awaited.get(workspace))
+
+    def create(self, name: str) -> NewWorkspace:
+        return self._wait(self._awaited.create(name))
+
+    def quota(self, workspace: UUID | str, **limits: int | None) -> WorkspaceView:
+        return self._wait(self._awaited.quota(workspace, **limits))
+
+
+class BlockingCoordinators(Group[Coordinators]):
+    """Who repairs and promotes."""
+
+    def status(self) -> CoordinatorStatus:
+        return self._wait(self._awaited.status())
+
+    def recover(self) -> None:
+        return self._wait(self._awaited.recover())
+
+    def logs(self, level: str = "WARN", limit: int = 100) -> Sequence[LogLine]:
+        return self._wait(self._awaited.logs(level, limit))
+
+
+class BlockingAccess(Group[Access]):
+    """Logins."""
+
+    def login(self, name: str, password: str) -> Token:
+        return self._wait(self._awaited.login(name, password))
+
+    def logout(self) -> None:
+        return self._wait(self._awaited.logout())
+
+    def me(self) -> Me:
+        return self._wait(self._awaited.me())

@@ -1,0 +1,501 @@
+"""Activation: tasks and runs of groups are made in their flow, within a cascade."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid5
+
+import msgspec
+
+from tenuto.clock import Clock
+from tenuto.engine.flow_rows import context_of, flow_of
+from tenuto.engine.plans import Plans
+from tenuto.engine.rows import (
+    STATUS,
+    Place,
+    Rows,
+    add_words,
+    body_row,
+    decode,
+    hot_row,
+    insert,
+    no_rows,
+)
+from tenuto.model.definition import Foreach, Order
+from tenuto.model.errors import Invalid
+from tenuto.model.flow import (
+    CASCADE,
+    FLOW_OPEN,
+    GROUP_OPEN,
+    Context,
+    Flow,
+    FlowStatus,
+    Group,
+    GroupStatus,
+    with_item,
+)
+from tenuto.model.limits import MAX_LANES
+from tenuto.model.matching import Requirements, lane_id
+from tenuto.model.plan import Plan
+from tenuto.model.submission import NewTask, requirements
+from tenuto.model.task import Status
+from tenuto.store.protocol import Row, Script, Statement
+
+if TYPE_CHECKING:
+    from tenuto.engine.cascade import Cascade
+
+
+class Birth(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is to begin in a slot: a key's task or group, or the run of a foreach."""
+
+    flow: UUID
+    group: UUID | None
+    slot: int
+    key: str
+    of: str | None = None
+    """The key of what it follows; the run of a foreach goes by it."""
+    follows: UUID | None = None
+    groups: tuple[str, ...] = ()
+    prompt: str | None = None
+    jump: bool = False
+    foreach: Foreach | None = None
+    items: list[Any] | None = None
+
+
+class Grown(msgspec.Struct):
+    """What came of births."""
+
+    lanes: set[int]
+    acts: list[tuple[UUID, UUID]]
+    """Control tasks that nobody but the engine does, and their workspaces."""
+    refused: list[Birth]
+    empty: list[Group]
+
+
+class _Child(msgspec.Struct, frozen=True, kw_only=True):
+    """A task to be made."""
+
+    new: NewTask
+    id: UUID
+    place: Place
+    hold: str | None
+    needs: tuple[tuple[UUID, bool], ...] = ()
+    """What it waits for, and whether that has ended well already."""
+
+
+class Births:
+    """What is to begin. `run` is a script."""
+
+    def __init__(self, clock: Clock, plans: Plans, actor: str | None, now: datetime) -> None:
+        self._clock = clock
+        self._plans = plans
+        self._actor = actor
+        self._now = now
+        self._births: list[Birth] = []
+        self._growing: list[Group] = []
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._births or self._growing)
+
+    def add(self, birth: Birth) -> None:
+        self._births.append(birth)
+
+    def go_on(self, group: Group) -> None:
+        """Make the children of a group that are still to be made."""
+        self._growing.append(group)
+
+    def run(self, cascade: "Cascade") -> Script[Grown]:
+        """Make what is waiting to begin."""
+        grown = Grown(set(), [], [], [])
+        births, self._births = self._births, []
+        by_flow: defaultdict[UUID, list[Birth]] = defaultdict(list)
+        for birth in births:
+            by_flow[birth.flow].append(birth)
+        growing, self._growing = self._growing, []
+        flows = yield from self._flows({*by_flow, *(group.flow for group in growing)})
+        for flow, wanted in by_flow.items():
+            yield from self._bear(flows[flow], wanted, cascade, grown)
+        for group in growing:
+            yield from self._grow(flows[group.flow], group, cascade, grown)
+        return grown
+
+    def _flows(self, ids: set[UUID]) -> Script[dict[UUID, Flow]]:
+        rows = yield Statement("flows_locked", {"ids": sorted(ids)})
+        return {row["id"]: flow_of(row) for row in rows}
+
+    def _bear(
+        self, flow: Flow, births: list[Birth], cascade: "Cascade", grown: Grown
+    ) -> Script[None]:
+        if flow.status not in FLOW_OPEN:
+            return
+        plan = yield from self._plans.plan(flow.id)
+        jumps = sum(birth.jump for birth in births)
+        if jumps:
+            flow = yield from self._spend(flow, births, cascade, grown)
+        keys = [birth.of or birth.key if birth.foreach else birth.key for birth in births]
+        counts = yield from self._activations(flow.id, keys)
+        children = []
+        for birth in births:
+            if birth in grown.refused:
+                continue
+            if birth.foreach is not None or birth.key in plan.groups:
+                yield from self._group(flow, plan, birth, counts)
+            else:
+                children.append(self._task(flow, plan, birth, counts))
+        yield from self._insert(flow, children, cascade, grown)
+
+    def _spend(
+        self, flow: Flow, births: list[Birth], cascade: "Cascade", grown: Grown
+    ) -> Script[Flow]:
+        """Count the jumps against the flow's budget; those beyond it are refused."""
+        left = flow.steps_left
+        for birth in births:
+            if birth.jump:
+                left -= 1
+                if left < 0:
+                    grown.refused.append(birth)
+        after = msgspec.structs.replace(flow, steps_left=max(left, 0))
+        if grown.refused:
+            why = f"{grown.refused[0].of!r} would jump once more, and the flow has no jump left"
+            yield cascade.flow_change(after, "step_budget", "ERROR", why)
+            return msgspec.structs.replace(after, version=after.version + 1)
+        yield cascade.flow_change(after)
+        return after
+
+    def _activations(self, flow: UUID, keys: Sequence[str]) -> Script[dict[str, int]]:
+        counts: defaultdict[str, int] = defaultdict(int)
+        rows = yield Statement("activations", {"flow": flow, "keys": sorted(set(keys))})
+        counts |= {row["key"]: row["activation"] for row in rows}
+        return counts
+
+    def _task(self, flow: Flow, plan: Plan, birth: Birth, counts: dict[str, int]) -> _Child:
+        counts[birth.key] += 1
+        prompts = () if birth.prompt is None else (birth.prompt,)
+        context = Context(groups=birth.groups, prompts=prompts)
+        new = msgspec.structs.replace(plan.tasks[birth.key], depends_on=[])
+        new = _named(new, birth.key, flow)
+        return _Child(
+            new=new,
+            id=self._clock.new_id(),
+            place=Place(
+                flow=flow.id,
+                group=birth.group,
+                slot=birth.slot,
+                activation=counts[birth.key],
+                follows=birth.follows,
+                context=_text(context),
+            ),
+            hold=_hold(new, "paused" if flow.status is FlowStatus.PAUSED else None),
+        )
+
+    def _group(self, flow: Flow, plan: Plan, birth: Birth, counts: dict[str, int]) -> Script[None]:
+        key = (birth.of or birth.key) if birth.foreach is not None else birth.key
+        counts[key] += 1
+        group, row = _new_group(
+            self._clock.new_id(), flow, plan, birth, key, counts[key], self._now
+        )
+        params = {"now": self._now, "actor": self._actor}
+        yield Statement("group_insert", params, {"born": [row]})
+        self._growing.append(group)
+
+    # The children of groups.
+
+    def _grow(self, flow: Flow, group: Group, cascade: "Cascade", grown: Grown) -> Script[None]:
+        if flow.status not in FLOW_OPEN or group.status not in GROUP_OPEN:
+            return
+        if group.total == 0:
+            grown.empty.append(group)
+            return
+        room = CASCADE - cascade.spent
+        if room <= 0:
+            cascade.later("expand", group.id, group.workspace)
+            return
+        end = min(group.total, group.made + room)
+        turn = group.turn
+        if group.kind == "sequential" and turn is None:
+            turn = group.made
+        yield from self._make(flow, group, range(group.made, end), turn, cascade, grown)
+        yield cascade.group_change(msgspec.structs.replace(group, made=end, turn=turn))
+        if end < group.total:
+            cascade.later("expand", group.id, group.workspace)
+
+    def _make(
+        self,
+        flow: Flow,
+        group: Group,
+        slots: range,
+        turn: int | None,
+        cascade: "Cascade",
+        grown: Grown,
+    ) -> Script[None]:
+        """Make the children of these slots; in a sequence only the one whose turn it is can run."""
+        plan = yield from self._plans.plan(flow.id)
+        specs = yield from self._specs(plan, group)
+        counts = yield from self._activations(flow.id, [specs[slot][0] for slot in slots])
+        deps = yield from self._needs(plan, group, specs, slots)
+        children: list[_Child] = []
+        nested: list[tuple[Any, ...]] = []
+        groups = (*context_of(group.context).groups, group.key)
+        for slot in slots:
+            key, new, item = specs[slot]
+            counts[key] += 1
+            mine = group.kind == "parallel" or slot == turn
+            if new is None:
+                birth = Birth(flow=flow.id, group=group.id, slot=slot, key=key, groups=groups)
+                nested.append(self._nested(flow, plan, birth, counts[key], mine=mine))
+            else:
+                child = self._child(
+                    flow, group, slot, key, new, item, counts[key], deps, groups, mine=mine
+                )
+                children.append(child)
+        if nested:
+            params = {"now": self._now, "actor": self._actor}
+            yield Statement("group_insert", params, {"born": nested})
+            cascade.spent += len(nested)
+        yield from self._insert(flow, children, cascade, grown)
+
+    def _nested(
+        self, flow: Flow, plan: Plan, birth: Birth, activation: int, *, mine: bool
+    ) -> tuple[Any, ...]:
+        """The row of a group in a group; it runs at once when that is its turn."""
+        status = GroupStatus.RUNNING if mine else GroupStatus.WAITING
+        born, row = _new_group(
+            self._clock.new_id(), flow, plan, birth, birth.key, activation, self._now, status
+        )
+        if mine:
+            self._growing.append(born)
+        return row
+
+    def _specs(
+        self, plan: Plan, group: Group
+    ) -> Script[list[tuple[str, NewTask | None, tuple[Any, int] | None]]]:
+        """Each child's key, its definition unless it is a group, and its item if it has one."""
+        spec = plan.groups.get(group.key)
+        if spec is not None:
+            return [(key, plan.tasks.get(key), None) for key in spec.children]
+        control = plan.tasks[group.key].control
+        assert isinstance(control, Foreach)
+        rows = yield Statement("group_items", {"id": group.id})
+        template = plan.tasks[control.template]
+        items: list[Any] = decode(rows[0]["items"])
+        return [(control.template, template, (item, index)) for index, item in enumerate(items)]
+
+    def _child(
+        self,
+        flow: Flow,
+        group: Group,
+        slot: int,
+        key: str,
+        new: NewTask,
+        item: tuple[Any, int] | None,
+        activation: int,
+        deps: dict[str, Any],
+        groups: tuple[str, ...],
+        *,
+        mine: bool,
+    ) -> _Child:
+        context = Context(groups=groups)
+        if item is not None:
+            context = Context(groups=groups, item=item[0], index=item[1])
+            new = _for_item(new, *item)
+        paused = flow.status is FlowStatus.PAUSED or group.status is GroupStatus.PAUSED
+        first = "turn" if not mine else ("paused" if paused else None)
+        new = _named(new, key, flow)
+        needs = tuple(deps["needs"][name] for name in new.depends_on)
+        return _Child(
+            new=new,
+            id=deps["ids"].get(slot) or self._clock.new_id(),
+            place=Place(
+                flow=flow.id,
+                group=group.id,
+                slot=slot,
+                activation=activation,
+                follows=group.follows,
+                context=_text(context),
+            ),
+            hold=_hold(new, first),
+            needs=needs,
+        )
+
+    def _needs(
+        self, plan: Plan, group: Group, specs: list[Any], slots: range
+    ) -> Script[dict[str, Any]]:
+        """Ids of children that wait for each other, and how those needed stand."""
+        spec = plan.groups.get(group.key)
+        if spec is None or not any(new is not None and new.depends_on for _, new, _ in specs):
+            return {"ids": {}, "needs": {}}
+        ids = {slot: uuid5(group.id, str(slot)) for slot in range(group.total)}
+        by_key = {key: ids[slot] for slot, (key, _, _) in enumerate(specs)}
+        earlier = sorted(ids[slot] for slot in range(slots.start))
+        ended: dict[UUID, Row] = {}
+        if earlier:
+            params = {"workspace": group.workspace, "ids": earlier}
+            rows = yield Statement("needed", params)
+            ended = {row["id"]: row for row in rows}
+        needs = {
+            key: (task, task in ended and ended[task]["status"] == Status.COMPLETED)
+            for key, task in by_key.items()
+        }
+        return {"ids": ids, "needs": needs}
+
+    def _insert(
+        self, flow: Flow, children: list[_Child], cascade: "Cascade", grown: Grown
+    ) -> Script[None]:
+        if not children:
+            return
+        rows = no_rows()
+        lanes: dict[Requirements, int] = {}
+        given = yield from self._plans.input(flow.id)
+        for child in children:
+            self._spell(flow, child, rows, lanes, given)
+            hot = rows["hot"][-1]
+            if hot[STATUS] is Status.PENDING:
+                grown.lanes.add(hot[2])
+            elif child.hold == "act" and not child.needs:
+                grown.acts.append((child.id, flow.workspace))
+        touched = sorted((lane, flow.workspace, needs.key()) for needs, lane in lanes.items())
+        yield Statement("lane_touch", {"now": self._now, "most": MAX_LANES}, {"wanted": touched})
+        yield insert("submit_new", rows, self._now)
+        cascade.spent += len(children)
+
+    def _spell(
+        self,
+        flow: Flow,
+        child: _Child,
+        rows: Rows,
+        lanes: dict[Requirements, int],
+        given: Any,
+    ) -> None:
+        new = child.new
+        if new.input is None:
+            new = msgspec.structs.replace(new, input=given)
+        needs = requirements(new, flow.workspace)
+        lane = lanes.setdefault(needs, lane_id(needs.key()))
+        unmet = sum(not met for _, met in child.needs)
+        rows["body"].append(
+            body_row(
+                new, child.id, flow.workspace, None, self._actor, None, flow.trace_id, child.place
+            )
+        )
+        rows["hot"].append(
+            hot_row(
+                new,
+                child.id,
+                flow.workspace,
+                lane,
+                self._actor,
+                self._now,
+                hold=child.hold,
+                unmet=unmet or None,
+                watched=True,
+            )
+        )
+        add_words(rows, new, child.id, flow.workspace)
+        rows["dependency"] += [
+            (child.id, need, flow.workspace, met, False) for need, met in child.needs
+        ]
+
+
+def _new_group(
+    id_: UUID,
+    flow: Flow,
+    plan: Plan,
+    birth: Birth,
+    key: str,
+    activation: int,
+    now: datetime,
+    status: GroupStatus = GroupStatus.RUNNING,
+) -> tuple[Group, tuple[Any, ...]]:
+    """A run of a group, or of a foreach's items, and its row."""
+    if birth.foreach is not None:
+        order: Order = birth.foreach.order
+        join, title = birth.foreach.join, f"{plan.tasks[key].title} (items)"
+        total, items = len(birth.items or []), msgspec.json.encode(birth.items).decode()
+    else:
+        spec = plan.groups[key]
+        order, join, title = spec.order, spec.join, spec.title
+        total, items = len(spec.children), None
+    context = Context(groups=birth.groups)
+    group = Group(
+        id=id_,
+        workspace=flow.workspace,
+        flow=flow.id,
+        key=key,
+        title=title,
+        activation=activation,
+        parent=birth.group,
+        slot=birth.slot,
+        kind=order,
+        status=status,
+        join_policy=join,
+        depth=len(birth.groups) + 1,
+        total=total,
+        made=0,
+        open=total,
+        succeeded=0,
+        failed=0,
+        turn=None,
+        follows=birth.follows,
+        context=_text(context),
+        version=1,
+        created_at=now,
+        updated_at=now,
+        finished_at=None,
+    )
+    row = (
+        group.id,
+        group.workspace,
+        group.flow,
+        group.key,
+        group.title,
+        group.activation,
+        group.parent,
+        group.slot,
+        group.kind,
+        group.status,
+        group.join_policy,
+        group.depth,
+        items,
+        group.total,
+        group.follows,
+        group.context,
+        msgspec.json.encode({"flow": flow.id}).decode(),
+    )
+    return group, row
+
+
+def _for_item(template: NewTask, item: Any, index: int) -> NewTask:
+    value = {"item": item, "index": index} if template.input is None else template.input
+    try:
+        return msgspec.structs.replace(
+            template,
+            title=with_item(template.title, item, index)[:255],
+            prompt=with_item(template.prompt, item, index),
+            description=with_item(template.description, item, index),
+            input=value if template.input is None else with_item(value, item, index),
+        )
+    except Invalid as error:
+        # Seen by whoever runs the item: the others are not to suffer for one.
+        return msgspec.structs.replace(template, input={"item": item, "error": error.message})
+
+
+def _named(new: NewTask, key: str, flow: Flow) -> NewTask:
+    """A definition as the flow runs it: under its key, with the flow's priority if it has one."""
+    changes: dict[str, Any] = {"key": key, "blocks": []}
+    if flow.priority is not None:
+        changes["priority"] = flow.priority
+    return msgspec.structs.replace(new, **changes)
+
+
+def _hold(new: NewTask, first: str | None) -> str | None:
+    """What a new task waits for before anything of its own; the engine acts where no agent does."""
+    acts = new.kind == "approval" or (new.control is not None and new.prompt is None)
+    if not acts:
+        return first
+    return "act" if first is None else f"{first}:act"
+
+
+def _text(context: Context) -> str | None:
+    return None if context == Context() else msgspec.json.encode(context).decode()

@@ -1,0 +1,564 @@
+"""What follows in the same transaction when tasks end: dependents, joins, successors.
+
+A cascade lives as long as its transaction. Rows are locked in one order: tasks, groups, flows, each
+by id. What goes beyond a bound is kept as `flow_work` and done by whoever comes next.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tenuto.clock import Clock
+from tenuto.engine.births import Birth, Births, Grown
+from tenuto.engine.flow_rows import (
+    Told,
+    context_of,
+    control_of,
+    flow_of,
+    flow_statement,
+    group_of,
+    group_statement,
+)
+from tenuto.engine.plans import Plans
+from tenuto.engine.rows import CorruptRow, decode, task_of, write_changes
+from tenuto.model import commands
+from tenuto.model.commands import Command, Moment
+from tenuto.model.decide import decide
+from tenuto.model.definition import Approval
+from tenuto.model.errors import TenutoError
+from tenuto.model.flow import (
+    CASCADE,
+    FLOW_OPEN,
+    GROUP_OPEN,
+    End,
+    Flow,
+    FlowStatus,
+    Group,
+    GroupStatus,
+    Seen,
+    Step,
+    Unfit,
+    counted,
+    end_of,
+    flow_end,
+    in_turn,
+    joined,
+    step_after,
+)
+from tenuto.model.task import LEASED, TERMINAL, Change, Status, Task
+from tenuto.store.protocol import Row, Script, Statement
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """A task that has just ended, and whose end is watched."""
+
+    id: UUID
+    workspace: UUID
+    status: Status
+
+
+class _SlotEnd(msgspec.Struct, frozen=True):
+    flow: UUID
+    group: UUID | None
+    slot: int
+    end: End
+
+
+class Cascade:
+    """One transaction's consequences. Its public methods are scripts."""
+
+    def __init__(
+        self, clock: Clock, plans: Plans, actor: str | None, *, strict: bool = False
+    ) -> None:
+        self._strict = strict
+        """Whether a control task that turns out unfit may still be failed by the caller."""
+        self._clock = clock
+        self._plans = plans
+        self._actor = actor
+        self._now = clock.now()
+        self._births = Births(clock, plans, actor, self._now)
+        self._ended: list[Ended] = []
+        self._steps: dict[UUID, Step | None] = {}
+        self._slots: list[_SlotEnd] = []
+        self._acts: list[tuple[UUID, UUID]] = []
+        self._rest: list[tuple[Group, bool]] = []
+        self._work: list[tuple[Any, ...]] = []
+        self.spent = 0
+        self.changes: list[Change] = []
+        """Changes that workers are to be told of once they are durable."""
+        self.lanes: set[int] = set()
+        """Lanes in which something became claimable."""
+        self.unfinished = False
+        """Whether something was left for later."""
+
+    def follow(self, ended: Iterable[Ended] = ()) -> Script[None]:
+        """Everything that follows from these ends, and from what was begun before."""
+        self._ended += ended
+        while self._ended or self._slots or self._births.waiting or self._acts or self._rest:
+            if self._ended:
+                yield from self._told()
+            if self._slots:
+                yield from self._close()
+            if self._rest:
+                yield from self._end_rest()
+            if self._births.waiting:
+                yield from self._bear()
+            if self._acts:
+                yield from self._act()
+        if self._work:
+            self.unfinished = True
+            work, self._work = self._work, []
+            yield Statement("work_put", {"now": self._now}, {"work": work})
+
+    def bear(self, birth: Birth) -> None:
+        """Have something made."""
+        self._births.add(birth)
+
+    def grow(self, group: Group) -> None:
+        """Go on making a group's children."""
+        self._births.go_on(group)
+
+    def end_rest(self, group: Group, *, cancel: bool) -> None:
+        """End whatever of a group has not ended, by cancelling or by skipping it."""
+        self._rest.append((group, cancel))
+
+    def later(self, kind: str, subject: UUID, workspace: UUID, data: Any = None) -> None:
+        """Leave something for a transaction of its own."""
+        text = None if data is None else msgspec.json.encode(data).decode()
+        self._work.append((self._clock.new_id(), workspace, kind, subject, text))
+
+    def moment(self) -> Moment:
+        return Moment(self._now, self._clock.random(), self._actor)
+
+    # Tasks that ended: whoever waits for them, and what takes their place.
+
+    def _told(self) -> Script[None]:
+        batch, self._ended = self._ended, []
+        if self.spent >= CASCADE:
+            for each in batch:
+                self.later("ended", each.id, each.workspace)
+            return
+        yield from self.release(batch)
+        yield from self._succeed(batch)
+
+    def release(self, batch: Sequence[Ended]) -> Script[None]:
+        """Tell those who wait for these tasks."""
+        ends = {each.id: each for each in batch}
+        rows = yield Statement("dependents", {"ids": sorted(ends), "most": CASCADE})
+        if len(rows) == CASCADE:
+            for each in batch:
+                self.later("dependents", each.id, each.workspace)
+        if not rows:
+            return
+        self.spent += len(rows)
+        special = {row["id"] for row in rows if not _simply_met(row, ends)}
+        hits = Counter(row["id"] for row in rows if row["id"] not in special)
+        pairs = [(row["id"], row["needs"], _is_met(row, ends)) for row in rows]
+        yield Statement("dependency_settle", rows={"pair": pairs})
+        if hits:
+            params = {"now": self._now, "actor": self._actor}
+            moved = yield Statement("unblock", params, {"hit": sorted(hits.items())})
+            self.lanes |= {row["lane"] for row in moved if row["status"] == Status.PENDING}
+        if special:
+            yield from self._released_singly([row for row in rows if row["id"] in special], ends)
+
+    def _released_singly(self, rows: list[Row], ends: dict[UUID, Ended]) -> Script[None]:
+        waits: defaultdict[UUID, list[Row]] = defaultdict(list)
+        for row in rows:
+            waits[row["id"]].append(row)
+        yield from self.each(
+            sorted(waits), lambda task: _after_needs(task, waits[task.id], ends), acts=True
+        )
+
+    def each(self, ids: list[UUID], choose: Any, *, acts: bool = False) -> Script[list[Change]]:
+        """Decide a command for each of the tasks and write what comes of it."""
+        rows = yield Statement("tasks_locked", {"ids": ids})
+        decided: list[tuple[Change, Command]] = []
+        for row in rows:
+            try:
+                task = task_of(row)
+            except CorruptRow:
+                continue  # its own turn puts it out of circulation
+            command = choose(task)
+            if command is None or task.status in TERMINAL:
+                continue
+            try:
+                made = decide(task, command, self.moment())
+            except TenutoError:
+                continue  # it cannot be asked that in its present status
+            if made is not None:
+                decided.append((made, command))
+                self._note(task, made)
+        if decided:
+            yield write_changes(decided)
+            self.spent += len(decided)
+        if acts:
+            self._acts += [
+                (change.task.id, change.task.workspace)
+                for change, _ in decided
+                if change.task.hold == "act" and change.task.unmet == 0
+            ]
+        return [change for change, _ in decided]
+
+    def _note(self, before: Task, change: Change) -> None:
+        after = change.task
+        self.changes.append(change)
+        if after.status in TERMINAL and before.watched:
+            self._ended.append(Ended(after.id, after.workspace, after.status))
+
+    def _succeed(self, batch: Sequence[Ended]) -> Script[None]:
+        wanted = [(each.id, each.workspace) for each in batch]
+        rows = yield Statement("places", rows={"wanted": wanted})
+        statuses = {each.id: each.status for each in batch}
+        for row in rows:
+            if row["kind"] == "approval":
+                params = {"task": row["id"], "now": self._now, "actor": self._actor}
+                yield Statement("inbox_close", params)
+            if row["flow"] is None:
+                continue
+            status = statuses[row["id"]]
+            step = None
+            end = end_of(status)
+            if status is Status.COMPLETED:
+                try:
+                    step = yield from self._step(row)
+                except Unfit:
+                    if self._strict:
+                        raise
+                    end = End.FAILURE
+            if step is None:
+                self._slots.append(_SlotEnd(row["flow"], row["group_id"], row["slot"], end))
+            else:
+                self.bear(_birth(row, step))
+
+    def _step(self, row: Row) -> Script[Step | None]:
+        if row["id"] in self._steps:
+            return self._steps[row["id"]]
+        if row["kind"] in ("agent", "approval") and row["next"] is None:
+            return None
+        plan = yield from self._plans.plan(row["flow"])
+        seen = yield from self._seen(row)
+        step = step_after(control_of(row), row["next"], seen)
+        context = context_of(row["context"])
+        around = context.groups[-1] if context.groups else None
+        plain = step is not None and not step.jump and step.foreach is None
+        if step is not None and plain and in_turn(plan, around, row["key"], step.key):
+            return None
+        return step
+
+    def _seen(self, row: Row) -> Script[Seen]:
+        """What a control task may look at; without a prompt, its result is its predecessor's."""
+        if row["kind"] in ("agent", "approval", "goto"):
+            return Seen(result=None, task={}, input=None, results={})
+        source = row["id"] if row["prompt"] is not None else row["follows"]
+        found = yield Statement("outputs", {"ids": [] if source is None else [source]})
+        results = yield from self._plans.results(row["flow"], [row["control"]])
+        task = {"id": str(row["id"]), "key": row["key"], "kind": row["kind"]}
+        return Seen(
+            result=decode(found[0]["output"]) if found else None,
+            task=task,
+            input=decode(row["input"]),
+            results=results,
+        )
+
+    # Slots that ended: joins, turns, and the ends of flows.
+
+    def _close(self) -> Script[None]:
+        slots, self._slots = self._slots, []
+        by_group: defaultdict[UUID, list[_SlotEnd]] = defaultdict(list)
+        by_flow: defaultdict[UUID, list[_SlotEnd]] = defaultdict(list)
+        for each in slots:
+            if each.group is None:
+                by_flow[each.flow].append(each)
+            else:
+                by_group[each.group].append(each)
+        if by_group:
+            rows = yield Statement("groups_locked", {"ids": sorted(by_group)})
+            for row in rows:
+                yield from self._group_closed(group_of(row), by_group[row["id"]])
+        if by_flow:
+            yield from self._flows_closed(by_flow)
+
+    def _group_closed(self, group: Group, ends: list[_SlotEnd]) -> Script[None]:
+        if group.status not in GROUP_OPEN:
+            return
+        after = counted(group, [each.end for each in ends])
+        status = joined(after)
+        if status is not None:
+            yield from self.finish(after, status)
+            return
+        if after.kind == "sequential" and after.turn in {each.slot for each in ends}:
+            after = yield from self._pass_turn(after)
+        yield self.group_change(after)
+
+    def _pass_turn(self, group: Group) -> Script[Group]:
+        """The group with the turn given to its next child, if that is made already."""
+        params = {
+            "parent": group.id,
+            "workspace": group.workspace,
+            "slot": -1 if group.turn is None else group.turn,
+        }
+        rows = yield Statement("next_in_turn", params)
+        if not rows:
+            # The turn waits where it is for the child that is still to be made.
+            return msgspec.structs.replace(group, turn=None)
+        row = rows[0]
+        if row["is_group"]:
+            found = yield Statement("groups_locked", {"ids": [row["id"]]})
+            child = group_of(found[0])
+            if child.status is GroupStatus.WAITING:
+                yield from self.start_group(child)
+        else:
+            yield from self.give_turn(row["id"])
+        return msgspec.structs.replace(group, turn=row["slot"])
+
+    def give_turn(self, task: UUID) -> Script[None]:
+        """Let a child of a sequence run."""
+        yield from self.each([task], _on_turn)
+        self._acts += [
+            (change.task.id, change.task.workspace)
+            for change in self.changes
+            if change.task.id == task and change.task.hold == "act" and change.task.unmet == 0
+        ]
+
+    def start_group(self, group: Group) -> Script[None]:
+        """Let a waiting group run."""
+        running = msgspec.structs.replace(group, status=GroupStatus.RUNNING)
+        yield self.group_change(running, "group_started")
+        self._births.go_on(msgspec.structs.replace(running, version=group.version + 1))
+
+    def finish(self, group: Group, status: GroupStatus) -> Script[None]:
+        """End a group; what takes its place, or the end of its own slot, follows."""
+        done = msgspec.structs.replace(group, status=status, finished_at=self._now, turn=None)
+        failed = status is GroupStatus.FAILED
+        yield self.group_change(done, f"group_{status.lower()}", "ERROR" if failed else "INFO")
+        if done.open > 0:
+            self.end_rest(done, cancel=group.join_policy == "first_succeeded")
+        step = None
+        if status is GroupStatus.COMPLETED:
+            plan = yield from self._plans.plan(group.flow)
+            step = _group_next(plan, group)
+        if step is None:
+            self._slots.append(_SlotEnd(group.flow, group.parent, group.slot, end_of(status)))
+        else:
+            self.bear(_group_birth(group, step))
+
+    def group_change(
+        self, group: Group, kind: str | None = None, level: str = "INFO", message: str | None = None
+    ) -> Statement:
+        """The statement that writes a group, and tells of it where it has a new status."""
+        return group_statement(group, Told(kind, level, message), self._now, self._actor)
+
+    def _flows_closed(self, by_flow: dict[UUID, list[_SlotEnd]]) -> Script[None]:
+        rows = yield Statement("flows_locked", {"ids": sorted(by_flow)})
+        for row in rows:
+            flow = flow_of(row)
+            if flow.status not in FLOW_OPEN:
+                continue
+            ends = by_flow[flow.id]
+            bad = sum(each.end is End.FAILURE for each in ends)
+            after = msgspec.structs.replace(
+                flow, open=flow.open - len(ends), failed=flow.failed + bad
+            )
+            status = flow_end(after)
+            if status is None:
+                yield self.flow_change(after)
+            else:
+                done = msgspec.structs.replace(after, status=status, finished_at=self._now)
+                level = "ERROR" if status is FlowStatus.FAILED else "INFO"
+                yield self.flow_change(done, f"flow_{status.lower()}", level)
+
+    def flow_change(
+        self, flow: Flow, kind: str | None = None, level: str = "INFO", message: str | None = None
+    ) -> Statement:
+        """The statement that writes a flow, and tells of it where there is something to tell."""
+        return flow_statement(flow, Told(kind, level, message), self._now, self._actor)
+
+    # What a group that has ended leaves behind.
+
+    def _end_rest(self) -> Script[None]:
+        rest, self._rest = self._rest, []
+        for group, cancel in rest:
+            if self.spent >= CASCADE:
+                self.later("rest", group.id, group.workspace, {"cancel": cancel})
+                continue
+            params = {"parent": group.id, "workspace": group.workspace, "most": CASCADE}
+            rows = yield Statement("children_open", params)
+            if len(rows) == CASCADE:
+                self.later("rest", group.id, group.workspace, {"cancel": cancel})
+            tasks = sorted(row["id"] for row in rows if not row["is_group"])
+            if tasks:
+                yield from self.each(tasks, _cancelled if cancel else _skipped)
+            yield from self.end_groups([r["id"] for r in rows if r["is_group"]], cancel=cancel)
+
+    def end_groups(self, ids: list[UUID], *, cancel: bool) -> Script[None]:
+        """End groups from outside, by cancelling or by skipping them."""
+        if not ids:
+            return
+        rows = yield Statement("groups_locked", {"ids": sorted(ids)})
+        for row in rows:
+            group = group_of(row)
+            if group.status in GROUP_OPEN:
+                status = GroupStatus.CANCELLED if cancel else GroupStatus.SKIPPED
+                yield from self.end_group(group, status)
+
+    def end_group(
+        self, group: Group, status: GroupStatus, reason: str | None = None
+    ) -> Script[None]:
+        """End a group from outside, with all that is open in it."""
+        done = msgspec.structs.replace(group, status=status, finished_at=self._now, turn=None)
+        yield self.group_change(done, f"group_{status.lower()}", message=reason)
+        self.end_rest(done, cancel=status is GroupStatus.CANCELLED)
+        self._slots.append(_SlotEnd(group.flow, group.parent, group.slot, end_of(status)))
+
+    # What begins.
+
+    def _bear(self) -> Script[None]:
+        grown: Grown = yield from self._births.run(self)
+        self.lanes |= grown.lanes
+        self._acts += grown.acts
+        for place in grown.refused:
+            self._slots.append(_SlotEnd(place.flow, place.group, place.slot, End.FAILURE))
+        for group in grown.empty:
+            status = joined(group)
+            assert status is not None, "a group without children ends at once"
+            yield from self.finish(group, status)
+
+    def _act(self) -> Script[None]:
+        """Do what control tasks without a prompt are for."""
+        acts, self._acts = self._acts, []
+        rows = yield Statement("places", rows={"wanted": acts})
+        known = {row["id"]: row for row in rows}
+        orders: dict[UUID, Command] = {}
+        for task, _ in acts:
+            row = known[task]
+            if row["kind"] == "approval":
+                orders[task] = yield from self._ask(row)
+            else:
+                orders[task] = yield from self._decision(row)
+        yield from self.each(sorted(orders), lambda task: orders[task.id])
+
+    def _decision(self, row: Row) -> Script[Command]:
+        try:
+            self._steps[row["id"]] = step = yield from self._step(row)
+        except Unfit as error:
+            return commands.Decide(status=Status.FAILED, message=error.message, code=error.code)
+        said: dict[str, Any] = {"next": None if step is None else step.key}
+        if step is not None and step.items is not None:
+            said["items"] = len(step.items)
+        output = msgspec.json.encode(said).decode()
+        return commands.Decide(status=Status.COMPLETED, output=output)
+
+    def _ask(self, row: Row) -> Script[Command]:
+        """Put the question to people; the task waits for their answer."""
+        control = control_of(row)
+        assert isinstance(control, Approval)
+        command = commands.Ask(
+            hold=control.hold(), timeout_s=control.timeout_s, message=control.message
+        )
+        until = None if control.timeout_s is None else command.until(self._now)
+        body = msgspec.json.encode({"message": control.message, "flow": row["flow"]}).decode()
+        yield Statement(
+            "inbox_put",
+            {
+                "id": self._clock.new_id(),
+                "workspace": row["workspace"],
+                "task": row["id"],
+                "kind": "approval",
+                "title": control.message or f"approve {row['key']}",
+                "body": body,
+                "expires_at": until,
+                "now": self._now,
+            },
+        )
+        return command
+
+
+def _simply_met(row: Row, ends: dict[UUID, Ended]) -> bool:
+    return bool(row["plain"]) and ends[row["needs"]].status is Status.COMPLETED
+
+
+def _is_met(row: Row, ends: dict[UUID, Ended]) -> bool:
+    done = ends[row["needs"]].status is Status.COMPLETED
+    return done or row["on_dependency_failure"] == "run"
+
+
+def _after_needs(task: Task, waits: list[Row], ends: dict[UUID, Ended]) -> Command:
+    for row in waits:
+        if not _is_met(row, ends):
+            return failed_need(
+                row["needs"], ends[row["needs"]].status, row["on_dependency_failure"]
+            )
+    del task
+    return commands.Met(n=len(waits))
+
+
+def failed_need(needs: UUID, status: Status, policy: str | None) -> Command:
+    """What becomes of a task when something that it waits for did not end well."""
+    why = f"waited for task {needs}, which is {status}"
+    if policy == "skip" or status is Status.SKIPPED:
+        return commands.Skip(reason=why)
+    return commands.Refuse(code="dependency_failed", message=why)
+
+
+def _on_turn(task: Task) -> Command | None:
+    return commands.Turn(hold="act") if task.hold == "turn:act" else commands.Turn()
+
+
+def _skipped(task: Task) -> Command | None:
+    if task.status in LEASED:
+        return commands.Cancel(reason="its group has ended")
+    return commands.Skip(reason="its group ended before its turn")
+
+
+def _cancelled(task: Task) -> Command | None:
+    del task
+    return commands.Cancel(reason="its group has ended")
+
+
+def _birth(row: Row, step: Step) -> Birth:
+    context = context_of(row["context"])
+    return Birth(
+        flow=row["flow"],
+        group=row["group_id"],
+        slot=row["slot"],
+        key=step.key,
+        of=row["key"],
+        follows=_handed_on(row),
+        groups=context.groups,
+        prompt=step.prompt,
+        jump=step.jump,
+        foreach=step.foreach,
+        items=step.items,
+    )
+
+
+def _handed_on(row: Row) -> UUID | None:
+    """The task whose result a successor is handed: what the engine did has none of its own."""
+    by_engine = row["kind"] in ("condition", "goto", "foreach") and row["prompt"] is None
+    task: UUID | None = row["follows"] if by_engine else row["id"]
+    return task
+
+
+def _group_next(plan: Any, group: Group) -> str | None:
+    spec = plan.groups.get(group.key) or plan.tasks[group.key]
+    key: str | None = spec.next
+    context = context_of(group.context)
+    around = context.groups[-1] if context.groups else None
+    return None if key is None or in_turn(plan, around, group.key, key) else key
+
+
+def _group_birth(group: Group, key: str) -> Birth:
+    context = context_of(group.context)
+    return Birth(
+        flow=group.flow,
+        group=group.parent,
+        slot=group.slot,
+        key=key,
+        of=group.key,
+        follows=group.follows,
+        groups=context.groups,
+    )

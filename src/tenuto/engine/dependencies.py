@@ -1,0 +1,209 @@
+"""Tasks that wait for other tasks from the moment they are submitted."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tenuto.engine.cascade import Cascade, failed_need
+from tenuto.engine.rows import RANK, STATUS, UNMET, decode
+from tenuto.model import commands
+from tenuto.model.definition import references
+from tenuto.model.errors import Conflict, Invalid
+from tenuto.model.plan import find_cycle
+from tenuto.model.submission import NewTask
+from tenuto.model.task import LEASED, TERMINAL, Status, Task
+from tenuto.store.protocol import Row, Script, Statement
+
+_FAR = 64
+"""How many steps away a rank is passed on to."""
+_PATH = 100_000
+
+
+class Waits(msgspec.Struct, frozen=True):
+    """Who waits for whom, by id; `names` are those under which a task may be referred to."""
+
+    needs: dict[UUID, list[UUID]]
+    blocks: dict[UUID, list[UUID]]
+    policies: dict[UUID, str]
+    names: dict[str, UUID]
+    needed: set[UUID]
+
+    def __bool__(self) -> bool:
+        return bool(self.needs or self.blocks)
+
+    def watched(self, task: UUID) -> bool | None:
+        """Whether somebody waits for the task from the start."""
+        return True if task in self.needed or task in self.blocks else None
+
+
+NOBODY = Waits({}, {}, {}, {}, set())
+
+
+def waits_of(news: Sequence[NewTask], ids: Sequence[UUID]) -> Waits:
+    """Who waits for whom in a submit; raises `Invalid` for circles and names of nobody."""
+    if not any(new.depends_on or new.blocks for new in news):
+        return NOBODY
+    names: dict[str, UUID] = {}
+    for new, task in zip(news, ids, strict=True):
+        if new.key is not None and names.setdefault(new.key, task) != task:
+            raise Invalid(f"two tasks of one submit have the key {new.key!r}", field="key")
+    waits = Waits({}, {}, {}, names, set())
+    for new, task in zip(news, ids, strict=True):
+        if new.depends_on:
+            found = [_named("dependsOn", each, names) for each in dict.fromkeys(new.depends_on)]
+            waits.needs[task] = list(dict.fromkeys(found))
+            waits.needed.update(found)
+            waits.policies[task] = new.on_dependency_failure
+        if new.blocks:
+            waits.blocks[task] = [_named("blocks", each, names) for each in new.blocks]
+    edges = {str(task): [str(need) for need in needs] for task, needs in waits.needs.items()}
+    for task, blocked in waits.blocks.items():
+        for each in blocked:
+            edges.setdefault(str(each), []).append(str(task))
+    if circle := find_cycle(edges, lambda key: edges.get(key, ())):
+        keys = {str(task): new.key or str(task) for new, task in zip(news, ids, strict=True)}
+        shown = [keys.get(each, each) for each in circle[:10]]
+        raise Invalid(f"these wait for each other: {' -> '.join(shown)}", "dependency_cycle")
+    return waits
+
+
+def _named(field: str, name: str, names: dict[str, UUID]) -> UUID:
+    if name in names:
+        return names[name]
+    try:
+        return UUID(name)
+    except ValueError:
+        text = f"{field} has {name!r}, which is neither a task's id nor a key in this submit"
+        raise Invalid(text, "dependency_unknown", field=field) from None
+
+
+class Dependencies:
+    """What a submit of tasks that wait adds to its transaction. Its methods are scripts."""
+
+    def __init__(self, waits: Waits, workspace: UUID) -> None:
+        self._waits = waits
+        self._workspace = workspace
+        self._found: dict[UUID, Row] = {}
+
+    def look(self, ids: Sequence[UUID]) -> Script[None]:
+        """Lock what the new tasks wait for, and read how it stands."""
+        if self._waits.blocks:
+            # Only `blocks` can close a circle with tasks that exist: one at a time.
+            yield Statement("workspace_lock", {"workspace": self._workspace})
+        mine = set(ids)
+        outside = sorted({each for needs in self._waits.needs.values() for each in needs} - mine)
+        if not outside:
+            return
+        params = {"workspace": self._workspace, "ids": outside}
+        rows = yield Statement("needed", params)
+        self._found = {row["id"]: row for row in rows}
+        for need in outside:
+            if need not in self._found:
+                raise Invalid(
+                    f"no task {need} to wait for", "dependency_unknown", field="dependsOn"
+                )
+
+    def counted(self, rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, list[tuple[Any, ...]]]:
+        """The rows of the new tasks with what is already met taken off."""
+        hot = []
+        pairs = []
+        for row in rows["hot"]:
+            needs = self._waits.needs.get(row[0], ())
+            met = [need for need in needs if self._is_met(row[0], need)]
+            if met:
+                left = len(needs) - len(met)
+                cells = list(row)
+                cells[UNMET] = left or None
+                if left == 0 and _waits_for_nothing(row):
+                    cells[STATUS] = Status.PENDING
+                row = tuple(cells)  # noqa: PLW2901  the same row, counted
+            hot.append(row)
+            pairs += [(row[0], need, self._workspace, need in met, False) for need in needs]
+        return rows | {"hot": hot, "dependency": pairs}
+
+    def _is_met(self, task: UUID, need: UUID) -> bool:
+        row = self._found.get(need)
+        if row is None or Status(row["status"]) not in TERMINAL:
+            return False
+        return row["status"] == Status.COMPLETED or self._waits.policies[task] == "run"
+
+    def check_results(self, rows: dict[str, list[tuple[Any, ...]]], column: int) -> None:
+        """Raise `Invalid` unless each result referred to is one that its task waits for."""
+        keys = {str(row["key"]): need for need, row in self._found.items() if row["key"]}
+        names = {**keys, **self._waits.names}
+        for row in rows["body"]:
+            if row[column] is None or '"$from"' not in row[column]:
+                continue
+            needs = self._waits.needs.get(row[0], ())
+            for name in references(decode(row[column])):
+                if name not in map(str, needs) and names.get(name) not in needs:
+                    raise Invalid(
+                        f"the input refers to the result of {name!r}, which is not waited for",
+                        "reference_invalid",
+                        field="input",
+                    )
+
+    def made(self, cascade: Cascade, hot: list[tuple[Any, ...]]) -> Script[None]:
+        """What follows once the tasks are there."""
+        live = [need for need, row in self._found.items() if Status(row["status"]) not in TERMINAL]
+        if live:
+            yield Statement("watch", {"ids": sorted(live)})
+        yield from self._fail(cascade, hot)
+        yield from self._block(cascade)
+        yield from self._pull(hot)
+
+    def _fail(self, cascade: Cascade, hot: list[tuple[Any, ...]]) -> Script[None]:
+        """End the new tasks that wait for what has failed already."""
+        failed: dict[UUID, commands.Command] = {}
+        for row in hot:
+            task = row[0]
+            for need in self._waits.needs.get(task, ()):
+                found = self._found.get(need)
+                if found is None or Status(found["status"]) not in TERMINAL:
+                    continue
+                if not self._is_met(task, need):
+                    policy = self._waits.policies[task]
+                    failed[task] = failed_need(need, Status(found["status"]), policy)
+        if failed:
+            yield from cascade.each(sorted(failed), lambda task: failed[task.id])
+
+    def _block(self, cascade: Cascade) -> Script[None]:
+        for task, blocked in sorted(self._waits.blocks.items()):
+            params = {"from_ids": [task], "to_ids": sorted(blocked), "most": _PATH}
+            if (yield Statement("dependency_path", params)):
+                raise Invalid("the tasks would wait for each other in a circle", "dependency_cycle")
+            rows = yield Statement("needed", {"workspace": self._workspace, "ids": sorted(blocked)})
+            there = {row["id"] for row in rows}
+            for each in blocked:
+                if each not in there:
+                    raise Invalid(f"no task {each} to block", "dependency_unknown", field="blocks")
+            changed = yield from cascade.each(sorted(blocked), _blocked)
+            held = {change.task.id for change in changed}
+            for each in blocked:
+                if each not in held:
+                    raise Conflict(f"task {each} has started or ended; it cannot wait any more")
+            pairs = [(each, task, self._workspace) for each in sorted(blocked)]
+            yield Statement("dependency_put", rows={"pair": pairs})
+
+    def _pull(self, hot: list[tuple[Any, ...]]) -> Script[None]:
+        """Let urgent tasks pull what they wait for."""
+        ranks = {row[0]: row[RANK] for row in hot}
+        ranks |= {need: row["rank"] for need, row in self._found.items()}
+        eager = [
+            (task, ranks[task])
+            for task, needs in self._waits.needs.items()
+            if task in ranks and any(ranks[need] > ranks[task] for need in needs if need in ranks)
+        ]
+        if eager:
+            yield Statement("inherit_rank", {"most": _FAR}, {"eager": sorted(eager)})
+
+
+def _waits_for_nothing(row: tuple[Any, ...]) -> bool:
+    hold, run_at = row[UNMET - 1], row[UNMET - 3]
+    return hold is None and run_at is None
+
+
+def _blocked(task: Task) -> commands.Command | None:
+    return None if task.status in LEASED or task.status in TERMINAL else commands.Block()

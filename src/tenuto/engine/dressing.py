@@ -1,0 +1,70 @@
+"""What a claimed task is handed beyond its own row: prompts around it, results before it."""
+
+from typing import Any
+from uuid import UUID
+
+from tenuto.engine.flow_rows import context_of
+from tenuto.engine.plans import Plans, refers
+from tenuto.engine.rows import decode
+from tenuto.model.definition import resolved
+from tenuto.model.errors import Invalid, TenutoError
+from tenuto.model.flow import effective_prompt
+from tenuto.store.protocol import Row, Script, Statement
+
+Dressed = dict[str, Any] | TenutoError
+
+
+class Dressing:
+    """Reads what flows add to the works of an engine."""
+
+    def __init__(self, plans: Plans) -> None:
+        self._plans = plans
+
+    def dress(self, rows: list[Row]) -> Script[dict[UUID, Dressed]]:
+        """The fields of each work that differ from its row, or why it cannot be run."""
+        previous = yield from self._previous(rows)
+        alone = yield from self._needed([row for row in rows if row["flow"] is None])
+        found: dict[UUID, Dressed] = {}
+        for row in rows:
+            try:
+                found[row["id"]] = yield from self._dressed(row, previous, alone)
+            except Invalid as error:
+                found[row["id"]] = error
+        return found
+
+    def _dressed(
+        self, row: Row, previous: dict[UUID, Any], alone: dict[UUID, dict[str, Any]]
+    ) -> Script[dict[str, Any]]:
+        changes: dict[str, Any] = {}
+        if row["flow"] is None:
+            results = alone.get(row["id"], {})
+        else:
+            results = yield from self._plans.results(row["flow"], [row["input"]])
+            plan = yield from self._plans.plan(row["flow"])
+            context = context_of(row["context"])
+            changes["prompt"] = effective_prompt(plan, context, row["prompt"])
+            changes["previous"] = previous.get(row["follows"])
+        if refers(row["input"]):
+            changes["input"] = resolved(decode(row["input"]), results)
+        return changes
+
+    def _previous(self, rows: list[Row]) -> Script[dict[UUID, Any]]:
+        ids = sorted({row["follows"] for row in rows if row["follows"] is not None})
+        if not ids:
+            return {}
+        found = yield Statement("outputs", {"ids": ids})
+        return {row["id"]: decode(row["output"]) for row in found}
+
+    def _needed(self, rows: list[Row]) -> Script[dict[UUID, dict[str, Any]]]:
+        """What tasks without a flow refer to: results they waited for, by key and by id."""
+        ids = sorted(row["id"] for row in rows)
+        if not ids:
+            return {}
+        found: dict[UUID, dict[str, Any]] = {each: {} for each in ids}
+        for row in (yield Statement("results_needed", {"ids": ids})):
+            if row["status"] == "COMPLETED":
+                result = decode(row["output"])
+                found[row["task"]][str(row["needs"])] = result
+                if row["key"] is not None:
+                    found[row["task"]][row["key"]] = result
+        return found

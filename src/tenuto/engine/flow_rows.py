@@ -1,0 +1,88 @@
+"""Between rows and the model of flows: flows and groups read, and their changes spelled out."""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from tenuto.model.definition import Control
+from tenuto.model.flow import Context, Flow, FlowStatus, Group, GroupStatus
+from tenuto.store.protocol import Row, Statement
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What the trail says of a change; without a kind, nothing."""
+
+    kind: str | None
+    level: str = "INFO"
+    message: str | None = None
+
+
+def group_statement(group: Group, told: Told, now: datetime, actor: str | None) -> Statement:
+    """Write a group, and tell of it."""
+    version = group.version + (told.kind is not None)
+    changed = (
+        group.id,
+        group.workspace,
+        version,
+        group.status,
+        group.made,
+        group.open,
+        group.succeeded,
+        group.failed,
+        group.turn,
+        group.finished_at,
+    )
+    data = {"status": group.status, "flow": group.flow}
+    rows = {"changed": [changed], "noted": _noted(group, version, told, data)}
+    return Statement("group_change", {"now": now, "actor": actor}, rows)
+
+
+def flow_statement(flow: Flow, told: Told, now: datetime, actor: str | None) -> Statement:
+    """Write a flow, and tell of it."""
+    version = flow.version + (told.kind is not None)
+    changed = (
+        flow.id,
+        flow.workspace,
+        version,
+        flow.status,
+        flow.steps_left,
+        flow.open,
+        flow.failed,
+        flow.finished_at,
+    )
+    rows = {"changed": [changed], "noted": _noted(flow, version, told, {"status": flow.status})}
+    return Statement("flow_change", {"now": now, "actor": actor}, rows)
+
+
+def _noted(
+    of: Flow | Group, version: int, told: Told, data: dict[str, Any]
+) -> list[tuple[Any, ...]]:
+    if told.kind is None:
+        return []
+    text = msgspec.json.encode(data).decode()
+    message = told.message or of.key
+    return [(of.id, of.workspace, version, told.kind, told.level, message, text)]
+
+
+def control_of(row: Row) -> Control | None:
+    """What a task's row says that it controls."""
+    text = row["control"]
+    return None if text is None else msgspec.json.decode(text, type=Control)
+
+
+def context_of(text: str | None) -> Context:
+    """What an activation added to its definition."""
+    return Context() if text is None else msgspec.json.decode(text, type=Context)
+
+
+def group_of(row: Row) -> Group:
+    """The group in a row."""
+    fields = {name: row[name] for name in Group.__struct_fields__}
+    return Group(**fields | {"status": GroupStatus(row["status"])})
+
+
+def flow_of(row: Row) -> Flow:
+    """The flow in a row."""
+    fields = {name: row[name] for name in Flow.__struct_fields__}
+    return Flow(**fields | {"status": FlowStatus(row["status"])})

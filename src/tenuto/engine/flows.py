@@ -1,0 +1,339 @@
+"""Flows: definitions started, what is left of their cascades done, and people's word on them."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from tenuto.crash import crash_point
+from tenuto.engine.births import Birth
+from tenuto.engine.cascade import Cascade, Ended
+from tenuto.engine.core import Core
+from tenuto.engine.flow_rows import flow_of, group_of
+from tenuto.engine.rows import decode
+from tenuto.model import commands, limits
+from tenuto.model.commands import Command
+from tenuto.model.definition import MAX_STEPS, STEPS, GroupSpec
+from tenuto.model.errors import Conflict, NotFound
+from tenuto.model.flow import (
+    CASCADE,
+    FLOW_OPEN,
+    GROUP_OPEN,
+    Flow,
+    FlowStatus,
+    Group,
+    GroupStatus,
+)
+from tenuto.model.matching import Requirements
+from tenuto.model.plan import MAX_PLAN, Plan, Spec, plan_for, targets
+from tenuto.model.submission import NewTask, requirements
+from tenuto.model.task import TERMINAL, Status, Task
+from tenuto.store.protocol import Row, Script, Statement
+
+T = TypeVar("T")
+_ROUNDS = 8
+"""Looks at stored definitions, each for the keys that the last one named, before all are read."""
+
+
+class Flows:
+    """The flows of one workspace, on behalf of one actor."""
+
+    def __init__(self, core: Core, workspace: UUID, actor: str | None) -> None:
+        self._core = core
+        self._workspace = workspace
+        self._actor = actor
+
+    async def start(
+        self,
+        key: str,
+        input: Any = None,  # noqa: A002  the name that users know
+        *,
+        steps: int | None = None,
+        priority: int | None = None,
+        source: str | None = None,
+        fire_key: str | None = None,
+    ) -> UUID:
+        """Run a definition; answers the flow. A `fire_key` starts one flow, however often used."""
+        plan = await self.plan(key)
+        return await self.start_plan(
+            plan, input, steps=steps, priority=priority, source=source, fire_key=fire_key
+        )
+
+    async def start_plan(
+        self,
+        plan: Plan,
+        input: Any = None,  # noqa: A002
+        *,
+        steps: int | None = None,
+        priority: int | None = None,
+        source: str | None = None,
+        fire_key: str | None = None,
+        rerun_of: UUID | None = None,
+    ) -> UUID:
+        """The same for a plan that was made already."""
+        limits.number("steps", STEPS if steps is None else steps, 1, MAX_STEPS)
+        if priority is not None:
+            limits.number("priority", priority, 1, 10)
+        flow = self._core.clock.new_id()
+        params = {
+            "id": flow,
+            "workspace": self._workspace,
+            "key": plan.root,
+            "title": plan.spec(plan.root).title,
+            "plan": msgspec.json.encode(plan).decode(),
+            "input": limits.json_text("input", input),
+            "steps": STEPS if steps is None else steps,
+            "priority": priority,
+            "source": source,
+            "fire_key": fire_key,
+            "rerun_of": rerun_of,
+            "trace_id": None,
+            "actor": self._actor,
+            "now": self._core.now(),
+        }
+        await self._core.lanes.ensure(_lanes(plan, self._workspace))
+        await self._run(lambda cascade: self.begin(cascade, params))
+        return flow
+
+    def begin(self, cascade: Cascade, params: dict[str, Any]) -> Script[bool]:
+        """Make a flow and what it starts with; false when its `fire_key` was used before."""
+        if not (yield Statement("flow_insert", params)):
+            return False
+        cascade.bear(Birth(flow=params["id"], group=None, slot=0, key=params["key"]))
+        return True
+
+    async def plan(self, key: str, own: dict[str, Spec] | None = None) -> Plan:
+        """The checked plan of a definition; `own` are definitions that are not stored."""
+        known: dict[str, Spec] = dict(own or {})
+        wanted = {key} - set(known)
+        looked: set[str] = set(known)
+        for each in known.values():
+            wanted |= set(targets(each)) - looked
+        rounds = 0
+        while wanted:
+            rounds += 1
+            everything = rounds > _ROUNDS
+            found = await self._specs(None if everything else sorted(wanted))
+            for name, spec in found.items():
+                known.setdefault(name, spec)
+            if everything:
+                break
+            looked |= wanted
+            wanted = {name for spec in found.values() for name in targets(spec)} - looked
+        return plan_for(key, known.get)
+
+    async def _specs(self, keys: list[str] | None) -> dict[str, Spec]:
+        params = {"workspace": self._workspace, "keys": keys, "most": MAX_PLAN}
+        rows = await self._core.store.fetch(Statement("definition_specs", params))
+        return {row["key"]: spec_of(row) for row in rows}
+
+    # People's word on a flow or a group.
+
+    async def cancel(self, flow: UUID, reason: str | None = None) -> None:
+        """End a flow with all that is open in it; running sessions are killed first."""
+
+        def script(cascade: Cascade) -> Script[None]:
+            found = yield from self._locked(flow)
+            if found.status not in FLOW_OPEN:
+                raise Conflict(f"the flow is {found.status}")
+            done = msgspec.structs.replace(
+                found, status=FlowStatus.CANCELLED, finished_at=self._core.now()
+            )
+            yield cascade.flow_change(done, "flow_cancelled", message=reason)
+            yield from end_roots(cascade, found)
+
+        await self._run(script)
+
+    async def pause(self, flow: UUID) -> None:
+        """Hold everything of a flow; running sessions are stopped after a last checkpoint."""
+        await self._hold(flow, FlowStatus.RUNNING, FlowStatus.PAUSED, "pause")
+
+    async def resume(self, flow: UUID) -> None:
+        """Let a paused flow go on."""
+        await self._hold(flow, FlowStatus.PAUSED, FlowStatus.RUNNING, "resume")
+
+    async def _hold(self, flow: UUID, source: FlowStatus, target: FlowStatus, what: str) -> None:
+        def script(cascade: Cascade) -> Script[None]:
+            found = yield from self._locked(flow)
+            if found.status is not source:
+                raise Conflict(f"the flow is {found.status}")
+            after = msgspec.structs.replace(found, status=target)
+            yield cascade.flow_change(after, f"flow_{what}d")
+            cascade.later(what, flow, self._workspace, {"of": "flow"})
+
+        await self._run(script)
+        await self.work_once()
+
+    async def cancel_group(self, group: UUID, reason: str | None = None) -> None:
+        """End a run of a group with all that is open in it."""
+
+        def script(cascade: Cascade) -> Script[None]:
+            found = yield from self._locked_group(group)
+            if found.status not in GROUP_OPEN:
+                raise Conflict(f"the group is {found.status}")
+            yield from cascade.end_group(found, GroupStatus.CANCELLED, reason)
+
+        await self._run(script)
+
+    async def pause_group(self, group: UUID) -> None:
+        """Hold everything of a run of a group."""
+        await self._hold_group(group, GroupStatus.RUNNING, GroupStatus.PAUSED, "pause")
+
+    async def resume_group(self, group: UUID) -> None:
+        """Let a paused run of a group go on."""
+        await self._hold_group(group, GroupStatus.PAUSED, GroupStatus.RUNNING, "resume")
+
+    async def _hold_group(
+        self, group: UUID, source: GroupStatus, target: GroupStatus, what: str
+    ) -> None:
+        def script(cascade: Cascade) -> Script[None]:
+            found = yield from self._locked_group(group)
+            if found.status is not source:
+                raise Conflict(f"the group is {found.status}")
+            after = msgspec.structs.replace(found, status=target)
+            yield cascade.group_change(after, f"group_{what}d")
+            cascade.later(what, group, self._workspace, {"of": "group"})
+
+        await self._run(script)
+        await self.work_once()
+
+    def _locked(self, flow: UUID) -> Script[Flow]:
+        rows = yield Statement("flows_locked", {"ids": [flow]})
+        if not rows or rows[0]["workspace"] != self._workspace:
+            raise NotFound(f"no flow {flow}")
+        return flow_of(rows[0])
+
+    def _locked_group(self, group: UUID) -> Script[Group]:
+        rows = yield Statement("groups_locked", {"ids": [group]})
+        if not rows or rows[0]["workspace"] != self._workspace:
+            raise NotFound(f"no group {group}")
+        return group_of(rows[0])
+
+    # What cascades left to do.
+
+    async def work_once(self, most: int = 20) -> int:
+        """Do some of what was left; answers how many pieces were done."""
+        params = {"now": self._core.now(), "most": most}
+
+        def look() -> Script[list[Row]]:
+            rows: list[Row] = yield Statement("work_due", params)
+            return rows
+
+        done = 0
+        for row in await self._core.store.transact(look):
+            done += await self._piece(row["id"])
+        return done
+
+    async def _piece(self, work: UUID) -> int:
+        def script(cascade: Cascade) -> Script[int]:
+            rows = yield Statement("work_take", {"id": work})
+            if not rows:
+                return 0
+            yield Statement("work_done", {"ids": [work]})
+            yield from _PIECES[rows[0]["kind"]](cascade, rows[0])
+            return 1
+
+        crash_point("flow.before_piece")
+        return await self._run(script)
+
+    async def _run(self, script: Callable[[Cascade], Script[T]]) -> T:
+        return await self._core.flowing(script, self._actor)
+
+
+def spec_of(row: Row) -> Spec:
+    """The definition in a row."""
+    if row["kind"] == "group":
+        return msgspec.json.decode(row["spec"], type=GroupSpec)
+    return msgspec.json.decode(row["spec"], type=NewTask)
+
+
+def _lanes(plan: Plan, workspace: UUID) -> set[Requirements]:
+    return {requirements(new, workspace) for new in plan.tasks.values()}
+
+
+def end_roots(cascade: Cascade, flow: Flow) -> Script[None]:
+    """End what is open at the top of a flow that was cancelled."""
+    rows = yield Statement("roots_open", {"flow": flow.id, "most": CASCADE})
+    if len(rows) == CASCADE:
+        cascade.later("roots", flow.id, flow.workspace)
+    tasks = sorted(row["id"] for row in rows if not row["is_group"])
+    if tasks:
+        yield from cascade.each(tasks, lambda _: commands.Cancel(reason="its flow was cancelled"))
+    yield from cascade.end_groups([row["id"] for row in rows if row["is_group"]], cancel=True)
+
+
+def _roots(cascade: Cascade, work: Row) -> Script[None]:
+    rows = yield Statement("flows_locked", {"ids": [work["subject"]]})
+    yield from end_roots(cascade, flow_of(rows[0]))
+
+
+def _ended(cascade: Cascade, work: Row) -> Script[None]:
+    rows = yield Statement("task_state", {"ids": [work["subject"]]})
+    yield from cascade.follow(
+        [Ended(row["id"], row["workspace"], Status(row["status"])) for row in rows]
+    )
+
+
+def _dependents(cascade: Cascade, work: Row) -> Script[None]:
+    rows = yield Statement("task_state", {"ids": [work["subject"]]})
+    ended = [Ended(row["id"], row["workspace"], Status(row["status"])) for row in rows]
+    yield from cascade.release([each for each in ended if each.status in TERMINAL])
+
+
+def _expand(cascade: Cascade, work: Row) -> Script[None]:
+    rows = yield Statement("groups_locked", {"ids": [work["subject"]]})
+    cascade.grow(group_of(rows[0]))
+
+
+def _rest(cascade: Cascade, work: Row) -> Script[None]:
+    rows = yield Statement("groups_locked", {"ids": [work["subject"]]})
+    cascade.end_rest(group_of(rows[0]), cancel=decode(work["data"])["cancel"])
+
+
+def _pause(cascade: Cascade, work: Row) -> Script[None]:
+    yield from _each_open(cascade, work, lambda _: commands.Pause(reason="its flow was paused"))
+
+
+def _resume(cascade: Cascade, work: Row) -> Script[None]:
+    yield from _each_open(cascade, work, _resumed)
+
+
+def _resumed(task: Task) -> Command | None:
+    if task.status is Status.PAUSED:
+        return commands.Resume()
+    if task.hold is not None and task.hold.partition(":")[0] == "paused":
+        return commands.Turn(hold="act" if task.hold.endswith(":act") else None)
+    return None
+
+
+def _each_open(
+    cascade: Cascade, work: Row, choose: Callable[[Task], Command | None]
+) -> Script[None]:
+    """One command for every open task of a flow or a group, a bounded number at a time."""
+    data: dict[str, Any] = decode(work["data"])
+    query = "group_tasks_open" if data["of"] == "group" else "flow_tasks_open"
+    params = {
+        "group_id" if data["of"] == "group" else "flow": work["subject"],
+        "workspace": work["workspace"],
+        "after": None if "after" not in data else UUID(data["after"]),
+        "most": CASCADE,
+    }
+    rows = yield Statement(query, params)
+    ids = [row["id"] for row in rows]
+    if ids:
+        yield from cascade.each(ids, choose, acts=True)
+    if len(ids) == CASCADE:
+        again = data | {"after": str(ids[-1])}
+        cascade.later(work["kind"], work["subject"], work["workspace"], again)
+
+
+_PIECES: dict[str, Callable[[Cascade, Row], Script[None]]] = {
+    "ended": _ended,
+    "dependents": _dependents,
+    "expand": _expand,
+    "rest": _rest,
+    "roots": _roots,
+    "pause": _pause,
+    "resume": _resume,
+}

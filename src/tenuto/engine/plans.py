@@ -1,0 +1,62 @@
+"""The plans of flows, remembered: they never change. And the results that tasks refer to."""
+
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tenuto.engine.rows import decode
+from tenuto.model.definition import FROM, references
+from tenuto.model.plan import Plan
+from tenuto.store.protocol import Script, Statement
+
+_MOST = 256
+_MARK = f'"{FROM}"'
+
+
+class _Known(msgspec.Struct, frozen=True):
+    plan: Plan
+    input: Any
+
+
+class Plans:
+    """What flows were started with. Its methods are scripts."""
+
+    def __init__(self) -> None:
+        self._known: dict[UUID, _Known] = {}
+
+    def plan(self, flow: UUID) -> Script[Plan]:
+        """The plan of a flow that exists."""
+        return (yield from self._load(flow)).plan
+
+    def input(self, flow: UUID) -> Script[Any]:
+        """What the flow was started with."""
+        return (yield from self._load(flow)).input
+
+    def _load(self, flow: UUID) -> Script[_Known]:
+        known = self._known.get(flow)
+        if known is None:
+            rows = yield Statement("flow_plans", {"ids": [flow]})
+            plan = msgspec.json.decode(rows[0]["plan"], type=Plan)
+            known = _Known(plan, decode(rows[0]["input"]))
+            if len(self._known) >= _MOST:
+                del self._known[next(iter(self._known))]
+            self._known[flow] = known
+        return known
+
+    def results(self, flow: UUID, texts: Iterable[str | None]) -> Script[dict[str, Any]]:
+        """The latest results of the keys that these JSON texts refer to, where there are any."""
+        keys: set[str] = set()
+        for text in texts:
+            if refers(text):
+                keys |= references(decode(text))
+        if not keys:
+            return {}
+        rows = yield Statement("flow_results", {"flow": flow, "keys": sorted(keys)})
+        return {row["key"]: decode(row["output"]) for row in rows}
+
+
+def refers(text: str | None) -> bool:
+    """Whether JSON text may refer to a result: a glance that costs nothing."""
+    return text is not None and _MARK in text

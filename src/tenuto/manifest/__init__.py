@@ -1,0 +1,1 @@
+"""Definitions as YAML: read with a place for every error, written back, compared by field."""

@@ -1,0 +1,52 @@
+-- Definitions: what may run more than once, by key.
+
+-- fragment: definition_columns
+d.id, d.key, d.kind, d.spec, d.version, d.created_at, d.updated_at
+
+-- name: definitions
+-- The definitions of a workspace, newest first, after a cursor; of one kind, if that is given.
+-- params: workspace uuid, before uuid, kind text, most bigint
+select {fragment:definition_columns} from definition d
+where d.workspace = :workspace [before: and d.id < :before] [kind: and d.kind = :kind]
+order by d.id desc limit :most;
+
+-- name: definitions_keyed
+-- The definitions that have one of the keys.
+-- params: workspace uuid, keys text[]
+select {fragment:definition_columns} from definition d
+where d.workspace = :workspace and d.key in (select value from {each:keys});
+
+-- name: definitions_locked
+-- The same, held while they change.
+-- params: workspace uuid, keys text[]
+select {fragment:definition_columns} from definition d
+where d.workspace = :workspace and d.key in (select value from {each:keys})
+order by d.key {lock};
+
+-- name: definition_count
+-- How many definitions a workspace has.
+-- params: workspace uuid
+select count(*) as n from definition d where d.workspace = :workspace;
+
+-- name: definitions_add
+-- Add definitions; answers those whose keys were free.
+-- params: workspace uuid, now timestamptz
+-- rows: made(id uuid, key text, kind text, spec json)
+insert into definition (id, workspace, key, kind, spec, created_at, updated_at)
+select made.id, :workspace, made.key, made.kind, made.spec, :now, :now from {rows:made}
+where true
+on conflict (workspace, key) do nothing
+returning key;
+
+-- name: definitions_set
+-- Write what changed. The caller holds the rows.
+-- params: now timestamptz
+-- rows: changed(id uuid, kind text, spec json)
+update definition set kind = changed.kind, spec = changed.spec, version = version + 1,
+  updated_at = :now
+from {rows:changed} where definition.id = changed.id;
+
+-- name: definition_remove
+-- Remove a definition that the caller holds.
+-- params: id uuid
+delete from definition where id = :id;

@@ -1,0 +1,501 @@
+-- What waits for what, and what follows when something ends.
+
+-- fragment: lock_tasks only postgres
+for update of task
+
+-- fragment: lock_tasks only sqlite
+
+-- name: needed
+-- Tasks that others are to wait for, locked in id order.
+-- params: workspace uuid, ids uuid[]
+select task.id, task.status, task.rank, body.key from task
+join task_body body on body.workspace = task.workspace and body.task = task.id
+where task.workspace = :workspace and task.id in (select value from {each:ids})
+order by task.id {fragment:lock_tasks};
+
+-- name: watch
+-- Have the ends of these tasks told. The caller holds their rows.
+-- params: ids uuid[]
+update task set watched = true
+where task.id in (select value from {each:ids}) and not task.watched;
+
+-- name: dependents
+-- Tasks that wait for any of these, locked in id order: each with what it waits for.
+-- params: ids uuid[], most bigint
+select dependency.task as id, dependency.needs, body.on_dependency_failure,
+  case when task.status = 'WAITING' and task.hold is null and task.run_at is null
+    and task.queue_ttl_s is null and task.resume_at is null and task.wait_until is null
+    then true else false end as plain
+from task_dependency dependency
+join task on task.id = dependency.task
+join task_body body on body.workspace = task.workspace and body.task = task.id
+where dependency.needs in (select value from {each:ids})
+  and not dependency.met and not dependency.failed
+order by task.id, dependency.needs limit :most {fragment:lock_tasks};
+
+-- name: dependency_settle
+-- Note that something which a task waits for has ended, well or badly. The caller holds the task.
+-- rows: pair(task uuid, needs uuid, met boolean)
+update task_dependency set met = pair.met, failed = not pair.met
+from {rows:pair}
+where task_dependency.task = pair.task and task_dependency.needs = pair.needs;
+
+-- fragment: woken_columns only postgres
+task.id, task.workspace, task.version, task.status, task.lane, task.attempt, task.event_xid
+
+-- fragment: woken_columns only sqlite
+task.id, task.lane, task.status, task.{place} as place
+
+-- name: unblock
+-- Count down what plain WAITING tasks wait for; those that wait for nothing more can be claimed.
+-- The caller holds the tasks.
+-- params: now timestamptz, actor text
+-- rows: hit(id uuid, n bigint)
+-- as: moved
+update task set unmet = task.unmet - hit.n, updated_at = :now,
+  version = task.version + case when task.unmet = hit.n then 1 else 0 end,
+  status = case when task.unmet = hit.n then 'PENDING' else task.status end,
+  event_xid = {fragment:event_xid}
+from {rows:hit}
+where task.id = hit.id
+returning {fragment:woken_columns};
+insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, actor, at)
+select moved.id, moved.version, moved.workspace, moved.event_xid, 'ready', 'INFO', 'WAITING',
+  'PENDING', moved.attempt, :actor, :now
+from {fragment:moved}
+where moved.status = 'PENDING';
+-- answer: moved(id, status, lane)
+
+-- name: inherit_rank
+-- Let what these tasks wait for, near and far, stand no worse in its lane than they do.
+-- params: most bigint
+-- rows: eager(id uuid, rank bigint)
+with recursive pulled(id, rank, depth) as (
+  select eager.id, eager.rank, 0 from {rows:eager}
+  union
+  select dependency.needs, pulled.rank, pulled.depth + 1
+  from pulled join task_dependency dependency on dependency.task = pulled.id
+  where not dependency.met and not dependency.failed and pulled.depth < :most
+)
+update task set rank = best.rank
+from (select pulled.id, min(pulled.rank) as rank from pulled where pulled.depth > 0
+  group by pulled.id) best
+where task.id = best.id and task.rank > best.rank
+  and task.status in ('WAITING', 'PENDING', 'RETRY_WAIT', 'PAUSED');
+
+-- name: dependency_path
+-- Whether one of the first tasks waits, near or far, for one of the second.
+-- params: from_ids uuid[], to_ids uuid[], most bigint
+with recursive reached(id, depth) as (
+  select value, 0 from {each:from_ids}
+  union
+  select dependency.needs, reached.depth + 1
+  from reached join task_dependency dependency on dependency.task = reached.id
+  where reached.depth < :most
+)
+select reached.id from reached
+where reached.id in (select value from {each:to_ids}) limit 1;
+
+-- name: dependency_put
+-- Let existing tasks wait for others. The caller holds them.
+-- rows: pair(task uuid, needs uuid, workspace uuid)
+insert into task_dependency (task, needs, workspace, met)
+select pair.task, pair.needs, pair.workspace, false from {rows:pair}
+where true
+on conflict do nothing
+returning task as id;
+
+-- name: dependencies
+-- What a task waits for, and how that stands.
+-- params: task uuid, workspace uuid
+select dependency.needs as id, dependency.met, dependency.failed, task.status, body.key, body.title
+from task_dependency dependency
+join task on task.id = dependency.needs
+join task_body body on body.workspace = task.workspace and body.task = task.id
+where dependency.task = :task and dependency.workspace = :workspace
+order by dependency.needs limit 1000;
+
+-- name: results_needed
+-- What the tasks that these waited for have made.
+-- params: ids uuid[]
+select dependency.task, dependency.needs, body.key, task.status, task_output.output
+from task_dependency dependency
+join task on task.id = dependency.needs
+join task_body body on body.workspace = task.workspace and body.task = task.id
+left join task_output on task_output.task = dependency.needs
+where dependency.task in (select value from {each:ids});
+
+-- name: places
+-- Where tasks stand in their flows.
+-- rows: wanted(task uuid, workspace uuid)
+select body.task as id, body.workspace, body.flow, body.group_id, body.slot, body.key, body.kind,
+  body.next, body.control, body.context, body.follows, body.input, body.prompt
+from {rows:wanted}
+join task_body body on body.workspace = wanted.workspace and body.task = wanted.task;
+
+-- name: outputs
+-- What tasks have made.
+-- params: ids uuid[]
+select task_output.task as id, task_output.output from task_output
+where task_output.task in (select value from {each:ids});
+
+-- name: flow_results
+-- The latest result of each key in a flow.
+-- params: flow uuid, keys text[]
+select body.key, body.task as id, task_output.output
+from task_body body join task on task.id = body.task
+left join task_output on task_output.task = body.task
+where body.flow = :flow and body.key in (select value from {each:keys})
+  and task.status = 'COMPLETED'
+order by body.key, body.activation;
+
+-- name: flow_plans
+-- The plans and inputs of flows, which never change.
+-- params: ids uuid[]
+select flow.id, flow.plan, flow.input, flow.workspace from flow
+where flow.id in (select value from {each:ids});
+
+-- name: flow_insert
+-- A new flow, with its first event; nothing when its schedule or trigger fired before.
+-- params: id uuid, workspace uuid, key text, title text, plan json, input json, steps bigint, priority smallint, source text, fire_key text, rerun_of uuid, trace_id text, actor text, now timestamptz
+-- as: made
+insert into flow (id, workspace, key, title, status, plan, input, steps_left, open, priority, source,
+  fire_key, rerun_of, trace_id, created_by, created_at, updated_at)
+select :id, :workspace, :key, :title, 'RUNNING', :plan, :input, :steps, 1, :priority, :source,
+  :fire_key, :rerun_of, :trace_id, :actor, :now, :now
+where true
+on conflict do nothing
+returning id;
+insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
+select made.id, 1, :workspace, {xid}, 'flow_started', 'INFO', :key, 0, :actor,
+  '{"status": "RUNNING"}', :now
+from {made};
+-- answer: made(id)
+
+-- fragment: flow_columns
+flow.id, flow.workspace, flow.key, flow.title, flow.status, flow.steps_left, flow.open, flow.failed,
+  flow.priority, flow.source, flow.rerun_of, flow.trace_id, flow.created_by, flow.version,
+  flow.created_at, flow.updated_at, flow.finished_at
+
+-- name: flows_locked
+-- Flows, locked in id order.
+-- params: ids uuid[]
+select {fragment:flow_columns} from flow
+where flow.id in (select value from {each:ids}) order by flow.id {lock};
+
+-- name: flow_change
+-- Write changed flows, with an event for each that has a new status. The caller holds them.
+-- params: now timestamptz, actor text
+-- rows: changed(id uuid, workspace uuid, version bigint, status text, steps_left bigint, open bigint, failed bigint, finished_at timestamptz)
+-- rows: noted(id uuid, workspace uuid, seq bigint, kind text, level text, message text, data json)
+-- as: moved
+update flow set version = changed.version, status = changed.status,
+  steps_left = changed.steps_left, open = changed.open, failed = changed.failed,
+  finished_at = changed.finished_at, updated_at = :now
+from {rows:changed} where flow.id = changed.id
+returning flow.id;
+insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
+select noted.id, noted.seq, noted.workspace, {xid}, noted.kind, noted.level, noted.message, 0,
+  :actor, noted.data, :now
+from {rows:noted};
+-- answer: moved(id)
+
+-- name: activations
+-- How often each key was activated in a flow, as task or group.
+-- params: flow uuid, keys text[]
+select found.key, max(found.activation) as activation from (
+  select body.key, max(body.activation) as activation from task_body body
+  where body.flow = :flow and body.key in (select value from {each:keys}) group by body.key
+  union all
+  select task_group.key, max(task_group.activation) from task_group
+  where task_group.flow = :flow and task_group.key in (select value from {each:keys})
+  group by task_group.key
+) found group by found.key;
+
+-- fragment: group_columns
+task_group.id, task_group.workspace, task_group.flow, task_group.key, task_group.title,
+  task_group.activation, task_group.parent, task_group.slot, task_group.kind, task_group.status,
+  task_group.join_policy, task_group.depth, task_group.total, task_group.made, task_group.open,
+  task_group.succeeded, task_group.failed, task_group.turn, task_group.follows,
+  task_group.context, task_group.version, task_group.created_at, task_group.updated_at,
+  task_group.finished_at
+
+-- name: group_insert
+-- New runs of groups, with their first events.
+-- params: now timestamptz, actor text
+-- rows: born(id uuid, workspace uuid, flow uuid, key text, title text, activation bigint, parent uuid, slot bigint, kind text, status text, join_policy text, depth bigint, items json, total bigint, follows uuid, context json, data json)
+insert into task_group (id, workspace, flow, key, title, activation, parent, slot, kind, status,
+  join_policy, depth, items, total, open, follows, context, created_at, updated_at)
+select born.id, born.workspace, born.flow, born.key, born.title, born.activation, born.parent,
+  born.slot, born.kind, born.status, born.join_policy, born.depth, born.items, born.total,
+  born.total, born.follows, born.context, :now, :now
+from {rows:born};
+insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
+select born.id, 1, born.workspace, {xid}, 'group_made', 'INFO', born.key, 0, :actor, born.data, :now
+from {rows:born};
+
+-- name: groups_locked
+-- Runs of groups, locked in id order.
+-- params: ids uuid[]
+select {fragment:group_columns} from task_group
+where task_group.id in (select value from {each:ids}) order by task_group.id {lock};
+
+-- name: group_items
+-- The items of a foreach's run.
+-- params: id uuid
+select task_group.items from task_group where task_group.id = :id;
+
+-- name: group_change
+-- Write changed groups, with an event for each that has a new status. The caller holds them.
+-- params: now timestamptz, actor text
+-- rows: changed(id uuid, workspace uuid, version bigint, status text, made bigint, open bigint, succeeded bigint, failed bigint, turn bigint, finished_at timestamptz)
+-- rows: noted(id uuid, workspace uuid, seq bigint, kind text, level text, message text, data json)
+-- as: moved
+update task_group set version = changed.version, status = changed.status, made = changed.made,
+  open = changed.open, succeeded = changed.succeeded, failed = changed.failed,
+  turn = changed.turn, finished_at = changed.finished_at, updated_at = :now
+from {rows:changed} where task_group.id = changed.id
+returning task_group.id;
+insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
+select noted.id, noted.seq, noted.workspace, {xid}, noted.kind, noted.level, noted.message, 0,
+  :actor, noted.data, :now
+from {rows:noted};
+-- answer: moved(id)
+
+-- name: next_in_turn
+-- The first child of a group after a slot that has not ended: a task or a group.
+-- params: parent uuid, workspace uuid, slot bigint
+select found.id, found.slot, found.is_group from (
+  select body.task as id, body.slot, 0 as is_group
+  from task_body body join task on task.id = body.task
+  where body.group_id = :parent and body.workspace = :workspace and body.slot > :slot
+    and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  union all
+  select task_group.id, task_group.slot, 1 from task_group
+  where task_group.parent = :parent and task_group.slot > :slot
+    and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+) found order by found.slot limit 1;
+
+-- name: children_open
+-- The children of a group that have not ended: tasks and groups.
+-- params: parent uuid, workspace uuid, most bigint
+select found.id, found.is_group from (
+  select body.task as id, body.slot, 0 as is_group
+  from task_body body join task on task.id = body.task
+  where body.group_id = :parent and body.workspace = :workspace
+    and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+    and task.cancel_requested_at is null
+  union all
+  select task_group.id, task_group.slot, 1 from task_group
+  where task_group.parent = :parent and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+) found order by found.slot limit :most;
+
+-- name: roots_open
+-- What has not ended at the top of a flow: tasks and groups.
+-- params: flow uuid, most bigint
+select found.id, found.is_group from (
+  select body.task as id, 0 as is_group
+  from task_body body join task on task.id = body.task
+  where body.flow = :flow and body.group_id is null
+    and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+    and task.cancel_requested_at is null
+  union all
+  select task_group.id, 1 from task_group
+  where task_group.flow = :flow and task_group.parent is null
+    and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+) found limit :most;
+
+-- name: work_put
+-- Keep what is left to do.
+-- params: now timestamptz
+-- rows: work(id uuid, workspace uuid, kind text, subject uuid, data json)
+insert into flow_work (id, workspace, kind, subject, data, due_at)
+select work.id, work.workspace, work.kind, work.subject, work.data, :now from {rows:work};
+
+-- name: work_due
+-- What is left to do, oldest first; what others are at is passed over.
+-- params: now timestamptz, most bigint
+select flow_work.id, flow_work.workspace, flow_work.kind, flow_work.subject, flow_work.data
+from flow_work where flow_work.due_at <= :now
+order by flow_work.due_at, flow_work.id limit :most {skip_locked};
+
+-- name: work_take
+-- One piece of what is left to do, locked; nothing when somebody else is at it or has done it.
+-- params: id uuid
+select flow_work.id, flow_work.workspace, flow_work.kind, flow_work.subject, flow_work.data
+from flow_work where flow_work.id = :id {skip_locked};
+
+-- name: work_done
+-- Forget pieces that are done.
+-- params: ids uuid[]
+delete from flow_work where flow_work.id in (select value from {each:ids});
+
+-- name: work_later
+-- Put a piece off that cannot be done now.
+-- params: id uuid, at timestamptz
+update flow_work set due_at = :at where flow_work.id = :id;
+
+-- name: inbox_put
+-- Ask people something.
+-- params: id uuid, workspace uuid, task uuid, kind text, title text, body json, expires_at timestamptz, now timestamptz
+insert into inbox_item (id, workspace, task, kind, title, body, status, expires_at, created_at)
+select :id, :workspace, :task, :kind, :title, :body, 'OPEN', :expires_at, :now;
+
+-- name: inbox_close
+-- What was asked for the sake of a task needs no answer any more.
+-- params: task uuid, now timestamptz, actor text
+update inbox_item set status = 'EXPIRED', decided_at = :now, decided_by = :actor
+where inbox_item.task = :task and inbox_item.status = 'OPEN';
+
+-- name: inbox_page
+-- What waits or waited for people, newest first.
+-- params: workspace uuid, status text, before uuid, most bigint
+select inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.title, inbox_item.body,
+  inbox_item.status, inbox_item.decision, inbox_item.decided_by, inbox_item.decided_at,
+  inbox_item.expires_at, inbox_item.created_at
+from inbox_item
+where inbox_item.workspace = :workspace
+  [status: and inbox_item.status = :status]
+  [before: and inbox_item.id < :before]
+order by inbox_item.id desc limit :most;
+
+-- name: inbox_item
+-- One item.
+-- params: id uuid, workspace uuid
+select inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.title, inbox_item.body,
+  inbox_item.status, inbox_item.decision, inbox_item.decided_by, inbox_item.decided_at,
+  inbox_item.expires_at, inbox_item.created_at
+from inbox_item where inbox_item.id = :id and inbox_item.workspace = :workspace;
+
+-- name: inbox_locked
+-- One item, locked.
+-- params: id uuid, workspace uuid
+select inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.status from inbox_item
+where inbox_item.id = :id and inbox_item.workspace = :workspace {lock};
+
+-- name: inbox_decide
+-- Note a person's answer. The caller holds the item.
+-- params: id uuid, status text, decision json, actor text, now timestamptz
+update inbox_item set status = :status, decision = :decision, decided_by = :actor,
+  decided_at = :now
+where inbox_item.id = :id;
+
+-- name: definition_specs
+-- Definitions by key, or all of a workspace.
+-- params: workspace uuid, keys text[], most bigint
+select definition.key, definition.kind, definition.spec from definition
+where definition.workspace = :workspace [keys: and definition.key in (select value from {each:keys})]
+order by definition.key limit :most;
+
+-- name: flow_show
+-- One flow.
+-- params: id uuid, workspace uuid
+select {fragment:flow_columns} from flow where flow.id = :id and flow.workspace = :workspace;
+
+-- name: flow_page
+-- Flows, newest first.
+-- params: workspace uuid, status text, key text, before uuid, most bigint
+select {fragment:flow_columns} from flow
+where flow.workspace = :workspace
+  [status: and flow.status = :status]
+  [key: and flow.key = :key]
+  [before: and flow.id < :before]
+order by flow.id desc limit :most;
+
+-- name: flow_live
+-- The flows of a key that have not ended, oldest first.
+-- params: workspace uuid, key text, source text
+select flow.id from flow
+where flow.workspace = :workspace and flow.key = :key and flow.status in ('RUNNING', 'PAUSED')
+  [source: and flow.source = :source]
+order by flow.id limit 1000;
+
+-- name: flow_counts
+-- How many tasks of a flow there are, by status.
+-- params: flow uuid, workspace uuid
+select task.status, count(*) as n
+from task_body body join task on task.id = body.task
+where body.flow = :flow and body.workspace = :workspace group by task.status;
+
+-- name: flow_nodes
+-- What was made in a flow, in order: tasks and groups.
+-- params: flow uuid, workspace uuid, most bigint
+select found.id, found.key, found.title, found.kind, found.status, found.activation, found.parent,
+  found.slot, found.progress_percent, found.open, found.total, found.failed from (
+  select body.task as id, body.key, body.title, body.kind, task.status, body.activation,
+    body.group_id as parent, body.slot, task.progress_percent, null as open, null as total,
+    null as failed
+  from task_body body join task on task.id = body.task
+  where body.flow = :flow and body.workspace = :workspace
+  union all
+  select task_group.id, task_group.key, task_group.title, task_group.kind, task_group.status,
+    task_group.activation, task_group.parent, task_group.slot, null, task_group.open,
+    task_group.total, task_group.failed
+  from task_group where task_group.flow = :flow and task_group.workspace = :workspace
+) found order by found.id limit :most;
+
+-- fragment: subtree
+-- A group and the groups in it, near and far.
+with recursive inside(id) as (
+  select task_group.id from task_group
+  where task_group.id = :group_id and task_group.workspace = :workspace
+  union
+  select task_group.id from task_group join inside on task_group.parent = inside.id
+)
+
+-- name: flow_tasks_open
+-- Tasks of a flow that have not ended, in id order.
+-- params: flow uuid, workspace uuid, after uuid, most bigint
+select body.task as id from task_body body join task on task.id = body.task
+where body.flow = :flow and body.workspace = :workspace
+  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  [after: and body.task > :after]
+order by body.task limit :most;
+
+-- name: group_tasks_open
+-- Tasks of a group, near and far, that have not ended, in id order.
+-- params: group_id uuid, workspace uuid, after uuid, most bigint
+{fragment:subtree}
+select body.task as id from task_body body join task on task.id = body.task
+where body.group_id in (select inside.id from inside) and body.workspace = :workspace
+  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  [after: and body.task > :after]
+order by body.task limit :most;
+
+-- name: group_show
+-- One run of a group.
+-- params: id uuid, workspace uuid
+select {fragment:group_columns} from task_group
+where task_group.id = :id and task_group.workspace = :workspace;
+
+-- name: group_page
+-- Runs of groups, newest first.
+-- params: workspace uuid, status text, key text, flow uuid, before uuid, most bigint
+select {fragment:group_columns} from task_group
+where task_group.workspace = :workspace
+  [status: and task_group.status = :status]
+  [key: and task_group.key = :key]
+  [flow: and task_group.flow = :flow]
+  [before: and task_group.id < :before]
+order by task_group.id desc limit :most;
+
+-- name: group_progress
+-- How far a group's tasks are, near and far, and what they cost.
+-- params: group_id uuid, workspace uuid
+{fragment:subtree}
+select count(*) as tasks,
+  sum(case when task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') then 1
+    else 0 end) as ended,
+  sum(case when task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') then 100
+    else coalesce(task.progress_percent, 0) end) as percents,
+  (select sum(attempt.cost_usd) from attempt join task_body spent on spent.task = attempt.task
+    where spent.group_id in (select inside.id from inside)
+      and spent.workspace = :workspace) as cost_usd
+from task_body body join task on task.id = body.task
+where body.group_id in (select inside.id from inside) and body.workspace = :workspace;
+
+-- name: task_state
+-- Tasks' statuses.
+-- params: ids uuid[]
+select task.id, task.workspace, task.status from task
+where task.id in (select value from {each:ids});

@@ -1,0 +1,107 @@
+"""Claims that wait: whoever leaves meanwhile has taken nothing."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+import pytest
+from tests.api.conftest import V1, Api
+from tests.waiting import eventually
+
+from tenuto.engine.claim import Work
+from tenuto.engine.engine import Engine
+
+TASKS = f"{V1}/agent-tasks"
+SOON = 10
+"""Seconds: less than the claim would wait."""
+
+
+class Agent:
+    """An agent whose claim waits at the server, on a connection that the test can end."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.looks = 0
+        self.taken: list[Work] = []
+        self.leaves_with_a_task = False
+
+    def ask(self, path: str, token: str) -> None:
+        body = json.dumps({"waitSeconds": 60, "limit": 2})
+        self._writer.write(
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: {token}\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        )
+
+    async def leave(self) -> None:
+        """Hang up; returns when the server has hung up too, without an answer."""
+        self._writer.write_eof()
+        assert await self._reader.read() == b""
+
+    async def close(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+    async def saw(self, works: list[Work]) -> None:
+        """The server has looked for tasks and found these."""
+        self.looks += 1
+        self.taken += works
+        if works and self.leaves_with_a_task:
+            await self.leave()
+
+
+@pytest.fixture
+async def agent(
+    api: Api, owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Agent]:
+    """An agent that waits for a task."""
+    known = uuid4()
+    await owner.put(f"{V1}/agents/{known}", json={"name": "a"})
+    host, _, port = api.url.removeprefix("http://").partition(":")
+    agent = Agent(*await asyncio.open_connection(host, int(port)))
+    claim = Engine.claim
+
+    async def watched(*given: Any) -> list[Work]:
+        works = await claim(*given)
+        await agent.saw(works)
+        return works
+
+    monkeypatch.setattr(Engine, "claim", watched)
+    agent.ask(f"{V1}/agents/{known}/claim", owner.headers["authorization"])
+    await eventually(lambda: agent.looks > 0)
+    yield agent
+    await agent.close()
+
+
+async def over(caplog: pytest.LogCaptureFixture) -> None:
+    """Wait for the end of the claim."""
+    await eventually(lambda: f"{V1}/agents/{{agent_id}}/claim" in caplog.text, SOON)
+
+
+async def test_nothing_is_claimed_for_an_agent_that_left(
+    owner: httpx2.AsyncClient, agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "tenuto.access"):
+        await agent.leave()
+        await over(caplog)
+    made = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
+    assert (await owner.get(f"{TASKS}/{made}")).json()["status"] == "PENDING"
+    assert agent.taken == []
+
+
+async def test_what_was_claimed_as_the_agent_left_is_given_back(
+    owner: httpx2.AsyncClient, agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent.leaves_with_a_task = True
+    with caplog.at_level(logging.INFO, "tenuto.access"):
+        made = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
+        await over(caplog)
+    assert [str(work.fence.task) for work in agent.taken] == [made]
+    view = (await owner.get(f"{TASKS}/{made}")).json()
+    assert (view["status"], view["tries"]) == ("PENDING", 0)
+    [attempt] = (await owner.get(f"{TASKS}/{made}/attempts")).json()
+    assert attempt["outcome"] == "RELEASED"

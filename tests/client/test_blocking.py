@@ -1,0 +1,159 @@
+"""The client that blocks is the one that is awaited: the same names, arguments and answers."""
+
+import inspect
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from types import GenericAlias, UnionType
+from typing import Any, assert_type, get_args, get_origin
+from uuid import UUID
+
+import pytest
+
+from tenuto import AsyncClient, Client
+from tenuto.client import blocking
+from tenuto.client.blocking import Group, Waiter
+from tenuto.client.client import Stats
+from tenuto.client.follow import TaskEvent
+from tenuto.engine.views import TaskSummary, TaskView
+
+REST = inspect.Parameter.VAR_KEYWORD
+NOT_BLOCKING = {"engine", "open"}
+"""What a program that does not await has no use for."""
+
+
+def public(kind: type) -> dict[str, Any]:
+    return {name: found for name, found in inspect.getmembers(kind) if not name.startswith("_")}
+
+
+def methods(kind: type) -> dict[str, Callable[..., Any]]:
+    return {name: found for name, found in public(kind).items() if inspect.isfunction(found)}
+
+
+def awaited(annotation: Any) -> Any:
+    """What a method that blocks must answer, where the awaited one is annotated so."""
+    if get_origin(annotation) is AsyncGenerator:
+        return GenericAlias(Generator, (get_args(annotation)[0], None, None))
+    return annotation
+
+
+def drifted(kinds: Sequence[type], twin: type) -> list[str]:
+    """How a class that blocks differs from the awaited ones; of several, what all have counts."""
+    ours = methods(twin)
+    common = set.intersection(*(set(methods(kind)) for kind in kinds))
+    found = [f"{name} is on one side only" for name in sorted(set(ours) ^ common)]
+    for name in sorted(set(ours) & common):
+        mine = inspect.signature(ours[name])
+        for kind in kinds:
+            other = inspect.signature(getattr(kind, name))
+            if list(mine.parameters.values()) != list(other.parameters.values()):
+                found.append(f"{name} takes something else")
+            if mine.return_annotation != awaited(other.return_annotation):
+                found.append(f"{name} answers something else")
+    return found
+
+
+def groups() -> dict[type, Sequence[type]]:
+    """Each group of methods that blocks, with the awaited ones that it may stand for."""
+    found: dict[type, Sequence[type]] = {}
+    for name, each in public(AsyncClient).items():
+        if isinstance(each, property) and hasattr(Client, name):
+            kinds = inspect.signature(each.fget).return_annotation  # type: ignore[arg-type]
+            twin = inspect.signature(getattr(Client, name).fget).return_annotation
+            found[twin] = get_args(kinds) if isinstance(kinds, UnionType) else (kinds,)
+    return found
+
+
+def name_of(twin: object) -> str:
+    return twin.__name__ if isinstance(twin, type) else ""
+
+
+@pytest.mark.parametrize(("twin", "kinds"), groups().items(), ids=name_of)
+def test_a_group_has_the_same_methods(twin: type, kinds: Sequence[type]) -> None:
+    assert drifted(kinds, twin) == []
+
+
+def test_every_group_is_compared() -> None:
+    every = {each for each in vars(blocking).values() if inspect.isclass(each)}
+    known = {each for each in every if issubclass(each, Group) and each is not Group}
+    assert set(groups()) == known
+
+
+def test_a_client_has_the_same_names() -> None:
+    assert set(public(Client)) == set(public(AsyncClient)) - NOT_BLOCKING | {"target"}
+    for name in set(methods(Client)) - {"close"}:
+        ours, theirs = (inspect.signature(getattr(each, name)) for each in (Client, AsyncClient))
+        assert ours == theirs, name
+
+
+def test_a_difference_is_found() -> None:
+    class Awaited:
+        async def same(self, task: UUID) -> int: ...  # type: ignore[empty-body]
+
+        async def gone(self) -> None: ...
+
+        async def takes(self, task: UUID, limit: int = 1) -> None: ...
+
+        async def answers(self) -> AsyncGenerator[int, None]: ...  # type: ignore[empty-body]
+
+    class Blocks:
+        def same(self, task: UUID) -> int: ...  # type: ignore[empty-body]
+
+        def takes(self, task: UUID, limit: int = 2) -> None: ...
+
+        def answers(self) -> Generator[str, None, None]: ...  # type: ignore[empty-body]
+
+    assert drifted([Awaited], Blocks) == [
+        "gone is on one side only",
+        "answers answers something else",
+        "takes takes something else",
+    ]
+
+
+class Recorder:
+    """An awaited group that answers what it was called with."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._kind, name)
+
+        def called(*args: Any, **fields: Any) -> dict[str, Any]:
+            bound = inspect.signature(method).bind(None, *args, **fields).arguments
+            return {"called": name} | {key: bound[key] for key in bound if key != "self"}
+
+        if inspect.isasyncgenfunction(method):
+
+            async def items(*args: Any, **fields: Any) -> AsyncGenerator[Any, None]:
+                yield called(*args, **fields)
+
+            return items
+
+        async def answer(*args: Any, **fields: Any) -> Any:
+            return called(*args, **fields)
+
+        return answer
+
+
+@pytest.mark.parametrize(("twin", "kinds"), groups().items(), ids=name_of)
+def test_each_argument_is_handed_on(twin: type, kinds: Sequence[type]) -> None:
+    waiter = Waiter()
+    group = twin(waiter, Recorder(kinds[0]))
+    for name, method in methods(twin).items():
+        _, *parameters = inspect.signature(method).parameters.values()
+        plain = {each.name: f"any {each.name}" for each in parameters if each.kind is not REST}
+        rest = {each.name: {"other": 1} for each in parameters if each.kind is REST}
+        told = getattr(group, name)(**plain, **({"other": 1} if rest else {}))
+        if not isinstance(told, dict):
+            [told] = told
+        assert told == {"called": name} | plain | rest
+    waiter.end()
+
+
+def test_answers_have_types(tmp_path: Any) -> None:
+    with Client(f"sqlite:///{tmp_path}/t.db") as client:
+        made = assert_type(client.tasks.create("x"), TaskView)
+        listed = assert_type(client.tasks.list(), Generator[TaskSummary, None, None])
+        assert [each.id for each in listed] == [made.id]
+        events = assert_type(client.tasks.follow(made.id), Generator[TaskEvent, None, None])
+        events.close()
+        assert assert_type(client.stats(), Stats).tasks["PENDING"] == 1

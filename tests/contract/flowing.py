@@ -1,0 +1,93 @@
+"""What tests of flows share: plans in few words, and workers that finish what can be claimed."""
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tenuto.engine.claim import Work
+from tenuto.engine.engine import Engine
+from tenuto.model.commands import Failure
+from tenuto.model.definition import GroupSpec
+from tenuto.model.errors import Conflict
+from tenuto.model.matching import AgentProfile
+from tenuto.model.plan import Plan, Spec, plan_for
+from tenuto.model.submission import NewTask
+
+WORKER = "host:1:worker"
+Handler = Callable[[Work], Any]
+
+
+class Wrong(Exception):
+    """A handler's way to fail its task for good."""
+
+
+def task(key: str, **fields: Any) -> NewTask:
+    return NewTask(title=key, key=key, **fields)
+
+
+def group(key: str, *children: str, **fields: Any) -> GroupSpec:
+    return GroupSpec(title=key, key=key, children=children, **fields)
+
+
+def plan(root: str, *specs: Spec) -> Plan:
+    known = {spec.key or "": spec for spec in specs}
+    return plan_for(root, known.get)
+
+
+async def start(engine: Engine, root: str, *specs: Spec, **options: Any) -> UUID:
+    return await engine.flows.start_plan(plan(root, *specs), **options)
+
+
+async def worked(
+    engine: Engine, agent: AgentProfile, handler: Handler | None = None, most: int = 10_000
+) -> list[str]:
+    """Claim and finish until nothing is left; answers the keys in the order they were finished."""
+    done: list[str] = []
+    while len(done) < most:
+        flowed = await engine.flows.work_once()
+        works = await engine.claim(agent, WORKER, min(50, most - len(done)))
+        if not works and not flowed:
+            break
+        for work in works:
+            try:
+                await _finish(engine, work, handler)
+            except Conflict:  # only a cancel can have come in between
+                await engine.confirm_cancel(work.fence, {"state": "killed"})
+            done.append(work.key or work.title)
+    return done
+
+
+async def _finish(engine: Engine, work: Work, handler: Handler | None) -> None:
+    try:
+        output = handler(work) if handler else {"key": work.key}
+    except Wrong as error:
+        failure = Failure(message=str(error), retryable=False)
+        await engine.fail(work.fence, failure)
+    else:
+        await engine.complete(work.fence, output)
+
+
+async def statuses(engine: Engine, flow: UUID) -> dict[str, list[str]]:
+    """The statuses of what was made in a flow, by key."""
+    from tenuto.store.protocol import Statement
+
+    params = {"flow": flow, "workspace": engine.workspace, "most": 100_000}
+    rows = await engine.core.store.fetch(Statement("flow_nodes", params))
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(row["key"], []).append(row["status"])
+    return found
+
+
+async def flow_status(engine: Engine, flow: UUID) -> str:
+    from tenuto.store.protocol import Statement
+
+    params = {"id": flow, "workspace": engine.workspace}
+    rows = await engine.core.store.fetch(Statement("flow_show", params))
+    return str(rows[0]["status"])
+
+
+def dumps(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

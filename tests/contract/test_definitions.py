@@ -1,0 +1,265 @@
+"""Definitions on each database: kept by key and version, applied as one, started once."""
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.contract.conftest import Another, ManualClock, Raw, refusal
+from tests.manifest.examples import FLOW, S2
+
+from tenuto.engine.definitions import Applied, Definitions
+from tenuto.engine.engine import Engine
+from tenuto.manifest.drafting import Schedule
+from tenuto.manifest.manifest import Manifest, read
+from tenuto.model.definition import Goto, GroupSpec
+from tenuto.model.errors import Conflict, Invalid, NotFound
+from tenuto.model.submission import NewTask
+
+
+class Started:
+    """Stands in for the flows: notes what was started."""
+
+    def __init__(self, failing: Exception | None = None) -> None:
+        self.keys: list[str] = []
+        self._failing = failing
+
+    async def start(self, key: str, input: Any = None, *, steps: int | None = None) -> UUID:  # noqa: A002
+        if self._failing is not None:
+            raise self._failing
+        self.keys.append(key)
+        return UUID(int=len(self.keys))
+
+
+def told(applied: Applied) -> dict[str, str]:
+    return {change.key: change.action for change in applied.definitions}
+
+
+def a_task(key: str = "a", **fields: Any) -> NewTask:
+    return NewTask(title=key.upper(), key=key, **fields)
+
+
+def without_flows(engine: Engine) -> tuple[Definitions, Started]:
+    flows = Started()
+    return Definitions(engine.core, engine.workspace, flows), flows
+
+
+async def test_a_definition_is_kept_seen_changed_and_forgotten(
+    engine: Engine, clock: ManualClock
+) -> None:
+    definitions = engine.definitions
+    made = await definitions.put(a_task(priority=7, metadata={"tools": ["git"]}))
+    assert (made.key, made.kind, made.version, made.title) == ("a", "task", 1, "A")
+    assert made.spec == {"id": "a", "name": "A", "priority": 7, "tools": ["git"]}
+    clock.advance(5)
+    assert await definitions.put(a_task(priority=7, metadata={"tools": ["git"]})) == made
+    changed = await definitions.put(a_task(priority=8))
+    assert (changed.version, changed.id, changed.created_at) == (2, made.id, made.created_at)
+    assert changed.updated_at == clock.now()
+    assert await definitions.get("a") == changed
+    group = await definitions.put(GroupSpec(title="now a group", key="a", children=("b",)))
+    assert (group.kind, group.version) == ("group", 3)
+    await definitions.delete("a")
+    for call in (definitions.get("a"), definitions.delete("a"), definitions.export(["a"])):
+        assert await refusal(call) == "not_found"
+
+
+async def test_a_version_is_asked_for(engine: Engine) -> None:
+    definitions = engine.definitions
+    await definitions.put(a_task(), 0)
+    assert await refusal(definitions.put(a_task(priority=1), 0)) == "version_conflict"
+    assert await refusal(definitions.put(a_task(priority=1), 2)) == "version_conflict"
+    assert (await definitions.put(a_task(priority=1), 1)).version == 2
+    assert await refusal(definitions.delete("a", 1)) == "version_conflict"
+    await definitions.delete("a", 2)
+    assert await refusal(definitions.put(a_task("b"), 1)) == "version_conflict"
+
+
+@pytest.mark.parametrize(
+    ("spec", "code"),
+    [
+        (NewTask(title="t"), "invalid_value"),
+        (a_task("a b"), "invalid_value"),
+        (a_task("apply"), "invalid_value"),
+        (a_task(priority=11), "invalid_value"),
+        (a_task(id=UUID(int=1)), "invalid_value"),
+        (a_task(idempotency_key="k"), "invalid_value"),
+        (a_task(group="g"), "invalid_value"),
+        (a_task(task_type="GotoTask"), "invalid_value"),
+        (a_task(input={"secrets": {"a": "b"}}), "secret_in_definition"),
+        (a_task(input={"x": float("nan")}), "invalid_json"),
+        (a_task(metadata={"x": "\x00"}), "text_invalid"),
+        (a_task(input={"$from": 1}), "reference_invalid"),
+        (a_task(next="a"), "dependency_cycle"),
+        (GroupSpec(title="g", key="g", children=("x y",)), "invalid_value"),
+    ],
+)
+async def test_what_cannot_be_a_definition_is_refused(
+    engine: Engine, raw: Raw, spec: Any, code: str
+) -> None:
+    assert await refusal(engine.definitions.put(spec)) == code
+    assert await raw.count("definition") == 0
+
+
+async def test_secrets_are_named(engine: Engine) -> None:
+    spec = a_task(input={"p": {"$secret": "db"}}, env={"K": {"$secret": "key"}})
+    await engine.definitions.put(spec)
+    assert (await engine.definitions.reach(["a"]))["a"] == spec
+
+
+async def test_a_circle_with_what_is_stored_is_refused(engine: Engine) -> None:
+    await engine.definitions.put(a_task("a", next="b"))
+    await engine.definitions.put(a_task("b", next="c"))
+    assert await refusal(engine.definitions.put(a_task("c", next="a"))) == "dependency_cycle"
+    await engine.definitions.put(a_task("c", control=Goto(target="a")))
+
+
+async def test_pages_follow_each_other(engine: Engine) -> None:
+    for n in range(5):
+        await engine.definitions.put(a_task(f"t{n}"))
+    first = await engine.definitions.page(2)
+    second = await engine.definitions.page(2, first.next_cursor)
+    last = await engine.definitions.page(2, second.next_cursor)
+    pages = [first, second, last]
+    assert [[each.key for each in page.definitions] for page in pages] == [
+        ["t4", "t3"],
+        ["t2", "t1"],
+        ["t0"],
+    ]
+    assert last.next_cursor is None
+    assert await refusal(engine.definitions.page(0)) == "invalid_value"
+
+
+async def test_the_example_is_applied_once(engine: Engine, raw: Raw) -> None:
+    definitions, flows = without_flows(engine)
+    dry = await definitions.apply_files({"s2.yaml": S2}, dry_run=True)
+    assert told(dry) == {"task-200": "created", "group-preprocessing": "created"}
+    assert ([each.key for each in dry.started], flows.keys) == (["task-200"], [])
+    assert await raw.count("definition") == 0
+    done = await definitions.apply_files({"s2.yaml": S2})
+    assert (done.definitions, done.warnings) == (dry.definitions, dry.warnings)
+    assert [(each.key, each.flow_id) for each in done.started] == [("task-200", UUID(int=1))]
+    before = await definitions.page()
+    again = await definitions.apply_files({"s2.yaml": S2})
+    assert told(again) == {"task-200": "unchanged"}
+    assert (again.started, again.warnings, flows.keys) == ([], [], ["task-200"])
+    assert await definitions.page() == before
+
+
+async def test_a_change_is_told_by_field_and_starts_anew(engine: Engine) -> None:
+    definitions, flows = without_flows(engine)
+    await definitions.apply_files({"f": S2})
+    text = S2.replace("estimate: 20", "estimate: 90").replace("Low", "Hard")
+    done = await definitions.apply_files({"f": text})
+    [change] = done.definitions
+    assert (change.action, change.version) == ("updated", 2)
+    assert [(each.field, each.before, each.after) for each in change.fields] == [
+        ("resolve_time_estimate", 20, 90),
+        ("complexity_level", "Low", "Hard"),
+    ]
+    assert flows.keys == ["task-200", "task-200"]
+
+
+async def test_flows_start_what_was_applied(engine: Engine) -> None:
+    done = await engine.definitions.apply_files({"f": S2})
+    [started] = done.started
+    assert started.flow_id is not None
+    [task] = (await engine.list()).tasks
+    assert task.title == "Transform raw data"
+
+
+async def test_a_start_that_fails_leaves_a_warning(engine: Engine) -> None:
+    definitions = Definitions(engine.core, engine.workspace, Started(Conflict("no room")))
+    done = await definitions.apply_files({"f": S2})
+    assert "'task-200' is stored, but was not started: no room" in done.warnings
+    assert (await definitions.get("task-200")).version == 1
+
+
+async def test_all_or_nothing(engine: Engine, raw: Raw) -> None:
+    text = "tasks: [{id: a}, {id: b, next: nobody}, {id: c, priority: 0}]"
+    with pytest.raises(Invalid) as caught:
+        await engine.definitions.apply_files({"flow.yaml": text})
+    assert caught.value.message.startswith("flow.yaml:1:59: tasks[2].priority")
+    assert await raw.count("definition") == 0
+
+
+async def test_schedules_wait_for_their_store(engine: Engine, raw: Raw) -> None:
+    text = "id: a\nschedule: {type: cron, expression: '@daily'}"
+    assert await refusal(engine.definitions.apply_files({"f": text})) == "yaml_invalid"
+    manifest = Manifest({"a": a_task()}, schedules=(Schedule("s", "a", {}),))
+    assert await refusal(engine.definitions.apply(manifest)) == "yaml_invalid"
+    assert await raw.count("definition") == 0
+
+
+async def test_files_know_what_is_stored(engine: Engine) -> None:
+    definitions = engine.definitions
+    await definitions.apply_files({"f": FLOW})
+    done = await definitions.apply_files({"f": "id: more\nnext_task: fetch\ngroup_id: clean"})
+    assert told(done) == {"more": "created", "clean": "updated"}
+    assert (await definitions.get("clean")).spec["children"] == ["clean-a", "clean-b", "more"]
+    again = await definitions.apply_files({"f": "id: clean-b\ndepends_on: [clean-a]"})
+    assert told(again) == {"clean-b": "updated"}
+    twice = definitions.apply_files({"f": "groups: [{id: mine, children: [clean-a]}]"})
+    assert await refusal(twice) == "child_in_two_groups"
+    circle = definitions.apply_files({"f": "id: report\nnext_task: nightly"})
+    assert await refusal(circle) == "dependency_cycle"
+
+
+async def test_an_export_is_equal(engine: Engine) -> None:
+    await engine.definitions.apply_files({"f": FLOW})
+    text = await engine.definitions.export()
+    assert read({"f": text}).specs == read({"f": FLOW}).specs
+    done = await engine.definitions.apply_files({"f": text})
+    assert set(told(done).values()) == {"unchanged"}
+    assert "again" not in await engine.definitions.export(["fetch", "report"])
+
+
+async def test_a_manifest_is_applied_without_files(engine: Engine) -> None:
+    manifest = Manifest({"a": a_task()}, {"g": GroupSpec(title="g", key="g", children=("a",))})
+    assert told(await engine.definitions.apply(manifest)) == {"a": "created", "g": "created"}
+    assert told(await engine.definitions.apply(manifest)) == {"a": "unchanged", "g": "unchanged"}
+    bad = Manifest({"a": a_task(priority=0)})
+    assert await refusal(engine.definitions.apply(bad)) == "invalid_value"
+
+
+async def test_two_at_once_agree(engine: Engine, another: Another) -> None:
+    async with another() as other:
+        texts = [f"id: same\npriority: {n}\n---\nid: own{n}\ngroup_id: g" for n in (1, 2, 3, 4)]
+        engines = [engine, other, engine, other]
+        await asyncio.gather(
+            *(
+                each.definitions.apply_files({"f": text})
+                for each, text in zip(engines, texts, strict=True)
+            )
+        )
+    group = (await engine.definitions.reach(["g"]))["g"]
+    assert isinstance(group, GroupSpec)
+    assert sorted(group.children) == ["own1", "own2", "own3", "own4"]
+    assert (await engine.definitions.get("same")).version == 4
+
+
+async def test_a_workspace_has_so_many(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenuto.engine.definitions.MAX_DEFINITIONS", 2)
+    await engine.definitions.put(a_task("a"))
+    await engine.definitions.put(a_task("b"))
+    assert await refusal(engine.definitions.put(a_task("c"))) == "too_large"
+    await engine.definitions.put(a_task("b", priority=9))
+
+
+async def test_definitions_belong_to_their_workspace(engine: Engine, raw: Raw) -> None:
+    await engine.definitions.put(a_task())
+    there = Engine(engine.store, workspace=await raw.workspace(7))
+    assert (await there.definitions.page()).definitions == []
+    with pytest.raises(NotFound):
+        await there.definitions.get("a")
+    assert (await there.definitions.put(a_task(priority=1))).version == 1
+    assert (await engine.definitions.get("a")).spec.get("priority") is None
+
+
+async def test_thousands_are_applied_soon(engine: Engine) -> None:
+    many = "".join(f"- {{id: t{n}, next: t{n + 1}}}\n" for n in range(3000))
+    text = f"tasks:\n{many}- id: t3000\n"
+    done = await engine.definitions.apply_files({"f": text})
+    assert len(done.definitions) == 3001
+    again = await engine.definitions.apply_files({"f": text})
+    assert set(told(again).values()) == {"unchanged"}

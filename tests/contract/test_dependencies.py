@@ -1,0 +1,151 @@
+"""Tasks that wait for tasks, on both stores."""
+
+import asyncio
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from tests.contract.conftest import Another, claim_all, failure, new, refusal, row_of, status
+from tests.contract.flowing import worked
+
+from tenuto.engine.engine import Engine
+from tenuto.model.errors import Invalid
+from tenuto.model.matching import AgentProfile
+from tenuto.model.task import Status
+
+
+async def submit(engine: Engine, *needs: UUID, **options: Any) -> UUID:
+    return (await engine.submit(new(depends_on=[str(each) for each in needs], **options))).id
+
+
+async def finish(engine: Engine, task: UUID, *, fails: bool = False) -> None:
+    for work in await claim_all(engine):
+        if work.fence.task != task:
+            await engine.release(work.fence)
+        elif fails:
+            await engine.fail(work.fence, failure("syntax"))
+        else:
+            await engine.complete(work.fence, {"made": str(task)})
+
+
+async def test_a_task_waits_for_what_it_depends_on(engine: Engine) -> None:
+    first, second = await submit(engine), await submit(engine)
+    last = await submit(engine, first, second)
+    assert await status(engine, last) == "WAITING"
+    assert (await engine.explain(last)).gates
+    await finish(engine, first)
+    assert await status(engine, last) == "WAITING"
+    await finish(engine, second)
+    assert await status(engine, last) == "PENDING"
+
+
+async def test_a_task_does_not_wait_for_what_has_ended(engine: Engine) -> None:
+    first = await submit(engine)
+    await finish(engine, first)
+    assert await status(engine, await submit(engine, first)) == "PENDING"
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "ends"), [("fail", "FAILED"), ("skip", "SKIPPED"), ("run", "PENDING")]
+)
+async def test_what_becomes_of_it_when_a_dependency_fails(
+    engine: Engine, policy: Any, ends: str, late: bool
+) -> None:
+    first = await submit(engine)
+    if late:
+        await finish(engine, first, fails=True)
+    last = await submit(engine, first, on_dependency_failure=policy)
+    after = await submit(engine, last)
+    if not late:
+        await finish(engine, first, fails=True)
+    assert await status(engine, last) == ends
+    assert await status(engine, after) == ("WAITING" if ends == "PENDING" else ends)
+
+
+async def test_tasks_submitted_together_refer_to_each_other_by_key(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    seen: list[Any] = []
+    await engine.submit_many(
+        [
+            new("c", key="c", depends_on=["a", "b"], input={"from": {"$from": "a", "path": "key"}}),
+            new("a", key="a"),
+            new("b", key="b", depends_on=["a"]),
+        ]
+    )
+
+    def handler(work: Any) -> Any:
+        seen.append(work.input)
+        return {"key": work.key}
+
+    assert await worked(engine, agent, handler) == ["a", "b", "c"]
+    assert seen[-1] == {"from": "a"}
+
+
+@pytest.mark.parametrize(
+    ("news", "code"),
+    [
+        ([new(key="a", depends_on=["a"])], "dependency_cycle"),
+        ([new(key="a", depends_on=["b"]), new(key="b", depends_on=["a"])], "dependency_cycle"),
+        ([new(depends_on=["nobody"])], "dependency_unknown"),
+        ([new(depends_on=[str(uuid4())])], "dependency_unknown"),
+        ([new(key="a"), new(key="a", depends_on=["a"])], "invalid_value"),
+        ([new(key="a"), new(depends_on=["a"], input={"$from": "b"})], "reference_invalid"),
+        ([new(input={"$from": "b"})], "reference_invalid"),
+    ],
+)
+async def test_bad_waits_are_refused_whole(engine: Engine, news: Any, code: str) -> None:
+    assert await refusal(engine.submit_many(news)) == code
+    assert sum((await engine.counts()).values()) == 0
+
+
+async def test_a_task_can_block_others(engine: Engine) -> None:
+    blocked = await submit(engine)
+    first = (await engine.submit(new(blocks=[str(blocked)]))).id
+    assert await status(engine, blocked) == "WAITING"
+    await finish(engine, first)
+    assert await status(engine, blocked) == "PENDING"
+
+
+async def test_of_two_halves_of_a_circle_one_is_refused(engine: Engine, another: Another) -> None:
+    one, two = await submit(engine), await submit(engine)
+    async with another() as other:
+        answers = await asyncio.gather(
+            engine.submit(new(depends_on=[str(one)], blocks=[str(two)])),
+            other.submit(new(depends_on=[str(two)], blocks=[str(one)])),
+            return_exceptions=True,
+        )
+    refused = [each for each in answers if isinstance(each, Invalid)]
+    assert [each.code for each in refused] == ["dependency_cycle"]
+
+
+async def test_an_urgent_task_pulls_what_it_waits_for(engine: Engine) -> None:
+    far = await submit(engine, priority=1)
+    near = await submit(engine, far, priority=1)
+    usual = await submit(engine, priority=5)
+    await submit(engine, near, priority=10)
+    assert (await row_of(engine, far)).rank < (await row_of(engine, usual)).rank
+    assert (await row_of(engine, near)).rank < (await row_of(engine, usual)).rank
+    assert (await row_of(engine, far)).priority == 1
+
+
+async def test_a_thousand_wait_for_one(engine: Engine) -> None:
+    first = await submit(engine)
+    await engine.submit_many([new(depends_on=[str(first)]) for _ in range(1200)])
+    await finish(engine, first)
+    counts = await engine.counts()
+    assert 0 < counts["PENDING"] <= 500
+    while await engine.flows.work_once():
+        pass
+    assert (await engine.counts())["PENDING"] == 1200
+
+
+async def test_a_long_chain_fails_in_bounded_steps(engine: Engine) -> None:
+    news = [new(key="t0")]
+    news += [new(key=f"t{i}", depends_on=[f"t{i - 1}"]) for i in range(1, 1200)]
+    made = await engine.submit_many(news)
+    await finish(engine, made[0].id, fails=True)
+    while await engine.flows.work_once():
+        pass
+    assert (await engine.counts())[Status.FAILED] == 1200

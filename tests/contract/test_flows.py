@@ -1,0 +1,245 @@
+"""Flows on both stores: order, joins, branches, loops, items and approvals."""
+
+from typing import Any
+
+import pytest
+from tests.contract.conftest import ManualClock
+from tests.contract.flowing import Wrong, flow_status, group, start, statuses, task, worked
+
+from tenuto.engine.claim import Work
+from tenuto.engine.engine import Engine
+from tenuto.model.definition import Approval, Condition, Foreach, Goto
+from tenuto.model.matching import AgentProfile
+
+
+async def test_a_chain_runs_in_order(engine: Engine, agent: AgentProfile) -> None:
+    flow = await start(engine, "a", task("a", next="b"), task("b", next="c"), task("c"))
+    assert await worked(engine, agent) == ["a", "b", "c"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_sequence_runs_in_order_and_a_set_at_once(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    flow = await start(
+        engine,
+        "all",
+        group("all", "first", "rest", next="end"),
+        group("rest", "x", "y", "z", order="parallel"),
+        *(task(key) for key in ("first", "x", "y", "z", "end")),
+    )
+    order = await worked(engine, agent)
+    assert order[0] == "first"
+    assert set(order[1:4]) == {"x", "y", "z"}
+    assert order[4:] == ["end"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+    assert set((await statuses(engine, flow))["rest"]) == {"COMPLETED"}
+
+
+async def test_the_rest_of_a_sequence_is_skipped_after_a_failure(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    def handler(work: Work) -> Any:
+        if work.key == "b":
+            raise Wrong("no")
+
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "b", "c", "more", next="end"),
+        group("more", "d"),
+        *(task(key) for key in ("a", "b", "c", "d", "end")),
+    )
+    assert await worked(engine, agent, handler) == ["a", "b"]
+    found = await statuses(engine, flow)
+    assert found == {
+        "g": ["FAILED"],
+        "a": ["COMPLETED"],
+        "b": ["FAILED"],
+        "c": ["SKIPPED"],
+        "more": ["SKIPPED"],
+    }
+    assert await flow_status(engine, flow) == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("join", "fails", "ends"),
+    [
+        ("all_succeeded", {"b"}, "FAILED"),
+        ("all_succeeded", set(), "COMPLETED"),
+        ("all_done", {"a", "b", "c"}, "COMPLETED"),
+        ("any_failed", {"b"}, "COMPLETED"),
+        ("any_failed", set(), "SKIPPED"),
+        ("first_succeeded", {"a"}, "COMPLETED"),
+        ("first_succeeded", {"a", "b", "c"}, "FAILED"),
+    ],
+)
+async def test_join_policies(
+    engine: Engine, agent: AgentProfile, join: Any, fails: set[str], ends: str
+) -> None:
+    def handler(work: Work) -> Any:
+        if work.key in fails:
+            raise Wrong("no")
+
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "b", "c", order="parallel", join=join, next="end"),
+        *(task(key) for key in ("a", "b", "c", "end")),
+    )
+    order = await worked(engine, agent, handler)
+    assert (await statuses(engine, flow))["g"] == [ends]
+    assert ("end" in order) == (ends == "COMPLETED")
+
+
+@pytest.mark.parametrize("answer", [True, False])
+async def test_a_condition_chooses(engine: Engine, agent: AgentProfile, answer: bool) -> None:
+    flow = await start(
+        engine,
+        "ask",
+        task("ask", next="if"),
+        task("if", control=Condition(expression="result.ok", on_true="yes", on_false="no")),
+        task("yes"),
+        task("no"),
+    )
+    order = await worked(engine, agent, lambda work: {"ok": answer})
+    assert order == ["ask", "yes" if answer else "no"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_condition_on_what_is_missing_fails_its_task(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    flow = await start(
+        engine,
+        "ask",
+        task("ask", next="if"),
+        task("if", control=Condition(expression="result.ok", on_true="yes")),
+        task("yes"),
+    )
+    assert await worked(engine, agent, lambda work: {"other": 1}) == ["ask"]
+    assert (await statuses(engine, flow))["if"] == ["FAILED"]
+    assert await flow_status(engine, flow) == "FAILED"
+
+
+async def test_a_loop_ends_by_its_condition(engine: Engine, agent: AgentProfile) -> None:
+    rounds = iter(range(1, 100))
+
+    def handler(work: Work) -> Any:
+        return {"round": next(rounds)} if work.key == "work" else None
+
+    flow = await start(
+        engine,
+        "work",
+        task("work", prompt="Do.", next="enough"),
+        task(
+            "enough",
+            control=Condition(expression="result.round >= 3", on_true="end", on_false="again"),
+        ),
+        task("again", control=Goto(target="work", prompt="Once more.")),
+        task("end"),
+    )
+    assert await worked(engine, agent, handler) == ["work", "work", "work", "end"]
+    found = await statuses(engine, flow)
+    assert found["again"] == ["COMPLETED", "COMPLETED"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_loop_ends_by_its_budget(engine: Engine, agent: AgentProfile) -> None:
+    flow = await start(
+        engine,
+        "work",
+        task("work", next="again"),
+        task("again", control=Goto(target="work")),
+        steps=4,
+    )
+    assert await worked(engine, agent) == ["work"] * 5
+    assert await flow_status(engine, flow) == "FAILED"
+
+
+async def test_the_prompt_of_a_goto_is_appended_once(engine: Engine, agent: AgentProfile) -> None:
+    seen: list[str | None] = []
+
+    def handler(work: Work) -> Any:
+        seen.append(work.prompt)
+
+    await start(
+        engine,
+        "g",
+        group("g", "work", prompt="Be brief."),
+        task("work", prompt="Do.", next="again"),
+        task("again", control=Goto(target="work", prompt="Once more.")),
+        steps=2,
+    )
+    await worked(engine, agent, handler)
+    again = "Be brief.\n\nDo.\n\nOnce more."
+    assert seen == ["Be brief.\n\nDo.", again, again]
+
+
+@pytest.mark.parametrize("order", ["sequential", "parallel"])
+async def test_a_foreach_runs_its_template_per_item(
+    engine: Engine, agent: AgentProfile, order: Any
+) -> None:
+    seen: list[Any] = []
+
+    def handler(work: Work) -> Any:
+        if work.key == "list":
+            return {"names": ["a", "b", "c"]}
+        if work.key == "one":
+            seen.append((work.input, work.prompt))
+        return None
+
+    flow = await start(
+        engine,
+        "list",
+        task("list", next="each"),
+        task(
+            "each",
+            next="end",
+            control=Foreach(items={"$from": "list", "path": "names"}, template="one", order=order),
+        ),
+        task("one", prompt="Look at {{item}}."),
+        task("end"),
+    )
+    assert await worked(engine, agent, handler) == ["list", "one", "one", "one", "end"]
+    assert sorted(seen, key=str) == [
+        ({"item": name, "index": index}, f"Look at {name}.") for index, name in enumerate("abc")
+    ]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_large_foreach_is_made_in_parts(engine: Engine, agent: AgentProfile) -> None:
+    flow = await start(
+        engine,
+        "each",
+        task("each", control=Foreach(items=list(range(1200)), template="one", order="parallel")),
+        task("one"),
+    )
+    order = await worked(engine, agent)
+    assert order == ["one"] * 1200
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_an_approval_waits_for_a_person(
+    engine: Engine, agent: AgentProfile, clock: ManualClock
+) -> None:
+    seen: list[Any] = []
+
+    def handler(work: Work) -> Any:
+        seen.append(work.previous)
+
+    flow = await start(
+        engine,
+        "work",
+        task("work", next="ok"),
+        task("ok", next="ship", control=Approval(message="Ship it?", timeout_s=60)),
+        task("ship"),
+    )
+    assert await worked(engine, agent) == ["work"]
+    [item] = await engine.inbox.list()
+    assert item.title == "Ship it?"
+    await engine.inbox.answer(item.id, approve=True, comment="fine")
+    assert await worked(engine, agent, handler) == ["ship"]
+    assert seen[0]["decision"] == "approved"
+    assert seen[0]["comment"] == "fine"
+    assert await flow_status(engine, flow) == "COMPLETED"

@@ -1,0 +1,399 @@
+"""Files: every name that is understood, how things are joined, and faults with their places."""
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.manifest.examples import FLOW, S2, S2_FLAT
+
+from tenuto.manifest.drafting import MAX_FILES, Schedule, Trigger, spec_from, texts_of
+from tenuto.manifest.manifest import Manifest, read
+from tenuto.manifest.nodes import MAX_BYTES
+from tenuto.manifest.writing import snake
+from tenuto.model.definition import Approval, Condition, Foreach, Goto, GroupSpec
+from tenuto.model.errors import Invalid
+from tenuto.model.plan import Spec
+from tenuto.model.retry import RetryPolicy
+from tenuto.model.submission import Escalation, NewTask
+
+
+def told(text: str, stored: dict[str, Spec] | None = None) -> list[str]:
+    """The lines of a refusal."""
+    with pytest.raises(Invalid) as caught:
+        read({"flow.yaml": text}, stored)
+    return caught.value.message.splitlines()
+
+
+def task(text: str, **more: Any) -> NewTask:
+    """The one task of a file."""
+    [found] = read({"f": text}, **more).tasks.values()
+    return found
+
+
+@pytest.mark.parametrize("text", [S2, S2_FLAT], ids=["indented", "copied"])
+def test_the_example_loads_as_written(text: str) -> None:
+    found = read({"s2.yaml": text})
+    assert found.tasks == {
+        "task-200": NewTask(
+            key="task-200",
+            title="Transform raw data",
+            prompt="Clean and normalize raw input data.",
+            container="data-worker:v1.0",
+            estimate_minutes=20,
+            task_tags=["DATA_INGESTION"],
+            complexity="Low",
+            metadata={"tools": ["python:3.11", "pip:latest"]},
+            escalation=Escalation("Validation failed", "Please inspect input data and retry."),
+        )
+    }
+    group = GroupSpec(title="group-preprocessing", key="group-preprocessing")
+    assert found.groups == {
+        group.key: GroupSpec(title=group.title, key=group.key, children=("task-200",))
+    }
+    assert (found.starts, found.schedules) == (("task-200",), ())
+    assert found.warnings[-1] == (
+        "s2.yaml:11:11: group_id: there is no group 'group-preprocessing';"
+        " an empty sequential one is made"
+    )
+    assert len(found.warnings) == (1 if text == S2 else 3)
+
+
+def test_a_flow_of_every_kind_loads() -> None:
+    found = read({"flow.yaml": FLOW})
+    assert list(found.tasks) == (
+        "fetch each summarise good-enough again sign-off clean-a clean-b report".split()
+    )
+    assert found.tasks["each"].control == Foreach(
+        items={"$from": "fetch", "path": "pages"},
+        template="summarise",
+        order="parallel",
+        join="all_done",
+    )
+    assert found.tasks["good-enough"].control == Condition(
+        expression="result.score > 0.5", on_true="sign-off", on_false="again"
+    )
+    assert found.tasks["again"].control == Goto(target="fetch", prompt="Look further.")
+    assert found.tasks["sign-off"].control == Approval(
+        message="Publish it?", timeout_s=3600, on_reject="skip"
+    )
+    summarise = found.tasks["summarise"]
+    assert (summarise.max_attempts, summarise.retry) == (5, RetryPolicy(base_s=2.0, multiplier=1.0))
+    assert (summarise.title, found.tasks["fetch"].next) == ("summarise", "each")
+    assert found.groups["nightly"] == GroupSpec(
+        title="Every night", key="nightly", children=("clean", "fetch"), next="report"
+    )
+    assert (found.groups["clean"].order, found.groups["clean"].join) == ("parallel", "all_done")
+    assert found.warnings == ()
+
+
+AGENT = UUID("0198c0de-0000-7000-8000-000000000000")
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ("key: a", "key", "a"),
+        ("id: a\ntitle: T", "title", "T"),
+        ("id: a\nname: T\ntitle: T", "title", "T"),
+        ("id: a\nestimate_minutes: 5", "estimate_minutes", 5),
+        ("id: a\nestimated_duration_minutes: 5", "estimate_minutes", 5),
+        ("id: a\ncomplexity: ExtremHard", "complexity", "ExtremHard"),
+        ("id: a\nattempts: 4", "max_attempts", 4),
+        ("id: a\nmax_retries: 4", "max_attempts", 5),
+        ("id: a\nmax_attempts: 4", "max_attempts", 4),
+        ("id: a\nretry: {max_retries: 0}", "max_attempts", 1),
+        ("id: a\nretry: {attempts: 3, backoff: exponential, max_retries: 5}", "max_attempts", 3),
+        ("id: a\nretry: {attempts: 3}", "retry", None),
+        ("id: a\nretry: {backoff: exponential}", "retry", RetryPolicy()),
+        ("id: a\nretry_backoff_seconds: 9", "retry", RetryPolicy(base_s=9.0)),
+        ("id: a\ntimeout_seconds: 9", "timeout_s", 9),
+        ("id: a\ninput_context: {a: 1}", "input", {"a": 1}),
+        ("id: a\ninput: false", "input", False),
+        (f"id: a\nagent_id: {AGENT}", "target_agent", AGENT),
+        ("id: a\nmetadata: {requiredCapabilities: [x]}", "capabilities", ["x"]),
+        ("id: a\nmetadata: {x: 1}\ntools: [t]", "metadata", {"x": 1, "tools": ["t"]}),
+        ("id: a\ntask_type: AgentTask", "task_type", "default"),
+        ("id: a\ntask_type: build", "task_type", "build"),
+        ("id: a\nenv: {A: b, C: {$secret: d}}", "env", {"A": "b", "C": {"$secret": "d"}}),
+        ("id: a\ninput: {password: {$secret: db}}", "input", {"password": {"$secret": "db"}}),
+        ("id: a\nprompt:\ntags:", "prompt", None),
+        ("id: a\napproval: {}", "control", Approval()),
+        ("tasks:\n- id: a\ngroups:\nschedules: []", "key", "a"),
+    ],
+)
+def test_every_name_is_understood(text: str, field: str, value: Any) -> None:
+    assert getattr(task(text), field) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (
+            "tasks:\n  - id: a\n    priority: 12",
+            "3:15: tasks[0].priority: must be between 1 and 10, not 12",
+        ),
+        ("id: a\npriority: high", "2:11: priority: must be a whole number, not text"),
+        ("id: 12", "1:5: id: must be text, not a number; put it in quotes"),
+        ("id: a b", "1:5: id: must begin with a letter or digit"),
+        ("id: apply", "1:5: id: must not be 'apply', a word of the API's"),
+        ("name: x", "1:1: id is missing"),
+        ("id: a\npromt: x", "2:1: there is no field 'promt'; did you mean 'prompt'?"),
+        ("id: a\nzzz: x", "2:1: there is no field 'zzz'"),
+        (
+            "id: a\nretry: {atempts: 1}",
+            "2:9: retry: there is no field 'atempts'; did you mean 'attempts'?",
+        ),
+        ("id: a\nrun_at: 2030-01-01", "2:1: there is no field 'run_at'"),
+        (
+            "id: a\ncomplexity_level: Easy",
+            "2:19: complexity_level: must be one of Low, Middle, Hard",
+        ),
+        (
+            "groups: [{id: g, type: sideways}]",
+            "1:24: groups[0].type: must be one of Sequential, Parallel, not 'sideways'",
+        ),
+        (
+            "id: a\ntask_tags: [x, 1]",
+            "2:16: task_tags[1]: must be text, not a number; put it in quotes",
+        ),
+        ("id: a\nname: x\ntitle: y", "3:8: title: says something else than 'name'"),
+        (
+            "id: a\nmetadata: {tools: [x]}\ntools: [y]",
+            "3:8: tools: says something else than metadata.tools",
+        ),
+        ("id: a\nescalation: {reason: x}", "2:13: escalation: prompt is missing"),
+        (
+            "id: a\nescalation: {reason: '', prompt: x}",
+            "2:22: escalation.reason: must not be empty",
+        ),
+        ("id: a\nagent_id: me", "2:11: agent_id: must be the id of an agent"),
+        (
+            "id: a\ninput: {secrets: {k: v}}",
+            "2:8: input: has secrets, but a definition is stored as written",
+        ),
+        ("id: a\ninput: [.nan]", "2:8: input: holds a number that is not finite"),
+        ("id: a\ninput: {x: {$from: [1]}}", "a reference is"),
+        ("id: a\ncommand: []", "2:10: command: must not be empty"),
+        ("id: a\ncondition: result.", "2:12: condition: the expression"),
+        ("id: a\ntrue_next_task_id: b", "2:20: condition is missing"),
+        ("id: a\ngoto_prompt: b", "2:14: goto_target_task_id is missing"),
+        (
+            "id: a\nforeach_items: 5\nforeach_template_task_id: a",
+            "2:16: foreach_items: must be a list",
+        ),
+        ("id: a\nforeach_items: [1]", "2:16: foreach_template_task_id is missing"),
+        (
+            "id: a\ngoto_target_task_id: a\napproval: {}",
+            "a task has goto_target_task_id or approval, not both",
+        ),
+        ("- id: a", "1:1: a document is a mapping"),
+        ("tasks: {id: a}", "1:8: tasks: must be a list, not a mapping"),
+        ("tasks: [x]", "1:9: tasks[0]: must be a mapping, not text"),
+        ("tasks: []\nagents: []", "2:1: agents: not supported in YAML yet"),
+        ("containers: [{image: x}]", "1:1: containers: not supported in YAML yet"),
+        ("tools: [{name: x}]", "1:1: tools: not supported in YAML yet"),
+        ("webhooks: []", "1:1: webhooks: not supported in YAML yet"),
+        ("tasks: [{id: a}]\ntask: []", "2:1: there is no field 'task'; did you mean 'tasks'?"),
+        (
+            "tasks: [{id: a}, {id: a}]",
+            "1:23: tasks[1].id: 'a' is defined twice, first at flow.yaml:1:9",
+        ),
+        ("id: a\nschedule: {type: cron, expression: 99 * * * *}", "2:36: schedule.expression:"),
+        ("id: a\nschedule: {type: sometimes}", "2:18: schedule.type: must be one of"),
+        (
+            "schedules: [{name: s, target: x, schedule: {type: cron, expression: '@daily'}}]",
+            "1:44: 's' refers to 'x', which is not defined",
+        ),
+        ("triggers: [{name: t, target: nobody}]", "1:12: triggers[0]: event is missing"),
+    ],
+)
+def test_a_fault_has_its_place(text: str, wanted: str) -> None:
+    [line] = told(text)
+    assert line.startswith("flow.yaml:")
+    assert wanted in line
+
+
+def test_all_faults_are_told_at_once_and_in_order() -> None:
+    text = "id: a\npriority: 11\ntimeout_s: 0\nlease_s: 0\nfoo: 1\nprompt: [1]"
+    lines = told(text)
+    assert [line.split(":")[1] for line in lines] == ["2", "3", "4", "5", "6"]
+    with pytest.raises(Invalid) as caught:
+        read({"b.yaml": "id: x y", "a.yaml": "id: b\npriority: 0"})
+    assert [line.split(":")[0] for line in str(caught.value).splitlines()] == ["a.yaml", "b.yaml"]
+    assert caught.value.code == "invalid_value"
+    assert caught.value.details == {"file": "a.yaml", "line": 2, "column": 11, "field": "priority"}
+    many = told("tasks:\n" + "".join(f"- {{id: a{n}, priority: 0}}\n" for n in range(150)))
+    assert (len(many), many[-1]) == (101, "... and 50 more")
+
+
+def test_definitions_are_joined_across_documents_and_files() -> None:
+    found = read(
+        {"a": "id: x\n---\nid: y\nprevious_task: x", "b": "id: z\nprevious: {child_id: y}"}
+    )
+    assert [each.next for each in found.tasks.values()] == ["y", "z", None]
+    assert told("tasks: [{id: x, next: y}, {id: y}, {id: z, previous_task: x}]") == [
+        "flow.yaml:1:59: tasks[2].previous_task: 'x' leads to 'y' instead"
+    ]
+    assert "which is not defined" in told("id: z\nprevious_task: x")[0]
+    assert (
+        "is stored without a next"
+        in told("id: z\nprevious_task: x", {"x": NewTask(title="x", key="x")})[0]
+    )
+    linked = NewTask(title="x", key="x", next="z")
+    assert read({"f": "id: z\nprevious_task: x"}, {"x": linked}).specs.keys() == {"z"}
+
+
+def test_a_task_joins_the_group_that_it_names() -> None:
+    listed = "groups: [{id: g, children: [b, a]}]\ntasks: [{id: a, group_id: g}, {id: b}]"
+    assert read({"f": listed}).groups["g"].children == ("b", "a")
+    added = "groups: [{id: g, children: [b]}]\ntasks: [{id: a, group: g}, {id: b}]"
+    assert read({"f": added}).groups["g"].children == ("b", "a")
+    stored: dict[str, Spec] = {
+        "g": GroupSpec(title="G", key="g", children=("b",)),
+        "b": NewTask(title="b", key="b"),
+    }
+    assert read({"f": "id: a\ngroup_id: g"}, stored).groups == {
+        "g": GroupSpec(title="G", key="g", children=("b", "a"))
+    }
+    assert read({"f": "id: b\ngroup_id: g"}, stored).groups == {}
+    assert told("tasks: [{id: a, group_id: b}, {id: b}]") == [
+        "flow.yaml:1:27: tasks[0].group_id: 'b' is a task"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line"),
+    [
+        ("tasks:\n- {id: a, next: b}\n- {id: b, next: a}", "dependency_cycle", 2),
+        ("id: a\nnext_task: a", "dependency_cycle", 1),
+        ("groups:\n- {id: g, children: [g]}", "dependency_cycle", 2),
+        ("groups:\n- {id: g, children: [h]}\n- {id: h, children: [g]}", "dependency_cycle", 2),
+        ("id: a\nnext_task: b", "target_unknown", 2),
+        ("id: a\ncondition: 'true'\ntrue_next_task_id: b", "target_unknown", 3),
+        ("groups:\n- id: g\n  children:\n  - a\n  - b\ntasks: [{id: a}]", "target_unknown", 5),
+        (
+            "groups: [{id: g, children: [a]}, {id: h, children: [a]}]\ntasks:\n- id: a",
+            "child_in_two_groups",
+            3,
+        ),
+        ("groups: [{id: g, children: [a, a]}]\ntasks:\n- id: a", "child_in_two_groups", 3),
+        ("tasks:\n- {id: a}\n- {id: b, depends_on: [a]}", "dependency_unknown", 3),
+        ("tasks:\n- {id: a}\n- {id: b, input: {$from: a}}", "reference_invalid", 3),
+        (
+            "groups:\n- {id: g, children: [{child_id: a, kind: Group}]}\ntasks: [{id: a}]",
+            "yaml_invalid",
+            2,
+        ),
+        (
+            "groups: ["
+            + ", ".join(f"{{id: g{n}, children: [g{n + 1}]}}" for n in range(70))
+            + ", {id: g70}]",
+            "nesting_too_deep",
+            1,
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_as_a_whole(text: str, code: str, line: int) -> None:
+    with pytest.raises(Invalid) as caught:
+        read({"flow.yaml": text})
+    assert caught.value.code == code, caught.value
+    assert caught.value.message.startswith(f"flow.yaml:{line}:")
+
+
+def test_a_jump_back_is_no_circle() -> None:
+    read({"f": "tasks: [{id: a, next: b}, {id: b, goto_target_task_id: a}]"})
+
+
+def test_what_is_stored_is_known_and_checked_too() -> None:
+    stored: dict[str, Spec] = {
+        "b": NewTask(title="b", key="b", next="a"),
+        "g": GroupSpec(title="g", key="g", children=("c", "gone")),
+        "c": NewTask(title="c", key="c"),
+    }
+    assert read({"f": "id: a"}, stored).specs.keys() == {"a"}
+    assert "lead back to themselves" in told("id: a\nnext: b", stored)[0]
+    assert "is a child of" in told("groups: [{id: h, children: [c]}]", stored)[0]
+
+
+def test_millions_of_items_are_refused_soon() -> None:
+    text = "id: a\nforeach_template_task_id: a\nforeach_items: [" + "x," * 4_000_000 + "]"
+    assert "more than 200,000 values" in told(text)[0]
+    text = "tasks:\n- id: b\n- id: a\n  foreach_template_task_id: b\n  foreach_items: ["
+    assert "20,000 items; a foreach takes at most 10,000" in told(text + "x," * 20_000 + "]")[0]
+
+
+def test_times_and_events_are_read() -> None:
+    text = """\
+tasks:
+  - {id: a, schedule: {type: time-based, expression: "0 9 * * 1-5", timezone: Europe/Berlin}}
+  - {id: b, schedule: {type: immediate}}
+schedules:
+  - {name: once, target: a, schedule: {type: datetime-event, at: 2030-01-01T09:00:00Z}, input: [1]}
+triggers:
+  - {name: t, event: task.dead, target: b, filter: "event.level == 'ERROR'"}
+"""
+    found = read({"f": text})
+    assert found.starts == ("b",)
+    assert found.schedules == (
+        Schedule(
+            "a",
+            "a",
+            {"type": "time-based", "expression": "0 9 * * 1-5", "timezone": "Europe/Berlin"},
+        ),
+        Schedule("once", "a", {"type": "datetime-event", "at": "2030-01-01T09:00:00Z"}, [1]),
+    )
+    assert found.triggers == (Trigger("t", "task.dead", "b", "event.level == 'ERROR'"),)
+    twice = (
+        "schedules:\n"
+        + 2 * "- {name: a, target: t, schedule: {type: cron, expression: '@daily'}}\n"
+    )
+    assert "'a' stands twice" in told(f"tasks: [{{id: t}}]\n{twice}")[0]
+
+
+def test_empty_files_are_remarked_on() -> None:
+    found = read({"a": "", "b": "# nothing\n---\n---\n"})
+    assert (found, found.warnings) == (
+        Manifest(warnings=found.warnings),
+        ("a: holds nothing", "b: holds nothing"),
+    )
+
+
+def test_so_many_files_and_bytes_are_read() -> None:
+    for files in (
+        {str(n): "" for n in range(MAX_FILES + 1)},
+        {"a": "#" * MAX_BYTES, "b": "#"},
+        {"x" * 501: ""},
+    ):
+        with pytest.raises(Invalid) as caught:
+            read(files)
+        assert caught.value.code == "too_large"
+
+
+def test_files_that_are_no_text_are_named() -> None:
+    assert texts_of({"a": b"x", "b": "y"}) == {"a": "x", "b": "y"}
+    with pytest.raises(Invalid) as caught:
+        texts_of({"a": b"\xff", "b": b"x", "c": b"\x00"})
+    assert [line[:2] for line in caught.value.message.splitlines()] == ["a:", "c:"]
+
+
+def test_plain_values_are_read_the_same_way() -> None:
+    said = {"id": "a", "taskTags": ["x"], "maxRetries": 1, "approval": {"onReject": "skip"}}
+    found = spec_from("task", snake(said))
+    assert found == NewTask(
+        title="a", key="a", task_tags=["x"], max_attempts=2, control=Approval(on_reject="skip")
+    )
+    for bad in (
+        {"id": "a", "priority": 11},
+        {"id": "a", "group_id": "g"},
+        {"id": "a", "schedule": {"type": "immediate"}},
+        {"name": "a"},
+        {"id": "a", "unknown": 1},
+    ):
+        with pytest.raises(Invalid) as caught:
+            spec_from("task", bad)
+        assert caught.value.details["file"] == ""
+    deep: Any = 1
+    for _ in range(100):
+        deep = [deep]
+    with pytest.raises(Invalid, match="nested deeper"):
+        spec_from("task", {"id": "a", "input": deep})

@@ -1,0 +1,192 @@
+"""What is written loads back to the same; what differs is told field by field."""
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.manifest.examples import FLOW, S2
+
+from tenuto.engine.definitions import encoded
+from tenuto.manifest.diff import FieldChange, changes, same
+from tenuto.manifest.drafting import drafted, spec_from
+from tenuto.manifest.manifest import read
+from tenuto.manifest.tasks import NEVER
+from tenuto.manifest.writing import camel, dump, kind_of, said_by, snake, yaml_of
+from tenuto.model.definition import Approval, Condition, Foreach, Goto, GroupSpec
+from tenuto.model.plan import Spec
+from tenuto.model.retry import RetryPolicy
+from tenuto.model.submission import Escalation, NewTask
+
+EVERYTHING = NewTask(
+    key="every/thing:1",
+    title="Everything",
+    description="all fields",
+    prompt="do it\nnow\n",
+    system_prompt="be brief",
+    model="m",
+    max_turns=3,
+    conversation="c",
+    task_type="build",
+    agent_type="coder",
+    target_agent=UUID(int=7),
+    command=["echo", "a b", "12"],
+    cwd="/tmp",
+    env={"A": "true", "B": {"$secret": "b"}},
+    priority=8,
+    tags=["x", "1"],
+    task_tags=["python"],
+    capabilities=["git"],
+    container="box:1.0",
+    region="eu",
+    estimate_minutes=5,
+    max_attempts=7,
+    retry=RetryPolicy(base_s=2.0, multiplier=3.0, cap_s=60.0, jitter=0.1),
+    timeout_s=60,
+    queue_ttl_s=3600,
+    lease_s=30,
+    input={"a": [1, None, "1", 1.0, True, "no", "2026-01-01"], "b": {}},
+    metadata={"k": True, "tools": ["python:3.11"], "deep": {"a": None}},
+    source="s",
+    depends_on=["a", "b"],
+    on_dependency_failure="skip",
+    next="n",
+    complexity="Hard",
+    escalation=Escalation("why", "what"),
+)
+SPECS: list[Spec] = [
+    EVERYTHING,
+    NewTask(title="t", key="bare"),
+    NewTask(title="t", key="retries", retry=RetryPolicy()),
+    NewTask(title="t", key="odd", metadata={"tools": [1]}, input=0),
+    NewTask(title="t", key="empty", metadata={}, env={}, input="", description=""),
+    NewTask(title="t", key="tools", metadata={"tools": []}),
+    NewTask(title="t", key="each", control=Foreach(items=[], template="bare")),
+    NewTask(
+        title="t",
+        key="from",
+        control=Foreach(items={"$from": "a"}, template="bare", order="parallel", join="any_failed"),
+    ),
+    NewTask(title="t", key="goto", control=Goto(target="bare", prompt="")),
+    NewTask(title="t", key="if", control=Condition(expression="result > 1", on_true="bare")),
+    NewTask(title="t", key="ask", control=Approval()),
+    NewTask(
+        title="t", key="wait", control=Approval(message="m", timeout_s=9, on_timeout="approve")
+    ),
+    GroupSpec(title="g", key="group"),
+    GroupSpec(
+        title="g",
+        key="full",
+        order="parallel",
+        children=("bare", "1"),
+        next="goto",
+        join="all_done",
+        prompt="p",
+        metadata={"a": 1},
+    ),
+]
+
+
+def loaded(text: str) -> dict[str, Spec]:
+    """The definitions of a text, without asking what they refer to."""
+    return drafted({"f": text}).specs
+
+
+def test_the_table_has_every_field() -> None:
+    plain = NewTask(title="")
+    set_ = {
+        name
+        for spec in SPECS
+        if isinstance(spec, NewTask)
+        for name in NewTask.__struct_fields__
+        if getattr(spec, name) != getattr(plain, name)
+    }
+    assert set(NewTask.__struct_fields__) - set_ == {*NEVER, "runtime"}
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.key)
+def test_what_is_written_loads_back(spec: Spec) -> None:
+    [back] = loaded(dump([spec])).values()
+    assert same(back, spec)
+    far = msgspec.json.decode(msgspec.json.encode(camel(said_by(spec))))
+    assert same(spec_from(kind_of(spec), snake(far)), spec)
+    assert same(msgspec.json.decode(encoded(spec), type=type(spec)), spec)
+
+
+def test_many_are_written_together() -> None:
+    assert loaded(dump(SPECS)) == {spec.key: spec for spec in SPECS}
+    assert dump([]) == ""
+    for text in (S2, FLOW):
+        found = read({"f": text})
+        again = read({"f": dump(found.specs.values())})
+        assert again.specs == found.specs
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=60)
+ODD = "1e3 0o17 0x1f ~ null yes on 12:30 1_000 .inf - {a [b &x *x !y %z @q `r ' | > << = é😀"
+odd = st.sampled_from(
+    [
+        *ODD.split(),
+        '"',
+        "- a",
+        "a: b",
+        "# c",
+        " a",
+        "a ",
+        "a\n",
+        "\n",
+        "",
+        "a\n b\n",
+        "\t",
+        "\x07",
+        "a\r\nb",
+        "a\x85b",
+        "a\u2028b",
+        "\ufeff",
+    ]
+)
+numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+scalars: st.SearchStrategy[Any] = st.none() | st.booleans() | numbers | odd | texts
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(odd | texts, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(values)
+def test_any_value_loads_back(value: Any) -> None:
+    text = yaml_of({"id": "a", "metadata": {"v": value, "w": [value]}})
+    [spec] = loaded(text).values()
+    wanted = NewTask(title="a", key="a", metadata={"v": value, "w": [value]})
+    assert same(spec, wanted), text
+
+
+@settings(max_examples=100, deadline=None)
+@given(texts.filter(str.strip) | odd.filter(str.strip), texts | odd)
+def test_any_text_loads_back(title: str, prompt: str) -> None:
+    spec = NewTask(title=title, key="a", prompt=prompt)
+    [back] = loaded(dump([spec])).values()
+    assert back == spec
+
+
+def test_what_differs_is_told_by_field() -> None:
+    before = NewTask(title="t", key="a", priority=5, metadata={"x": 1, "y": {"z": 1}}, tags=["a"])
+    after = NewTask(title="t", key="a", priority=8, metadata={"x": True, "y": {}}, prompt="p")
+    assert sorted(changes(before, after), key=lambda each: each.field) == [
+        FieldChange("metadata.x", 1, True),
+        FieldChange("metadata.y.z", 1, None),
+        FieldChange("priority", None, 8),
+        FieldChange("prompt", None, "p"),
+        FieldChange("tags", ["a"], None),
+    ]
+    assert changes(before, before) == []
+    assert [each.field for each in changes(None, NewTask(title="t", key="a"))] == ["id", "name"]
+    assert not same(before, GroupSpec(title="t", key="a"))
+    null = NewTask(title="t", key="a", metadata={"x": None})
+    assert changes(NewTask(title="t", key="a", metadata={}), null) == [
+        FieldChange("metadata.x", None, None)
+    ]
