@@ -37,7 +37,11 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
     "two names": (b'{"title": "a", "name": "b"}', 422, "invalid_value"),
     "attempts": (b'{"title": "a", "maxAttempts": 0}', 422, "invalid_value"),
     "retries": (b'{"title": "a", "maxRetries": 1000000}', 422, "invalid_value"),
-    "later": (b'{"title": "a", "dependsOn": ["%b"]}' % str(uuid4()).encode(), 422, "invalid_value"),
+    "nobody": (
+        b'{"title": "a", "dependsOn": ["%b"]}' % str(uuid4()).encode(),
+        422,
+        "dependency_unknown",
+    ),
     "no zone": (b'{"title": "a", "runAt": "2030-01-01T00:00:00"}', 422, "invalid_value"),
 }
 

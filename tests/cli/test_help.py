@@ -56,7 +56,8 @@ def test_the_contract_s_commands_exist() -> None:
         " user create; user update; user delete; token list; token create; token revoke;"
         " webhook list; webhook create; webhook show; webhook update; webhook delete;"
         " webhook deliveries; webhook redeliver; webhook rotate-secret; secret list; secret set;"
-        " secret delete; coordinator recover; coordinator logs"
+        " secret delete; coordinator recover; coordinator logs; apply; validate; export;"
+        " definition list; definition show; definition delete"
     )
     assert {tuple(name.split()) for name in names.split(";")} <= set(PATHS)
 

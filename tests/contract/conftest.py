@@ -213,6 +213,7 @@ async def check_trail(raw: Raw) -> None:
     rows = await raw.fetch(
         "select task, seq, kind, previous, new from event"
         " where task not in (select id from flow) and task not in (select id from task_group)"
+        " and kind not like 'schedule_%' and kind not like 'trigger_%' and kind <> 'event'"
         " order by 1, 2"
     )
     for task, seq, kind, previous, new in rows:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.contract.conftest import ManualClock
+from tests.contract.conftest import ManualClock, refusal
 from tests.contract.flowing import Wrong, flow_status, group, start, statuses, task, worked
 
 from tenuto.engine.claim import Work
@@ -242,4 +242,109 @@ async def test_an_approval_waits_for_a_person(
     assert await worked(engine, agent, handler) == ["ship"]
     assert seen[0]["decision"] == "approved"
     assert seen[0]["comment"] == "fine"
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_task_that_says_what_follows_is_a_flow(engine: Engine, agent: AgentProfile) -> None:
+    first = task("first", next="then", idempotency_key="once")
+    await engine.definitions.put(task("then"))
+    made = await engine.submit(first)
+    again = await engine.submit(first)
+    assert (made.id, made.created, again.created) == (again.id, True, False)
+    assert await worked(engine, agent) == ["first", "then"]
+
+
+async def test_a_task_can_join_a_group_that_runs(engine: Engine, agent: AgentProfile) -> None:
+    flow = await start(engine, "g", group("g", "a", next="end"), task("a"), task("end"))
+    await engine.submit(task("late", group="g"))
+    assert await worked(engine, agent) == ["a", "late", "end"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+    assert await refusal(engine.submit(task("later", group="g"))) == "not_found"
+
+
+async def test_a_flow_is_cancelled_whole(engine: Engine, agent: AgentProfile) -> None:
+    flow = await start(
+        engine,
+        "all",
+        group("all", "a", "inner", next="end"),
+        group("inner", "b", "c", order="parallel"),
+        *(task(key) for key in ("a", "b", "c", "end")),
+    )
+    assert await worked(engine, agent, most=1) == ["a"]
+    [held] = await engine.claim(agent, "host:1:worker", 1)
+    await engine.flows.cancel(flow, "enough")
+    assert await flow_status(engine, flow) == "CANCELLED"
+    assert await refusal(engine.complete(held.fence)) == "cancel_requested"
+    await engine.confirm_cancel(held.fence, {"state": "killed"})
+    found = await statuses(engine, flow)
+    assert found["b"] == found["c"] == found["inner"] == found["all"] == ["CANCELLED"]
+    assert await worked(engine, agent) == []
+
+
+async def test_a_flow_is_paused_and_goes_on(engine: Engine, agent: AgentProfile) -> None:
+    flow = await start(
+        engine,
+        "all",
+        group("all", "a", "if", "b", next="end"),
+        task("if", control=Condition(expression="true")),
+        *(task(key) for key in ("a", "b", "end")),
+    )
+    [held] = await engine.claim(agent, "host:1:worker", 1)
+    await engine.flows.pause(flow)
+    assert await worked(engine, agent) == []
+    await engine.confirm_pause(held.fence, {"state": "killed"})
+    assert await flow_status(engine, flow) == "PAUSED"
+    await engine.flows.resume(flow)
+    assert await worked(engine, agent) == ["a", "b", "end"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_group_is_paused_cancelled_and_resumed(engine: Engine, agent: AgentProfile) -> None:
+    flow = await start(
+        engine,
+        "all",
+        group("all", "one", "two", order="parallel", join="all_done"),
+        group("one", "a"),
+        group("two", "b"),
+        *(task(key) for key in ("a", "b")),
+    )
+    one, two = [await engine.flows.live_group(key) for key in ("one", "two")]
+    await engine.flows.pause_group(one)
+    assert await worked(engine, agent) == ["b"]
+    await engine.flows.resume_group(one)
+    await engine.flows.cancel_group(one)
+    assert await worked(engine, agent) == []
+    assert await refusal(engine.flows.cancel_group(two)) == "out_of_turn"
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+@pytest.mark.parametrize(
+    ("control", "ends"),
+    [
+        (Approval(timeout_s=60), "FAILED"),
+        (Approval(timeout_s=60, on_timeout="approve"), "COMPLETED"),
+        (Approval(timeout_s=60, on_reject="skip"), "SKIPPED"),
+    ],
+)
+async def test_an_approval_that_nobody_gives(
+    engine: Engine, agent: AgentProfile, clock: ManualClock, control: Approval, ends: str
+) -> None:
+    flow = await start(engine, "ok", task("ok", next="then", control=control), task("then"))
+    clock.advance(61)
+    assert await engine.upkeep.promote_once("promoter") == 1
+    assert (await statuses(engine, flow))["ok"] == [ends]
+    assert await engine.inbox.list() == []
+    assert (await worked(engine, agent) == ["then"]) == (ends == "COMPLETED")
+
+
+async def test_children_wait_for_each_other(engine: Engine, agent: AgentProfile) -> None:
+    flow = await start(
+        engine,
+        "g",
+        group("g", "c", "b", "a", order="parallel"),
+        task("a"),
+        task("b", depends_on=["a"]),
+        task("c", depends_on=["a", "b"]),
+    )
+    assert await worked(engine, agent) == ["a", "b", "c"]
     assert await flow_status(engine, flow) == "COMPLETED"

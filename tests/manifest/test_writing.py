@@ -9,16 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.manifest.examples import FLOW, S2
 
+from tenuto.cli.render import printable
 from tenuto.engine.definitions import encoded
 from tenuto.manifest.diff import FieldChange, changes, same
 from tenuto.manifest.drafting import drafted, spec_from
 from tenuto.manifest.manifest import read
 from tenuto.manifest.tasks import NEVER
 from tenuto.manifest.writing import camel, dump, kind_of, said_by, snake, yaml_of
+from tenuto.model.commands import Escalation
 from tenuto.model.definition import Approval, Condition, Foreach, Goto, GroupSpec
 from tenuto.model.plan import Spec
 from tenuto.model.retry import RetryPolicy
-from tenuto.model.submission import Escalation, NewTask
+from tenuto.model.submission import NewTask
 
 EVERYTHING = NewTask(
     key="every/thing:1",
@@ -126,27 +128,10 @@ def test_many_are_written_together() -> None:
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=60)
 ODD = "1e3 0o17 0x1f ~ null yes on 12:30 1_000 .inf - {a [b &x *x !y %z @q `r ' | > << = é😀"
-odd = st.sampled_from(
-    [
-        *ODD.split(),
-        '"',
-        "- a",
-        "a: b",
-        "# c",
-        " a",
-        "a ",
-        "a\n",
-        "\n",
-        "",
-        "a\n b\n",
-        "\t",
-        "\x07",
-        "a\r\nb",
-        "a\x85b",
-        "a\u2028b",
-        "\ufeff",
-    ]
+SPACED = (
+    '"|- a|a: b|# c| a|a |a\n|\n||a\n b\n|\t|\x07|a\r\nb|\x85|a\u2028b|\ufeff|\u202e|\U000e0041'
 )
+odd = st.sampled_from([*ODD.split(), *SPACED.split("|")])
 numbers = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 scalars: st.SearchStrategy[Any] = st.none() | st.booleans() | numbers | odd | texts
 values = st.recursive(
@@ -163,6 +148,7 @@ def test_any_value_loads_back(value: Any) -> None:
     [spec] = loaded(text).values()
     wanted = NewTask(title="a", key="a", metadata={"v": value, "w": [value]})
     assert same(spec, wanted), text
+    assert printable(text, lines=True) == text
 
 
 @settings(max_examples=100, deadline=None)

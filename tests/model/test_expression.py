@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tenuto.model.operations import FAULT_STEPS, MAX_STEPS, Run
 from tenuto.model import expression
 from tenuto.model.errors import Invalid
 from tenuto.model.expression import MAX_EXPRESSION, MAX_NESTING, MAX_PATTERNS, compile_expression
+from tenuto.model.operations import FAULT_STEPS, MAX_STEPS, Run
 
 NAMES = frozenset({"result", "task", "input"})
 VARIABLES: dict[str, Any] = {

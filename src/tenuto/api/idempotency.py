@@ -25,6 +25,10 @@ ROUTES = frozenset(
         "POST /api/v1/agent-tasks/bulk",
         "POST /api/v1/agent-tasks/actions",
         "POST /api/v1/agent-tasks/{task_id}/rerun",
+        "POST /api/v1/flows",
+        "POST /api/v1/flows/{flow_id}/rerun",
+        "POST /api/v1/groups",
+        "POST /api/v1/groups/{group_id}/start",
     }
 )
 

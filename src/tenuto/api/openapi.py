@@ -9,6 +9,8 @@ from litestar import Litestar
 from tenuto.api.access import PUBLIC, ROUTES
 from tenuto.api.problems import MEDIA_TYPE
 
+MERMAID = "text/vnd.mermaid"
+"""How graphs are given as text."""
 _PROBLEM = {
     "type": "object",
     "title": "Problem",
@@ -36,6 +38,9 @@ def document(app: Litestar) -> dict[str, Any]:
         for method, operation in methods.items():
             if isinstance(operation, dict) and "responses" in operation:
                 _complete(operation, ROUTES[f"{method.upper()} {path}"] is PUBLIC)
+        if path.endswith("/graph"):
+            answer = methods["get"]["responses"]["200"]
+            answer["content"][MERMAID] = {"schema": {"type": "string"}}
     return found
 
 

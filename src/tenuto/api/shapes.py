@@ -6,12 +6,24 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto.api.flow_shapes import (
+    FLAT,
+    ApprovalBody,
+    ChildRef,
+    ControlBody,
+    EscalationBody,
+    control_of,
+    key_of,
+    one,
+)
 from tenuto.engine.query import Filter
+from tenuto.manifest.tasks import KINDS
 from tenuto.model import limits
-from tenuto.model.commands import Failure
+from tenuto.model.commands import Escalation, Failure
+from tenuto.model.definition import Join, Kind, Order
 from tenuto.model.errors import Invalid
 from tenuto.model.retry import ErrorClass, RetryPolicy
-from tenuto.model.submission import NewTask
+from tenuto.model.submission import Complexity, NewTask, OnFailure
 
 
 class Written(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -71,7 +83,30 @@ class TaskBody(Written):
     lease_s: int | None = None
     run_at: datetime | None = None
     parent_id: UUID | None = None
-    depends_on: list[UUID] = []
+    key: str | None = None
+    depends_on: list[str] = []
+    """Ids of tasks, or keys of tasks in the same request."""
+    blocks: list[str] = []
+    on_dependency_failure: OnFailure = "fail"
+    next: str | ChildRef | None = None
+    next_task: str | ChildRef | None = None
+    group: str | None = None
+    group_id: str | None = None
+    kind: Kind | None = None
+    control: ControlBody | None = None
+    foreach_items: Any = None
+    foreach_template_task_id: str | None = None
+    foreach_order: Order | None = None
+    foreach_join: Join | None = None
+    goto_target_task_id: str | None = None
+    goto_prompt: str | None = None
+    condition: str | None = None
+    true_next_task_id: str | None = None
+    false_next_task_id: str | None = None
+    approval: ApprovalBody | None = None
+    complexity: Complexity | None = None
+    complexity_level: Complexity | None = None
+    escalation: EscalationBody | None = None
     input: Any = None
     input_context: Any = None
     metadata: dict[str, Any] | None = None
@@ -81,9 +116,7 @@ class TaskBody(Written):
 
     def task(self, key: str | None = None) -> NewTask:
         """What the engine is asked for; `key` is the request's idempotency key."""
-        if self.depends_on:
-            raise Invalid("dependencies are not supported yet", field="dependsOn")
-        title = _one("title", title=self.title, name=self.name)
+        title = one("title", title=self.title, name=self.name)
         if title is None:
             raise Invalid("title is missing", field="title")
         capabilities = list(self.capabilities)
@@ -99,9 +132,9 @@ class TaskBody(Written):
             model=self.model,
             max_turns=self.max_turns,
             conversation=self.conversation,
-            task_type="default" if self.task_type is None else self.task_type,
+            task_type=self._type(),
             agent_type=self.agent_type,
-            target_agent=_one("agentId", agentId=self.agent_id, targetAgentId=self.target_agent_id),
+            target_agent=one("agentId", agentId=self.agent_id, targetAgentId=self.target_agent_id),
             runtime=self.runtime,
             command=self.command,
             cwd=self.cwd,
@@ -112,30 +145,53 @@ class TaskBody(Written):
             capabilities=capabilities,
             container=self.container,
             region=self.region,
-            estimate_minutes=_one(
+            estimate_minutes=one(
                 "estimateMinutes",
                 estimateMinutes=self.estimate_minutes,
                 estimatedDurationMinutes=self.estimated_duration_minutes,
             ),
             max_attempts=self._attempts(),
             retry=self._retry(),
-            timeout_s=_one(
-                "timeoutS", timeoutS=self.timeout_s, timeoutSeconds=self.timeout_seconds
-            ),
+            timeout_s=one("timeoutS", timeoutS=self.timeout_s, timeoutSeconds=self.timeout_seconds),
             queue_ttl_s=self.queue_ttl_s,
             lease_s=self.lease_s,
             run_at=self.run_at,
             parent=self.parent_id,
-            input=_one("input", input=self.input, inputContext=self.input_context),
+            input=one("input", input=self.input, inputContext=self.input_context),
             metadata=self.metadata,
-            idempotency_key=_one("idempotencyKey", idempotencyKey=self.idempotency_key, header=key),
+            idempotency_key=one("idempotencyKey", idempotencyKey=self.idempotency_key, header=key),
             trace_id=self.trace_id,
             source=self.source,
+            key=self.key,
+            depends_on=self.depends_on,
+            blocks=self.blocks,
+            on_dependency_failure=self.on_dependency_failure,
+            **self._place(),
         )
+
+    def _place(self) -> dict[str, Any]:
+        """Where in a flow the task stands, and what it does there."""
+        flat = {name: getattr(self, name) for names in FLAT.values() for name in names}
+        help_ = self.escalation
+        follows = [None if each is None else key_of(each) for each in (self.next, self.next_task)]
+        return {
+            "next": one("next", next=follows[0], nextTask=follows[1]),
+            "group": one("group", group=self.group, groupId=self.group_id),
+            "control": control_of(self.control, self.approval, flat, self.kind),
+            "complexity": one(
+                "complexity", complexity=self.complexity, complexityLevel=self.complexity_level
+            ),
+            "escalation": None if help_ is None else Escalation(help_.reason, help_.prompt),
+        }
+
+    def _type(self) -> str:
+        """The kind of work; a name such as `GotoTask` says what the other fields say as well."""
+        named = self.task_type is not None and self.task_type.lower() not in KINDS
+        return self.task_type if named and self.task_type is not None else "default"
 
     def _attempts(self) -> int:
         retries = None if self.max_retries is None else self.max_retries + 1
-        given = _one(
+        given = one(
             "maxAttempts",
             maxAttempts=self.max_attempts,
             attempts=self.attempts,
@@ -145,22 +201,13 @@ class TaskBody(Written):
 
     def _retry(self) -> RetryPolicy | None:
         base = self.retry.base_s if self.retry is not None else None
-        base = _one("retry.baseS", baseS=base, retryBackoffSeconds=self.retry_backoff_seconds)
+        base = one("retry.baseS", baseS=base, retryBackoffSeconds=self.retry_backoff_seconds)
         given = {"base_s": base}
         if self.retry is not None:
             for name in ("multiplier", "cap_s", "jitter"):
                 given[name] = getattr(self.retry, name)
         known = {name: value for name, value in given.items() if value is not None}
         return RetryPolicy(**known) if known else None
-
-
-def _one(field: str, **names: Any) -> Any:
-    """The value that was given under one of several names; two that differ are refused."""
-    given = {name: value for name, value in names.items() if value is not None}
-    values = list(given.values())
-    if any(value != values[0] for value in values[1:]):
-        raise Invalid(f"{' and '.join(given)} differ", field=field)
-    return values[0] if values else None
 
 
 class BulkBody(Written):
@@ -256,7 +303,7 @@ class AgentBody(Written):
             "heartbeat_interval_s": "heartbeat_interval_seconds",
             "stale_threshold_s": "stale_threshold_seconds",
         }[field]
-        given: int | None = _one(field, a=getattr(self, field), b=getattr(self, second))
+        given: int | None = one(field, a=getattr(self, field), b=getattr(self, second))
         if given is not None:
             limits.number(field, given, 1, limits.MAX_SECONDS)
         return given
@@ -303,7 +350,7 @@ class CompleteBody(Fenced):
     summary: str | None = None
 
     def result(self) -> Any:
-        return _one("outputResult", outputResult=self.output_result, output=self.output)
+        return one("outputResult", outputResult=self.output_result, output=self.output)
 
 
 class FailBody(Fenced, kw_only=True):
@@ -314,6 +361,7 @@ class FailBody(Fenced, kw_only=True):
     retryable: bool | None = None
     stack: str | None = None
     exit_code: int | None = None
+    escalation: EscalationBody | None = None
     resume_at: datetime | None = None
 
     def failure(self) -> Failure:
@@ -323,7 +371,16 @@ class FailBody(Fenced, kw_only=True):
             retryable=self.retryable,
             stack=self.stack,
             exit_code=self.exit_code,
+            escalation=None
+            if self.escalation is None
+            else Escalation(self.escalation.reason, self.escalation.prompt),
         )
+
+
+class RetryWish(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """How far a retry reaches."""
+
+    cascade: bool = False
 
 
 class ParkBody(Fenced):

@@ -12,7 +12,7 @@ from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, Quer
 
 from tenuto.api.problems import bad_query
 from tenuto.api.service import AtDesk
-from tenuto.api.shapes import ActionsBody, BulkBody, ReasonBody, TaskBody, TaskPatch
+from tenuto.api.shapes import ActionsBody, BulkBody, ReasonBody, RetryWish, TaskBody, TaskPatch
 from tenuto.engine.edit import Changes
 from tenuto.engine.query import Filter
 from tenuto.engine.views import (
@@ -72,7 +72,7 @@ class Lines(msgspec.Struct, frozen=True, rename="camel"):
 @post("/agent-tasks")
 async def create(desk: AtDesk, data: JSONBody[TaskBody], key: Key = None) -> Response[TaskView]:
     """Submit a task. It is durable when this answers; repeated with one key, it is one task."""
-    await _count(desk, 1)
+    await count_submit(desk, 1)
     new = data.task(key)
     made = await desk.engine.submit(new)
     if made.at is None or _may_hold_secrets(new):
@@ -98,12 +98,14 @@ async def create_many(desk: AtDesk, data: JSONBody[BulkBody], key: Key = None) -
     if not data.tasks:
         raise Invalid("tasks is empty", field="tasks")
     news = [body.task() for body in data.tasks]
-    await _count(desk, len(news))
+    await count_submit(desk, len(news))
     made = await desk.engine.submit_many(news)
     return MadeTasks([MadeTask(each.id, each.created) for each in made])
 
 
-async def _count(desk: AtDesk, count: int) -> None:
+async def count_submit(desk: AtDesk, count: int) -> None:
+    """Count what is about to be made against the workspace's quota; raises `TooMany` beyond it."""
+
     async def look() -> tuple[Quota, int]:
         [workspace] = await desk.service.identity.workspaces(only=desk.workspace)
         quota = quota_of(workspace["quota"])
@@ -242,9 +244,11 @@ async def resume(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
 
 
 @post("/agent-tasks/{task_id:uuid}/retry", status_code=200)
-async def retry(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
-    """Give an ended task all its tries again."""
-    await desk.engine.retry(task_id)
+async def retry(
+    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[RetryWish | None] = None
+) -> TaskView:
+    """Give an ended task all its tries again; `cascade` revives what ended because of it."""
+    await desk.engine.retry(task_id, cascade=data is not None and data.cascade)
     return await desk.engine.show(task_id)
 
 
@@ -266,7 +270,7 @@ async def archive(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
 async def rerun(desk: AtDesk, task_id: FromPath[UUID], key: Key = None) -> TaskView:
     """A new task that asks for the same; repeated with one key, it is one task."""
     del key  # the guard has seen to it
-    await _count(desk, 1)
+    await count_submit(desk, 1)
     made = await desk.engine.rerun(task_id)
     return await desk.engine.show(made.id)
 

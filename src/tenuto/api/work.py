@@ -31,6 +31,7 @@ from tenuto.model.errors import Conflict, Invalid, TenutoError
 from tenuto.model.matching import AgentProfile
 from tenuto.model.task import Fence
 
+ESCALATES = "escalation"
 LONGEST_WAIT_S = 60
 MOST = 100
 
@@ -60,6 +61,9 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     checkpoint_seq: int
     parent_id: UUID | None
     trace_id: str | None
+    flow_id: UUID | None
+    key: str | None
+    previous: Any
     secrets: list[str]
 
 
@@ -174,6 +178,9 @@ def claimed(desk: AtDesk, agent: UUID, work: Work) -> Claimed:
         checkpoint_seq=work.checkpoint_seq,
         parent_id=work.parent,
         trace_id=work.trace_id,
+        flow_id=work.flow,
+        key=work.key,
+        previous=work.previous,
         secrets=list(work.secrets),
     )
 
@@ -222,10 +229,26 @@ async def ended(desk: AtDesk, task: UUID) -> Ended:
     return Ended(task, (await desk.engine.show(task)).status)
 
 
+async def _check_silence(desk: AtDesk) -> None:
+    """Raise `Invalid` for an agent that says it can tell people what is wrong, and does not."""
+    if desk.caller.agent is None:
+        return
+    agent = await desk.registry.profile(desk.caller.agent)
+    if ESCALATES in agent.capabilities:
+        raise Invalid(
+            "the agent has the capability escalation: tell reason and prompt",
+            "escalation_required",
+            field="escalation",
+        )
+
+
 @post("/agent-tasks/{task_id:uuid}/fail", status_code=200)
 async def fail(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[FailBody]) -> Ended:
     """End the attempt without a result; the error class decides what follows."""
-    await desk.engine.fail(fence_of(desk, task_id, data), data.failure(), data.resume_at)
+    fence = fence_of(desk, task_id, data)
+    if data.escalation is None:
+        await _check_silence(desk)
+    await desk.engine.fail(fence, data.failure(), data.resume_at)
     return await ended(desk, task_id)
 
 

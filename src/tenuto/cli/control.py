@@ -42,10 +42,18 @@ def _action(action: "Action", text: str, *examples: str) -> Command:
         yes: bool,
         limit: int,
         reason: str | None = None,
+        cascade: bool = False,
         **chosen: Any,
     ) -> int:
+        said: dict[str, Any] = {}
+        if action in ("cancel", "pause"):
+            said["reason"] = reason
+        if cascade:
+            said["cascade"] = True
         if not has_filter(chosen):
-            return _one(given, action, the_task(task, named), reason, dry_run=dry_run)
+            return _one(given, action, the_task(task, named), said, dry_run=dry_run)
+        if cascade:
+            raise click.UsageError("--cascade is for one task at a time")
         if task is not None or named is not None:
             raise click.UsageError("give either a task or a filter")
         return _many(given, action, chosen, reason, limit, dry_run=dry_run, yes=yes)
@@ -68,20 +76,24 @@ def _action(action: "Action", text: str, *examples: str) -> Command:
         options.insert(
             1, click.option("--reason", metavar="TEXT", help="Why, for the audit trail.")
         )
+    if action == "retry":
+        revive = "With one task: also what failed or was skipped because of it."
+        options.insert(1, click.option("--cascade", is_flag=True, help=revive))
     function: Any = perform
     for option in reversed(options):
         function = option(function)
     return command(action, *examples, help=text)(function)
 
 
-def _one(given: Globals, action: "Action", name: str, reason: str | None, *, dry_run: bool) -> int:
+def _one(
+    given: Globals, action: "Action", name: str, said: dict[str, Any], *, dry_run: bool
+) -> int:
     from tenuto.cli.render import print_json
 
     async def order(engine: "AnyEngine") -> "TaskView":
         task = await engine.find(name)
         if not dry_run:
-            with_reason = {"reason": reason} if action in ("cancel", "pause") else {}
-            await getattr(engine, action)(task, **with_reason)
+            await getattr(engine, action)(task, **said)
         return await engine.show(task)
 
     view = call(given, order)

@@ -74,7 +74,7 @@ def validate(given: Globals, paths: tuple[str, ...]) -> None:
         return
     for warning in found.warnings:
         print_note(f"warning: {warning}")
-    print("valid: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
+    print("valid: " + (", ".join(f"{n} {name}" for name, n in counts.items() if n) or "nothing"))
 
 
 @command("export", "orchestrate export > flows.yaml", "orchestrate export task-200")
@@ -88,7 +88,7 @@ def export(given: Globals, keys: tuple[str, ...]) -> None:
     if given.json:
         print_json({"manifest": text})
     else:
-        # The writer of YAML escapes what a terminal acts upon.
+        # The writer of YAML spells out what a terminal acts upon.
         print(text, end="")
 
 

@@ -23,6 +23,7 @@ LAZY = {
     "validate": ("tenuto.cli.manifest:validate", "Check YAML files."),
     "export": ("tenuto.cli.manifest:export", "Print definitions as YAML."),
     "definition": ("tenuto.cli.manifest:definition", "Look at definitions."),
+    "complexity": ("tenuto.cli.complexity:complexity", "Say what makes a task hard."),
     "explain": ("tenuto.cli.read:explain", "Say why a task is not running."),
     "dlq": ("tenuto.cli.dlq:dlq", "Look after tasks that used up their tries."),
     "top": ("tenuto.cli.top:top", "Watch what is going on."),

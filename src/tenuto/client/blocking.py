@@ -20,12 +20,16 @@ from tenuto.client.admin import (
 )
 from tenuto.client.agents import Agents
 from tenuto.client.definitions import RemoteDefinitions
+from tenuto.client.flows import Flows, Groups, InboxItems
 from tenuto.client.follow import TaskEvent
 from tenuto.client.remote import RemoteSecrets
 from tenuto.client.tasks import ID, Tasks
 from tenuto.engine.control import Action, ActionResult
 from tenuto.engine.definitions import Applied, DefinitionPage, Definitions, DefinitionView
+from tenuto.engine.flow_graph import GraphView
+from tenuto.engine.flow_views import FlowSummary, FlowView, GroupSummary, GroupView
 from tenuto.engine.hooks import DeliveryPage, DeliveryView, WebhookSecret, WebhookView
+from tenuto.engine.inbox import InboxItem
 from tenuto.engine.people import Me, MemberView, NewWorkspace, Token, TokenView, WorkspaceView
 from tenuto.engine.registry import AgentHealth, AgentToken, AgentView
 from tenuto.engine.secrets import Secrets
@@ -39,6 +43,7 @@ from tenuto.engine.views import (
     TaskView,
 )
 from tenuto.manifest.drafting import Files
+from tenuto.model.definition import Join, Order
 from tenuto.model.plan import Spec
 from tenuto.model.submission import NewTask
 
@@ -125,8 +130,8 @@ class BlockingTasks(Group[Tasks]):
     def start(self, task: ID) -> TaskView:
         return self._wait(self._awaited.start(task))
 
-    def retry(self, task: ID) -> TaskView:
-        return self._wait(self._awaited.retry(task))
+    def retry(self, task: ID, *, cascade: bool = False) -> TaskView:
+        return self._wait(self._awaited.retry(task, cascade=cascade))
 
     def archive(self, task: ID) -> TaskView:
         return self._wait(self._awaited.archive(task))
@@ -258,6 +263,145 @@ class BlockingWebhooks(Group[Webhooks]):
 
     def redeliver(self, delivery: UUID | str) -> DeliveryView:
         return self._wait(self._awaited.redeliver(delivery))
+
+
+class BlockingFlows(Group[Flows]):
+    """The flows of a workspace. A flow is named by its id, or by its key: the newest of it."""
+
+    def start(
+        self,
+        key: str,
+        input: Any = None,  # noqa: A002
+        *,
+        steps: int | None = None,
+        priority: int | None = None,
+    ) -> FlowView:
+        return self._wait(self._awaited.start(key, input, steps=steps, priority=priority))
+
+    def show(self, flow: ID) -> FlowView:
+        return self._wait(self._awaited.show(flow))
+
+    def list(
+        self,
+        *,
+        status: str | None = None,
+        key: str | None = None,
+        limit: int | None = None,
+        cursor: UUID | None = None,
+    ) -> Generator[FlowSummary, None, None]:
+        return self._each(self._awaited.list(status=status, key=key, limit=limit, cursor=cursor))
+
+    def tasks(self, flow: ID) -> Generator[TaskSummary, None, None]:
+        return self._each(self._awaited.tasks(flow))
+
+    def graph(self, flow: ID) -> GraphView:
+        return self._wait(self._awaited.graph(flow))
+
+    def wait(self, flow: ID, timeout: float | None = None) -> FlowView:
+        return self._wait(self._awaited.wait(flow, timeout))
+
+    def cancel(self, flow: ID, reason: str | None = None) -> FlowView:
+        return self._wait(self._awaited.cancel(flow, reason))
+
+    def pause(self, flow: ID) -> FlowView:
+        return self._wait(self._awaited.pause(flow))
+
+    def resume(self, flow: ID) -> FlowView:
+        return self._wait(self._awaited.resume(flow))
+
+    def rerun(self, flow: ID, *, from_failed: bool = False, steps: int | None = None) -> FlowView:
+        return self._wait(self._awaited.rerun(flow, from_failed=from_failed, steps=steps))
+
+
+class BlockingGroups(Group[Groups]):
+    """The groups of a workspace. A run is named by its id, or by a key: the newest run of it."""
+
+    def create(
+        self,
+        key: str,
+        children: Sequence[str] = (),
+        *,
+        title: str | None = None,
+        order: Order = "sequential",
+        next: str | None = None,  # noqa: A002
+        join: Join = "all_succeeded",
+        prompt: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> DefinitionView:
+        return self._wait(
+            self._awaited.create(
+                key,
+                children,
+                title=title,
+                order=order,
+                next=next,
+                join=join,
+                prompt=prompt,
+                metadata=metadata,
+            )
+        )
+
+    def start(
+        self,
+        key: str,
+        input: Any = None,  # noqa: A002
+        *,
+        steps: int | None = None,
+        priority: int | None = None,
+    ) -> FlowView:
+        return self._wait(self._awaited.start(key, input, steps=steps, priority=priority))
+
+    def show(self, group: ID) -> GroupView:
+        return self._wait(self._awaited.show(group))
+
+    def list(
+        self,
+        *,
+        status: str | None = None,
+        key: str | None = None,
+        flow: UUID | None = None,
+        limit: int | None = None,
+        cursor: UUID | None = None,
+    ) -> Generator[GroupSummary, None, None]:
+        return self._each(
+            self._awaited.list(status=status, key=key, flow=flow, limit=limit, cursor=cursor)
+        )
+
+    def graph(self, group: ID) -> GraphView:
+        return self._wait(self._awaited.graph(group))
+
+    def wait(self, group: ID, timeout: float | None = None) -> GroupView:
+        return self._wait(self._awaited.wait(group, timeout))
+
+    def cancel(self, group: ID, reason: str | None = None) -> GroupView:
+        return self._wait(self._awaited.cancel(group, reason))
+
+    def pause(self, group: ID) -> GroupView:
+        return self._wait(self._awaited.pause(group))
+
+    def resume(self, group: ID) -> GroupView:
+        return self._wait(self._awaited.resume(group))
+
+
+class BlockingInbox(Group[InboxItems]):
+    """What waits for people."""
+
+    def list(
+        self, status: str | None = "OPEN", *, limit: int | None = None, cursor: UUID | None = None
+    ) -> Generator[InboxItem, None, None]:
+        return self._each(self._awaited.list(status, limit=limit, cursor=cursor))
+
+    def show(self, item: ID) -> InboxItem:
+        return self._wait(self._awaited.show(item))
+
+    def approve(self, item: ID, comment: str | None = None) -> InboxItem:
+        return self._wait(self._awaited.approve(item, comment))
+
+    def reject(self, item: ID, comment: str | None = None) -> InboxItem:
+        return self._wait(self._awaited.reject(item, comment))
+
+    def answer(self, item: ID, comment: str) -> InboxItem:
+        return self._wait(self._awaited.answer(item, comment))
 
 
 class BlockingTokens(Group[Tokens]):

@@ -32,6 +32,9 @@ def task_body(new: NewTask) -> dict[str, Any]:
     if new.retry is not None:
         fields = msgspec.structs.asdict(new.retry)
         body["retry"] = {camel(name): value for name, value in fields.items()}
+    if new.control is not None:
+        said = msgspec.to_builtins(new.control)
+        body["control"] = {camel(name): value for name, value in said.items() if value is not None}
     return body
 
 
@@ -81,5 +84,6 @@ def failure_body(fence: Fence, failure: Failure, **more: Any) -> dict[str, Any]:
         retryable=failure.retryable,
         stack=failure.stack,
         exitCode=failure.exit_code,
+        escalation=failure.escalation,
         **more,
     )

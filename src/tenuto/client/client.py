@@ -12,6 +12,9 @@ from tenuto.client.blocking import (
     BlockingAgents,
     BlockingCoordinators,
     BlockingDefinitions,
+    BlockingFlows,
+    BlockingGroups,
+    BlockingInbox,
     BlockingSecrets,
     BlockingTasks,
     BlockingTokens,
@@ -21,6 +24,7 @@ from tenuto.client.blocking import (
     Waiter,
 )
 from tenuto.client.definitions import RemoteDefinitions
+from tenuto.client.flows import FlowFailed, Flows, Groups, InboxItems
 from tenuto.client.link import Ask
 from tenuto.client.remote import AnyEngine, RemoteEngine, RemoteSecrets
 from tenuto.client.target import Target, choose, opened
@@ -29,7 +33,7 @@ from tenuto.engine.definitions import Definitions
 from tenuto.engine.secrets import Secrets
 from tenuto.model.errors import Invalid
 
-__all__ = ["AsyncClient", "Client", "TaskFailed"]
+__all__ = ["AsyncClient", "Client", "FlowFailed", "TaskFailed"]
 
 ACTOR = "python"
 
@@ -101,6 +105,18 @@ class AsyncClient:
     @property
     def definitions(self) -> Definitions | RemoteDefinitions:
         return self.engine.definitions
+
+    @property
+    def flows(self) -> Flows:
+        return Flows(self.engine)
+
+    @property
+    def groups(self) -> Groups:
+        return Groups(self.engine)
+
+    @property
+    def inbox(self) -> InboxItems:
+        return InboxItems(self.engine)
 
     @property
     def webhooks(self) -> Webhooks:
@@ -195,6 +211,18 @@ class Client:
     @property
     def definitions(self) -> BlockingDefinitions:
         return BlockingDefinitions(self._waiter, self._client.definitions)
+
+    @property
+    def flows(self) -> BlockingFlows:
+        return BlockingFlows(self._waiter, self._client.flows)
+
+    @property
+    def groups(self) -> BlockingGroups:
+        return BlockingGroups(self._waiter, self._client.groups)
+
+    @property
+    def inbox(self) -> BlockingInbox:
+        return BlockingInbox(self._waiter, self._client.inbox)
 
     @property
     def webhooks(self) -> BlockingWebhooks:

@@ -9,6 +9,7 @@ import msgspec
 
 from tenuto.client.bodies import change_body, filter_body, filter_words, task_body
 from tenuto.client.link import DEADLINE_S, Ask, Link, part
+from tenuto.client.remote_flows import RemoteFlows, RemoteInbox
 from tenuto.client.work import V1, RemoteWork
 from tenuto.engine.control import Action, ActionResult
 from tenuto.engine.edit import Changes
@@ -24,6 +25,7 @@ from tenuto.engine.views import (
     TaskView,
     WorkerView,
 )
+from tenuto.model.complexity import ComplexityRules
 from tenuto.model.submission import NewTask
 
 if TYPE_CHECKING:
@@ -95,9 +97,9 @@ class RemoteEngine(RemoteWork):
         """Let a task run before the time that it was meant for."""
         await self._order(task, "start")
 
-    async def retry(self, task: UUID) -> None:
+    async def retry(self, task: UUID, *, cascade: bool = False) -> None:
         """Give an ended task all its tries again."""
-        await self._order(task, "retry")
+        await self._order(task, "retry", {"cascade": cascade})
 
     async def archive(self, task: UUID) -> None:
         """Put an ended task away."""
@@ -198,9 +200,33 @@ class RemoteEngine(RemoteWork):
         return (await self._get(_Workers, "workers")).workers
 
     @property
+    def complexity(self) -> "RemoteComplexity":
+        """What the workspace says of hard tasks."""
+        return RemoteComplexity(self.link)
+
+    @property
     def secrets(self) -> "RemoteSecrets":
         """The workspace's named secrets."""
         return RemoteSecrets(self.link)
+
+    @property
+    def flows(self) -> RemoteFlows:
+        """The workspace's flows."""
+        return RemoteFlows(self.link)
+
+    @property
+    def flow_views(self) -> RemoteFlows:
+        """The workspace's flows and groups, to look at."""
+        return RemoteFlows(self.link)
+
+    @property
+    def inbox(self) -> RemoteInbox:
+        """What waits for people."""
+        return RemoteInbox(self.link)
+
+    async def rerun_flow(self, flow: UUID, *, steps: int | None = None) -> UUID:
+        """A new flow of the same plan and input; answers its id."""
+        return await self.flows.rerun(flow, steps=steps)
 
     @property
     def definitions(self) -> "RemoteDefinitions":
@@ -249,6 +275,24 @@ class RemoteSecrets:
         """Forget a secret; tasks that name it can no longer start."""
         path = f"{V1}/secrets/{part(name)}"
         await self._link.ask(type(None), Ask(method="DELETE", path=path))
+
+
+class RemoteComplexity:
+    """What a token's workspace says of hard tasks."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def get(self) -> ComplexityRules:
+        """The rules as they are."""
+        ask = Ask(method="GET", path=f"{V1}/complexity-levels", repeatable=True)
+        return await self._link.ask(ComplexityRules, ask)
+
+    async def set(self, rules: ComplexityRules) -> None:
+        """Change the rules; they hold for tasks submitted from now on."""
+        path = f"{V1}/complexity-levels"
+        ask = Ask(method="PUT", path=path, body=msgspec.to_builtins(rules), repeatable=True)
+        await self._link.ask(ComplexityRules, ask)
 
 
 AnyEngine = Engine | RemoteEngine

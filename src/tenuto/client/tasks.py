@@ -89,10 +89,10 @@ class Tasks:
         await self._engine.start(found)
         return await self._engine.show(found)
 
-    async def retry(self, task: ID) -> TaskView:
-        """Give an ended task all its tries again."""
+    async def retry(self, task: ID, *, cascade: bool = False) -> TaskView:
+        """Give an ended task all its tries again; `cascade` revives what ended because of it."""
         found = await self._found(task)
-        await self._engine.retry(found)
+        await self._engine.retry(found, cascade=cascade)
         return await self._engine.show(found)
 
     async def archive(self, task: ID) -> TaskView:

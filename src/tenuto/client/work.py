@@ -51,6 +51,9 @@ class _Claimed(msgspec.Struct, rename="camel"):
     checkpoint_seq: int = 0
     parent_id: UUID | None = None
     trace_id: str | None = None
+    flow_id: UUID | None = None
+    key: str | None = None
+    previous: Any = None
     secrets: tuple[str, ...] = ()
 
 
@@ -312,6 +315,9 @@ def _work(told: _Claimed, workspace: UUID) -> Work:
         parent=told.parent_id,
         trace_id=told.trace_id,
         checkpoint=told.checkpoint_data,
+        flow=told.flow_id,
+        key=told.key,
+        previous=told.previous,
         secrets=told.secrets,
     )
 

@@ -3,13 +3,20 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
 from tenuto.crash import crash_point
 from tenuto.engine.core import FLOW_WORK
 from tenuto.engine.engine import Engine
+from tenuto.engine.firing import BATCH as TIMED
+from tenuto.engine.firing import Firing
+from tenuto.engine.flow_upkeep import FlowUpkeep
 from tenuto.engine.flows import Flows
+from tenuto.engine.triggering import BATCH as HEARD
+from tenuto.engine.triggering import CURSOR as TRIGGERS
+from tenuto.engine.triggering import Triggering
 from tenuto.engine.upkeep import BATCH, Sink
 from tenuto.loop import repeat
 from tenuto.metrics import HERE
@@ -33,8 +40,10 @@ class Counts(msgspec.Struct):
     leading: bool = False
     expired: int = 0
     promoted: int = 0
+    fired: int = 0
     relayed: int = 0
     flowed: int = 0
+    mended: int = 0
     archived: int = 0
     pruned: int = 0
 
@@ -107,10 +116,14 @@ class Coordinator:
         counts.leading = True
         crash_point("coordinator.leading")
         await self._repair(counts)
+        await self._fire(counts)
         await self._relay(counts)
         if self.cycles % SLOW_EVERY == 0:
             counts.archived = await self.engine.upkeep.archive_once(self.name)
             counts.pruned = await self.engine.upkeep.prune_once()
+            mending = FlowUpkeep(self.engine.system)
+            counts.mended = await mending.cycles_once(self.name)
+            counts.mended += await mending.recount_once(self.name)
         self.cycles += 1
         self._answered()
         return counts
@@ -148,16 +161,40 @@ class Coordinator:
         if counts.promoted:
             crash_point("coordinator.promoted")
 
+    async def _fire(self, counts: Counts) -> None:
+        """Start what schedules call for."""
+        firing = Firing(self.engine.system)
+        for _ in range(ROUNDS):
+            done = await firing.fire_once()
+            counts.fired += done
+            if done < TIMED:
+                break
+
     async def _relay(self, counts: Counts) -> None:
         counts.relayed += await self.engine.upkeep.relay_once(ALERTS, _alert, errors=True)
-        for name, sink in self._subscribers.items():
+        relays = {TRIGGERS: self._trigger}
+        relays |= {
+            name: partial(self._relay_to, name, sink) for name, sink in self._subscribers.items()
+        }
+        for name, relay in relays.items():
             try:
-                counts.relayed += await self._relay_to(name, sink)
+                counts.relayed += await relay()
             except TenutoError as error:
                 log.warning("subscriber %s failed: %s", name, error)
             except Exception:
                 # Its cursor stays, so it misses nothing; the others must not wait for it.
                 log.exception("subscriber %s failed; it gets the same events again", name)
+
+    async def _trigger(self) -> int:
+        """Start what events call for."""
+        triggering = Triggering(self.engine.system)
+        relayed = 0
+        for _ in range(ROUNDS):
+            done = await triggering.trigger_once()
+            relayed += done
+            if done < HEARD:
+                break
+        return relayed
 
     async def _relay_to(self, name: str, sink: Sink) -> int:
         relayed = 0

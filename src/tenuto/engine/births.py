@@ -9,7 +9,7 @@ from uuid import UUID, uuid5
 import msgspec
 
 from tenuto.clock import Clock
-from tenuto.engine.flow_rows import context_of, flow_of
+from tenuto.engine.flow_rows import context_of, flow_of, group_of
 from tenuto.engine.plans import Plans
 from tenuto.engine.rows import (
     STATUS,
@@ -45,6 +45,9 @@ from tenuto.store.protocol import Row, Script, Statement
 if TYPE_CHECKING:
     from tenuto.engine.cascade import Cascade
 
+LATECOMERS = 1_000_000
+"""Slots from here on are of children that joined a run."""
+
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):
     """Something that is to begin in a slot: a key's task or group, or the run of a foreach."""
@@ -61,6 +64,8 @@ class Birth(msgspec.Struct, frozen=True, kw_only=True):
     jump: bool = False
     foreach: Foreach | None = None
     items: list[Any] | None = None
+    id: UUID | None = None
+    """The task's id where somebody has been told of it already."""
 
 
 class Grown(msgspec.Struct):
@@ -71,6 +76,15 @@ class Grown(msgspec.Struct):
     """Control tasks that nobody but the engine does, and their workspaces."""
     refused: list[Birth]
     empty: list[Group]
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """A child that was added to a group under way."""
+
+    id: UUID
+    slot: int
+    lanes: set[int]
+    acts: list[tuple[UUID, UUID]]
 
 
 class _Child(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,16 +124,27 @@ class Births:
         """Make what is waiting to begin."""
         grown = Grown(set(), [], [], [])
         births, self._births = self._births, []
+        growing, self._growing = self._growing, []
+        groups = yield from self._groups(births, growing)
         by_flow: defaultdict[UUID, list[Birth]] = defaultdict(list)
         for birth in births:
-            by_flow[birth.flow].append(birth)
-        growing, self._growing = self._growing, []
+            if birth.group is None or groups[birth.group].status in GROUP_OPEN:
+                by_flow[birth.flow].append(birth)
         flows = yield from self._flows({*by_flow, *(group.flow for group in growing)})
         for flow, wanted in by_flow.items():
             yield from self._bear(flows[flow], wanted, cascade, grown)
         for group in growing:
-            yield from self._grow(flows[group.flow], group, cascade, grown)
+            yield from self._grow(flows[group.flow], groups[group.id], cascade, grown)
         return grown
+
+    def _groups(self, births: list[Birth], growing: list[Group]) -> Script[dict[UUID, Group]]:
+        """The groups concerned as they are now: in one that has ended, nothing begins."""
+        ids = {each.group for each in births if each.group is not None}
+        ids |= {group.id for group in growing}
+        if not ids:
+            return {}
+        rows = yield Statement("groups_locked", {"ids": sorted(ids)})
+        return {row["id"]: group_of(row) for row in rows}
 
     def _flows(self, ids: set[UUID]) -> Script[dict[UUID, Flow]]:
         rows = yield Statement("flows_locked", {"ids": sorted(ids)})
@@ -150,15 +175,12 @@ class Births:
         self, flow: Flow, births: list[Birth], cascade: "Cascade", grown: Grown
     ) -> Script[Flow]:
         """Count the jumps against the flow's budget; those beyond it are refused."""
-        left = flow.steps_left
-        for birth in births:
-            if birth.jump:
-                left -= 1
-                if left < 0:
-                    grown.refused.append(birth)
-        after = msgspec.structs.replace(flow, steps_left=max(left, 0))
-        if grown.refused:
-            why = f"{grown.refused[0].of!r} would jump once more, and the flow has no jump left"
+        jumps = [birth for birth in births if birth.jump]
+        refused = jumps[flow.steps_left :]
+        grown.refused += refused
+        after = msgspec.structs.replace(flow, steps_left=max(flow.steps_left - len(jumps), 0))
+        if refused:
+            why = f"{refused[0].of!r} would jump once more, and the flow has no jump left"
             yield cascade.flow_change(after, "step_budget", "ERROR", why)
             return msgspec.structs.replace(after, version=after.version + 1)
         yield cascade.flow_change(after)
@@ -178,7 +200,7 @@ class Births:
         new = _named(new, birth.key, flow)
         return _Child(
             new=new,
-            id=self._clock.new_id(),
+            id=birth.id or self._clock.new_id(),
             place=Place(
                 flow=flow.id,
                 group=birth.group,
@@ -267,6 +289,25 @@ class Births:
         if mine:
             self._growing.append(born)
         return row
+
+    def joined(
+        self, flow: Flow, group: Group, new: NewTask, cascade: "Cascade"
+    ) -> Script["Joined"]:
+        """A child that the plan does not know of; its slot is after those of the plan."""
+        rows = yield Statement("last_slot", {"parent": group.id, "workspace": group.workspace})
+        slot = max(rows[0]["slot"] or 0, LATECOMERS) + 1
+        key = new.key or f"joined-{slot - LATECOMERS}"
+        counts = yield from self._activations(flow.id, [key])
+        groups = (*context_of(group.context).groups, group.key)
+        mine = group.kind == "parallel" or (group.turn is None and group.made == group.total)
+        nobody: dict[str, Any] = {"ids": {}, "needs": {}}
+        plain = msgspec.structs.replace(new, depends_on=[])
+        child = self._child(
+            flow, group, slot, key, plain, None, counts[key] + 1, nobody, groups, mine=mine
+        )
+        grown = Grown(set(), [], [], [])
+        yield from self._insert(flow, [child], cascade, grown)
+        return Joined(child.id, slot, grown.lanes, grown.acts)
 
     def _specs(
         self, plan: Plan, group: Group

@@ -5,7 +5,8 @@ by id. What goes beyond a bound is kept as `flow_work` and done by whoever comes
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -48,6 +49,7 @@ from tenuto.model.flow import (
     joined,
     step_after,
 )
+from tenuto.model.submission import NewTask
 from tenuto.model.task import LEASED, TERMINAL, Change, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
@@ -111,24 +113,43 @@ class Cascade:
         if self._work:
             self.unfinished = True
             work, self._work = self._work, []
-            yield Statement("work_put", {"now": self._now}, {"work": work})
+            yield Statement("work_put", rows={"work": work})
 
     def bear(self, birth: Birth) -> None:
         """Have something made."""
         self._births.add(birth)
 
+    def join(self, group: Group, new: NewTask) -> Script[UUID]:
+        """One more child for a group that has not ended, after all others."""
+        flows = yield Statement("flows_locked", {"ids": [group.flow]})
+        child = yield from self._births.joined(flow_of(flows[0]), group, new, self)
+        turn = group.turn
+        if group.kind == "sequential" and turn is None and group.made == group.total:
+            turn = child.slot
+        yield self.group_change(msgspec.structs.replace(group, open=group.open + 1, turn=turn))
+        self.lanes |= child.lanes
+        self._acts += child.acts
+        return child.id
+
     def grow(self, group: Group) -> None:
         """Go on making a group's children."""
         self._births.go_on(group)
+
+    def act(self, tasks: Iterable[tuple[UUID, UUID]]) -> None:
+        """Have control tasks, by id and workspace, do what they are for."""
+        self._acts += tasks
 
     def end_rest(self, group: Group, *, cancel: bool) -> None:
         """End whatever of a group has not ended, by cancelling or by skipping it."""
         self._rest.append((group, cancel))
 
-    def later(self, kind: str, subject: UUID, workspace: UUID, data: Any = None) -> None:
-        """Leave something for a transaction of its own."""
+    def later(
+        self, kind: str, subject: UUID, workspace: UUID, data: Any = None, wait_s: float = 0
+    ) -> None:
+        """Leave something for a transaction of its own, not before so many seconds have passed."""
         text = None if data is None else msgspec.json.encode(data).decode()
-        self._work.append((self._clock.new_id(), workspace, kind, subject, text))
+        due = self._now + timedelta(seconds=wait_s)
+        self._work.append((self._clock.new_id(), workspace, kind, subject, text, due))
 
     def moment(self) -> Moment:
         return Moment(self._now, self._clock.random(), self._actor)
@@ -173,8 +194,19 @@ class Cascade:
             sorted(waits), lambda task: _after_needs(task, waits[task.id], ends), acts=True
         )
 
-    def each(self, ids: list[UUID], choose: Any, *, acts: bool = False) -> Script[list[Change]]:
-        """Decide a command for each of the tasks and write what comes of it."""
+    def each(
+        self,
+        ids: list[UUID],
+        choose: Callable[[Task], Command | None],
+        *,
+        acts: bool = False,
+        ended: bool = False,
+    ) -> Script[list[Change]]:
+        """Decide a command for each of the tasks and write what comes of it.
+
+        Tasks that have ended are left alone unless `ended` says otherwise; `acts` has the engine do
+        those that nobody else does.
+        """
         rows = yield Statement("tasks_locked", {"ids": ids})
         decided: list[tuple[Change, Command]] = []
         for row in rows:
@@ -182,8 +214,8 @@ class Cascade:
                 task = task_of(row)
             except CorruptRow:
                 continue  # its own turn puts it out of circulation
-            command = choose(task)
-            if command is None or task.status in TERMINAL:
+            command = None if task.status in TERMINAL and not ended else choose(task)
+            if command is None:
                 continue
             try:
                 made = decide(task, command, self.moment())
@@ -509,7 +541,7 @@ def _on_turn(task: Task) -> Command | None:
 
 
 def _skipped(task: Task) -> Command | None:
-    if task.status in LEASED:
+    if task.status in LEASED or task.attempt > 0:
         return commands.Cancel(reason="its group has ended")
     return commands.Skip(reason="its group ended before its turn")
 

@@ -5,8 +5,10 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
 from tenuto.engine.query import Filter, Querying
+from tenuto.engine.revival import Revival
 from tenuto.engine.rows import decode
 from tenuto.engine.sealing import Sealing
 from tenuto.engine.submit import Submitted, Submitting
@@ -15,7 +17,7 @@ from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.submission import NewTask, requirements
 from tenuto.model.task import Change
-from tenuto.store.protocol import Statement
+from tenuto.store.protocol import Script, Statement
 
 PRUNED = "(pruned)"
 """The current step of a task whose payload is gone; `prune_payload` writes it."""
@@ -56,7 +58,39 @@ class Controlling:
             limits.text("reason", reason, limits.MAX_ERROR)
         if isinstance(command, commands.Retry):
             await self._restore_lane(task, workspace)
+            await self._answered(task, actor)
+            if await self._is_in_flow(task, workspace):
+                await self.retry(task, workspace, actor, deep=False)
+                return None
         return await self._core.order(task, command, workspace=workspace, actor=actor)
+
+    async def retry(self, task: UUID, workspace: UUID, actor: str | None, *, deep: bool) -> int:
+        """Try an ended task again, and, `deep`, what ended because of it; answers how many."""
+        await self._restore_lane(task, workspace)
+
+        await self._answered(task, actor)
+
+        def script(cascade: Cascade) -> Script[int]:
+            revival = Revival(cascade, workspace, deep=deep)
+            yield from revival.retry(task)
+            return revival.revived
+
+        return await self._core.flowing(script, actor)
+
+    async def _answered(self, task: UUID, actor: str | None) -> None:
+        """Whoever retries a task has seen to what was put to people for it."""
+        params = {"task": task, "now": self._core.now(), "actor": actor}
+
+        def script() -> Script[None]:
+            yield Statement("inbox_close", params)
+
+        await self._core.store.once(script)
+
+    async def _is_in_flow(self, task: UUID, workspace: UUID) -> bool:
+        rows = await self._core.store.fetch(
+            Statement("places", rows={"wanted": [(task, workspace)]})
+        )
+        return bool(rows) and rows[0]["flow"] is not None
 
     async def _restore_lane(self, task: UUID, workspace: UUID) -> None:
         """A task that ended long ago may have outlived its lane."""

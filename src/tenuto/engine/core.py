@@ -11,13 +11,14 @@ from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
 from tenuto.crash import crash_point
 from tenuto.engine.cascade import Cascade, Ended
+from tenuto.engine.escalation import escalate, lost
 from tenuto.engine.lanes import Lanes
 from tenuto.engine.plans import Plans
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
 from tenuto.model.commands import Command, Moment
 from tenuto.model.decide import decide
 from tenuto.model.errors import Conflict, NotFound, TenutoError
-from tenuto.model.task import TERMINAL, Change, Status
+from tenuto.model.task import TERMINAL, Change, Status, Task
 from tenuto.store.batching import Answers, Batcher, Kind
 from tenuto.store.protocol import Row, Script, Statement, Store
 
@@ -156,15 +157,27 @@ class Core:
                 decided.append((change, order.command))
                 if row["watched"] and change.task.status in TERMINAL:
                     ended.append(Ended(order.task, row["workspace"], change.task.status))
+        cascade = yield from self._written(decided, ended, orders[0].actor)
+        return _told([answers[index] for index in range(len(orders))], cascade)
+
+    def _written(
+        self, decided: list[tuple[Change, Command]], ended: list[Ended], actor: str | None
+    ) -> Script[Cascade | None]:
+        """Write changes and whatever goes with them; what follows from ends, if anything does."""
         if decided:
             yield write_changes(decided)
         for change, _ in decided:
             if change.task.hold == "quota" and change.task.resume_at is not None:
                 yield _close_lane(change)
-        cascade = self.cascade(orders[0].actor) if ended else None
-        if cascade is not None:
-            yield from cascade.follow(ended)
-        return _told([answers[index] for index in range(len(orders))], cascade)
+        if bad := lost(decided):
+            yield from escalate(self.clock, bad)
+        acts = [change.task for change, _ in decided if _acts(change.task)]
+        if not (ended or acts):
+            return None
+        cascade = self.cascade(actor)
+        cascade.act((task.id, task.workspace) for task in acts)
+        yield from cascade.follow(ended)
+        return cascade
 
     def consider(self, row: Row, command: Command, actor: str | None) -> Decided:
         """What the model makes of a command on a row; a refusal is an answer here."""
@@ -206,6 +219,11 @@ def _told(answers: list[Decided], cascade: Cascade | None) -> Answers:
             told.append(Done(answer, cascade))
             cascade = None
     return told
+
+
+def _acts(task: Task) -> bool:
+    """Whether nothing but the engine's own deed is left to wait for."""
+    return task.status is Status.WAITING and task.hold == "act" and task.unmet == 0
 
 
 def _close_lane(change: Change) -> Statement:

@@ -12,11 +12,14 @@ from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import Listener, Wakeups
 from tenuto.clock import Clock
 from tenuto.engine.claim import Claiming, Work
+from tenuto.engine.complexity import ComplexityLevels
 from tenuto.engine.control import Action, ActionResult, Controlling
 from tenuto.engine.core import Core
 from tenuto.engine.edit import Changes, Editing
+from tenuto.engine.flow_views import FlowViews
 from tenuto.engine.flows import Flows
 from tenuto.engine.inbox import Inbox
+from tenuto.engine.publishing import EventView, Publishing
 from tenuto.engine.query import Filter, Querying
 from tenuto.engine.report import Beat, Line, Presence, Reporting
 from tenuto.engine.sealing import Sealing
@@ -42,6 +45,8 @@ from tenuto.store.protocol import Row, Script, Statement, Store
 if TYPE_CHECKING:
     from tenuto.engine.core import Keys
     from tenuto.engine.definitions import Definitions
+    from tenuto.engine.schedules import Schedules
+    from tenuto.engine.triggers import Triggers
 
 DEFAULT_WORKSPACE = UUID("00000000-0000-7000-8000-000000000001")
 
@@ -72,6 +77,7 @@ class Engine:
         self.system = Core(store, hints, vault)
         """The means of duties that belong to no tenant."""
         self._editing = Editing(self.core)
+        self._publishing = Publishing(self.core, sealing, workspace)
         self.upkeep = Upkeep(self.system)
         self.rotating = Rotating(self.system)
 
@@ -85,9 +91,31 @@ class Engine:
         return Flows(self.core, self.workspace, self.actor)
 
     @property
+    def flow_views(self) -> FlowViews:
+        """The workspace's flows and groups, to look at."""
+        return FlowViews(self.core, self.workspace)
+
+    async def rerun_flow(self, flow: UUID, *, steps: int | None = None) -> UUID:
+        """A new flow of the same plan and input; answers its id."""
+        origin = await self.flow_views.origin(flow)
+        return await self.flows.start_plan(
+            origin.plan,
+            origin.input,
+            steps=steps,
+            priority=origin.priority,
+            source="rerun",
+            rerun_of=flow,
+        )
+
+    @property
     def inbox(self) -> Inbox:
         """What waits for people."""
         return Inbox(self.core, self.workspace, self.actor)
+
+    @property
+    def complexity(self) -> ComplexityLevels:
+        """What the workspace says of hard tasks."""
+        return ComplexityLevels(self.core, self.workspace)
 
     @property
     def secrets(self) -> Secrets:
@@ -101,14 +129,48 @@ class Engine:
 
         return Definitions(self.core, self.workspace, self.flows)
 
+    @property
+    def schedules(self) -> "Schedules":
+        """What is started by time."""
+        from tenuto.engine.schedules import Schedules  # noqa: PLC0415  calendars only when used
+
+        return Schedules(self.core, self.workspace, self.actor)
+
+    @property
+    def triggers(self) -> "Triggers":
+        """What is started after events."""
+        from tenuto.engine.triggers import Triggers  # noqa: PLC0415  as with schedules
+
+        return Triggers(self.core, self.workspace, self.actor)
+
+    async def publish(self, name: str, data: Any = None, task: UUID | None = None) -> EventView:
+        """Tell the workspace, and its triggers, that something happened; perhaps by a task."""
+        return await self._publishing.publish(name, data, task, self.actor)
+
     async def submit(self, new: NewTask) -> Submitted:
         """Accept a task; it is never lost once this returns."""
         return (await self.submit_many([new]))[0]
 
     async def submit_many(self, news: Sequence[NewTask]) -> list[Submitted]:
         """Accept all of the tasks or none."""
+        if any(new.next or new.control or new.group for new in news):
+            return [await self._placed(news)]
         with tracing.span("submit", news[0].trace_id if len(news) == 1 else None):
             return await self._submitting.many(news, self.workspace, self.actor)
+
+    async def _placed(self, news: Sequence[NewTask]) -> Submitted:
+        """Accept a task that is part of something larger."""
+        if len(news) > 1:
+            raise Invalid("a task with next, group or control is submitted alone", "invalid_value")
+        [new] = news
+        with tracing.span("submit", new.trace_id):
+            if new.group is None:
+                task, created = await self.flows.adopt(new)
+                return Submitted(task, created=created)
+            if new.next or new.control or new.depends_on or new.blocks:
+                text = "a task that joins a group has no next, control or dependencies of its own"
+                raise Invalid(text, field="group")
+            return Submitted(await self.flows.join(await self.flows.live_group(new.group), new))
 
     async def claim(
         self,
@@ -258,9 +320,12 @@ class Engine:
         """Let a task run before the time that it was meant for."""
         await self._control(task, commands.Start())
 
-    async def retry(self, task: UUID) -> None:
-        """Give an ended task all its tries again."""
-        await self._control(task, commands.Retry())
+    async def retry(self, task: UUID, *, cascade: bool = False) -> None:
+        """Give an ended task all its tries again; `cascade` revives what ended because of it."""
+        if cascade:
+            await self._controlling.retry(task, self.workspace, self.actor, deep=True)
+        else:
+            await self._control(task, commands.Retry())
 
     async def archive(self, task: UUID) -> None:
         """Put an ended task away."""

@@ -1,6 +1,6 @@
 """Why a task is not running. Pure: from what was read to sentences."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -17,7 +17,7 @@ def waiting_for(task: Task, now: datetime) -> str | None:
     if task.status is not Status.WAITING:
         return None
     if task.hold is not None:
-        return task.hold
+        return task.hold.partition(":")[0]
     if task.unmet > 0:
         return "dependencies"
     if task.run_at is not None and task.run_at > now:
@@ -32,9 +32,10 @@ def explain(
     workers: Iterable[Row],
     ahead: int,
     now: datetime,
+    needs: Sequence[Row] = (),
 ) -> Explanation:
     """Every gate before the task, and for each agent what keeps it from taking the task."""
-    gates = _own_gates(task, now)
+    gates = _own_gates(task, now, needs)
     reasons: dict[str, list[str]] = {}
     if task.status not in TERMINAL and task.status not in LEASED:
         gates += _lane_gates(lane, now)
@@ -53,7 +54,15 @@ def explain(
     )
 
 
-def _own_gates(task: Task, now: datetime) -> list[Gate]:
+_HOLDS = {
+    "turn": "waits for its turn in its group",
+    "approval": "waits for a person's yes or no; `inbox list` shows it",
+    "paused": "its flow is paused; `flow resume` continues",
+    "act": "the engine does it once nothing is in its way",
+}
+
+
+def _own_gates(task: Task, now: datetime, needs: Sequence[Row]) -> list[Gate]:
     gates = []
     if task.status is Status.PAUSED:
         gates.append(Gate(gate="paused", detail="a person paused it; `task resume` continues"))
@@ -61,11 +70,11 @@ def _own_gates(task: Task, now: datetime) -> list[Gate]:
         left = f"try {task.tries + 1} of {task.max_attempts}; last: {task.last_error}"
         gates.append(Gate(gate="retry", detail=left, clears_at=task.next_attempt_at))
     if task.hold is not None:
-        gates.append(
-            Gate(gate=task.hold, detail=f"waits for {task.hold}", clears_at=task.resume_at)
-        )
+        what = task.hold.partition(":")[0]
+        detail = _HOLDS.get(what, f"waits for {what}")
+        gates.append(Gate(gate=what, detail=detail, clears_at=task.resume_at))
     if task.unmet > 0:
-        gates.append(Gate(gate="dependencies", detail=f"{task.unmet} tasks have to end first"))
+        gates.append(Gate(gate="dependencies", detail=_waits_for(task, needs)))
     if task.run_at is not None and task.run_at > now and task.status not in TERMINAL:
         gates.append(Gate(gate="schedule", detail="starts later", clears_at=task.run_at))
     if task.cancel_requested_at is not None and task.status in LEASED:
@@ -74,6 +83,13 @@ def _own_gates(task: Task, now: datetime) -> list[Gate]:
     if expiry is not None and task.status not in TERMINAL:
         gates.append(Gate(gate="ttl", detail="fails unless it has started by", clears_at=expiry))
     return gates
+
+
+def _waits_for(task: Task, needs: Sequence[Row]) -> str:
+    open_ = [row for row in needs if not row["met"]]
+    shown = ", ".join(f"{row['title']} ({row['id']}, {row['status']})" for row in open_[:5])
+    more = f" and {task.unmet - 5:,} more" if task.unmet > 5 else ""
+    return f"{task.unmet:,} tasks have to end first: {shown}{more}"
 
 
 def _lane_gates(lane: Lane | None, now: datetime) -> list[Gate]:

@@ -71,6 +71,12 @@ def control_of(row: Row) -> Control | None:
     return None if text is None else msgspec.json.decode(text, type=Control)
 
 
+def is_by_engine(row: Row) -> bool:
+    """Whether a task is the engine's own: it controls a flow and has nothing to ask of an agent."""
+    kind = row["kind"]
+    return kind == "approval" or (kind != "agent" and row["prompt"] is None)
+
+
 def context_of(text: str | None) -> Context:
     """What an activation added to its definition."""
     return Context() if text is None else msgspec.json.decode(text, type=Context)

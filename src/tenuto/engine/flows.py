@@ -1,12 +1,15 @@
 """Flows: definitions started, what is left of their cascades done, and people's word on them."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
 
+from tenuto import tracing
 from tenuto.crash import crash_point
+from tenuto.engine import revival
 from tenuto.engine.births import Birth
 from tenuto.engine.cascade import Cascade, Ended
 from tenuto.engine.core import Core
@@ -14,8 +17,9 @@ from tenuto.engine.flow_rows import flow_of, group_of
 from tenuto.engine.rows import decode
 from tenuto.model import commands, limits
 from tenuto.model.commands import Command
+from tenuto.model.complexity import gated
 from tenuto.model.definition import MAX_STEPS, STEPS, GroupSpec
-from tenuto.model.errors import Conflict, NotFound
+from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.flow import (
     CASCADE,
     FLOW_OPEN,
@@ -27,11 +31,14 @@ from tenuto.model.flow import (
 )
 from tenuto.model.matching import Requirements
 from tenuto.model.plan import MAX_PLAN, Plan, Spec, plan_for, targets
-from tenuto.model.submission import NewTask, requirements
-from tenuto.model.task import TERMINAL, Status, Task
+from tenuto.model.secrets import hidden
+from tenuto.model.submission import NewTask, check, requirements
+from tenuto.model.task import LEASED, TERMINAL, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
 T = TypeVar("T")
+_STOPPING_S = 2.0
+"""How long until somebody looks again at tasks that are being stopped for a pause."""
 _ROUNDS = 8
 """Looks at stored definitions, each for the keys that the last one named, before all are read."""
 
@@ -72,29 +79,54 @@ class Flows:
         rerun_of: UUID | None = None,
     ) -> UUID:
         """The same for a plan that was made already."""
+        params = self._params(plan, input, steps, priority, source, fire_key)
+        params["rerun_of"] = rerun_of
+        await self._core.lanes.ensure(_lanes(plan, self._workspace))
+        await self._run(lambda cascade: self.begin(cascade, params))
+        flow: UUID = params["id"]
+        return flow
+
+    async def prepare(
+        self, plan: Plan, given: Any, *, source: str, fire_key: str | None = None
+    ) -> dict[str, Any]:
+        """The row of a flow that a script is to `begin`; the lanes that it needs are there."""
+        params = self._params(plan, given, None, None, source, fire_key)
+        await self._core.lanes.ensure(_lanes(plan, self._workspace))
+        return params
+
+    def _params(
+        self,
+        plan: Plan,
+        given: Any,
+        steps: int | None,
+        priority: int | None,
+        source: str | None,
+        fire_key: str | None,
+    ) -> dict[str, Any]:
+        """The row of a new flow; raises `Invalid` for what cannot be stored."""
         limits.number("steps", STEPS if steps is None else steps, 1, MAX_STEPS)
         if priority is not None:
             limits.number("priority", priority, 1, 10)
-        flow = self._core.clock.new_id()
-        params = {
-            "id": flow,
+        if hidden(given)[1]:
+            raise Invalid(
+                "a flow's input names secrets, it does not hold them", "secret_in_definition"
+            )
+        return {
+            "id": self._core.clock.new_id(),
             "workspace": self._workspace,
             "key": plan.root,
             "title": plan.spec(plan.root).title,
             "plan": msgspec.json.encode(plan).decode(),
-            "input": limits.json_text("input", input),
+            "input": limits.json_text("input", given),
             "steps": STEPS if steps is None else steps,
             "priority": priority,
             "source": source,
             "fire_key": fire_key,
-            "rerun_of": rerun_of,
-            "trace_id": None,
+            "rerun_of": None,
+            "trace_id": tracing.here(),
             "actor": self._actor,
             "now": self._core.now(),
         }
-        await self._core.lanes.ensure(_lanes(plan, self._workspace))
-        await self._run(lambda cascade: self.begin(cascade, params))
-        return flow
 
     def begin(self, cascade: Cascade, params: dict[str, Any]) -> Script[bool]:
         """Make a flow and what it starts with; false when its `fire_key` was used before."""
@@ -102,6 +134,50 @@ class Flows:
             return False
         cascade.bear(Birth(flow=params["id"], group=None, slot=0, key=params["key"]))
         return True
+
+    async def adopt(self, new: NewTask) -> tuple[UUID, bool]:
+        """Run a task that says what follows it as a flow of its own; its id, and whether it is new.
+
+        An idempotency key makes one flow, however often it is used.
+        """
+        check(new)
+        task = new.id or self._core.clock.new_id()
+        key = new.key or f"task-{task}"
+        kept = msgspec.structs.replace(new, id=None, key=key, idempotency_key=None, group=None)
+        if hidden(new.input)[1]:
+            raise Invalid(
+                "a flow's task names secrets, it does not hold them", "secret_in_definition"
+            )
+        plan = await self.plan(key, {key: kept})
+        named = new.idempotency_key
+        params = self._params(plan, None, None, None, "submit", None)
+        params["fire_key"] = None if named is None else f"submit:{named}"
+        await self._core.lanes.ensure(_lanes(plan, self._workspace))
+
+        def script(cascade: Cascade) -> Script[tuple[UUID, bool]]:
+            if not (yield Statement("flow_insert", params)):
+                where = {"workspace": self._workspace, "fire_key": params["fire_key"]}
+                rows = yield Statement("flow_root", where)
+                if not rows or msgspec.json.decode(rows[0]["plan"], type=Plan) != plan:
+                    raise Conflict("the idempotency key was used before", "idempotency_conflict")
+                return rows[0]["id"], False
+            cascade.bear(Birth(flow=params["id"], group=None, slot=0, key=key, id=task))
+            return task, True
+
+        return await self._run(script)
+
+    async def join(self, group: UUID, new: NewTask) -> UUID:
+        """Add a task to a run of a group that has not ended; answers its id."""
+        check(new)
+        await self._core.lanes.ensure({requirements(new, self._workspace)})
+
+        def script(cascade: Cascade) -> Script[UUID]:
+            found = yield from self._locked_group(group)
+            if found.status not in GROUP_OPEN:
+                raise Conflict(f"the group is {found.status}")
+            return (yield from cascade.join(found, new))
+
+        return await self._run(script)
 
     async def plan(self, key: str, own: dict[str, Spec] | None = None) -> Plan:
         """The checked plan of a definition; `own` are definitions that are not stored."""
@@ -121,7 +197,10 @@ class Flows:
                 break
             looked |= wanted
             wanted = {name for spec in found.values() for name in targets(spec)} - looked
-        return plan_for(key, known.get)
+        plan = plan_for(key, known.get)
+        rules = await self._core.lanes.complexity(self._workspace)
+        tasks = {name: gated(new, rules) for name, new in plan.tasks.items()}
+        return msgspec.structs.replace(plan, tasks=tasks)
 
     async def _specs(self, keys: list[str] | None) -> dict[str, Spec]:
         params = {"workspace": self._workspace, "keys": keys, "most": MAX_PLAN}
@@ -198,6 +277,17 @@ class Flows:
         await self._run(script)
         await self.work_once()
 
+    async def live_group(self, name: str) -> UUID:
+        """The run that an id or a key names, of a key the newest that has not ended."""
+        with suppress(ValueError):
+            return UUID(name)
+        params = {"workspace": self._workspace, "key": name}
+        rows = await self._core.store.fetch(Statement("group_live", params))
+        if not rows:
+            raise NotFound(f"no group {name!r} is running")
+        group: UUID = rows[0]["id"]
+        return group
+
     def _locked(self, flow: UUID) -> Script[Flow]:
         rows = yield Statement("flows_locked", {"ids": [flow]})
         if not rows or rows[0]["workspace"] != self._workspace:
@@ -209,6 +299,22 @@ class Flows:
         if not rows or rows[0]["workspace"] != self._workspace:
             raise NotFound(f"no group {group}")
         return group_of(rows[0])
+
+    async def revive(self, flow: UUID) -> int:
+        """Go on with a flow from what failed in it; answers how many tasks run again."""
+
+        def script(cascade: Cascade) -> Script[int]:
+            found = yield from self._locked(flow)
+            if found.status is FlowStatus.COMPLETED:
+                raise Conflict("the flow is COMPLETED: there is nothing to try again")
+            params = {"flow": flow, "workspace": self._workspace, "most": CASCADE}
+            rows = yield Statement("flow_failed", params)
+            again = revival.Revival(cascade, self._workspace, deep=True)
+            for row in rows:
+                yield from again.retry(row["id"])
+            return again.revived
+
+        return await self._run(script)
 
     # What cascades left to do.
 
@@ -292,26 +398,50 @@ def _rest(cascade: Cascade, work: Row) -> Script[None]:
 
 
 def _pause(cascade: Cascade, work: Row) -> Script[None]:
-    yield from _each_open(cascade, work, lambda _: commands.Pause(reason="its flow was paused"))
+    if (yield from _is_still(work, FlowStatus.PAUSED)):
+        yield from _each_open(cascade, work, lambda _: commands.Pause(reason="its flow was paused"))
 
 
 def _resume(cascade: Cascade, work: Row) -> Script[None]:
-    yield from _each_open(cascade, work, _resumed)
+    if not (yield from _is_still(work, FlowStatus.RUNNING)):
+        return
+    stopping: list[UUID] = []
+
+    def resumed(task: Task) -> Command | None:
+        if task.status in LEASED and task.pause_requested_at is not None:
+            stopping.append(task.id)
+        return commands.Resume() if task.status is Status.PAUSED else None
+
+    yield from _each_open(cascade, work, resumed, _unheld)
+    if stopping:
+        # Their workers have not said yet that they stopped for the pause.
+        data = {"of": decode(work["data"])["of"], "tasks": stopping}
+        cascade.later("resume", work["subject"], work["workspace"], data, _STOPPING_S)
 
 
-def _resumed(task: Task) -> Command | None:
-    if task.status is Status.PAUSED:
-        return commands.Resume()
-    if task.hold is not None and task.hold.partition(":")[0] == "paused":
-        return commands.Turn(hold="act" if task.hold.endswith(":act") else None)
-    return None
+def _is_still(work: Row, status: FlowStatus) -> Script[bool]:
+    """Whether nobody has said otherwise of the flow or group since."""
+    query = "groups_locked" if decode(work["data"])["of"] == "group" else "flows_locked"
+    rows = yield Statement(query, {"ids": [work["subject"]]})
+    return bool(rows) and rows[0]["status"] == status
+
+
+def _unheld(task: Task) -> Command | None:
+    """For what was made while its flow was paused."""
+    if task.hold is None or task.hold.partition(":")[0] != "paused":
+        return None
+    return commands.Turn(hold="act" if task.hold.endswith(":act") else None)
 
 
 def _each_open(
-    cascade: Cascade, work: Row, choose: Callable[[Task], Command | None]
+    cascade: Cascade, work: Row, *choices: Callable[[Task], Command | None]
 ) -> Script[None]:
-    """One command for every open task of a flow or a group, a bounded number at a time."""
+    """Commands for every open task of a flow or a group, a bounded number of tasks at a time."""
     data: dict[str, Any] = decode(work["data"])
+    if "tasks" in data:
+        for choose in choices:
+            yield from cascade.each([UUID(each) for each in data["tasks"]], choose, acts=True)
+        return
     query = "group_tasks_open" if data["of"] == "group" else "flow_tasks_open"
     params = {
         "group_id" if data["of"] == "group" else "flow": work["subject"],
@@ -321,7 +451,7 @@ def _each_open(
     }
     rows = yield Statement(query, params)
     ids = [row["id"] for row in rows]
-    if ids:
+    for choose in choices if ids else ():
         yield from cascade.each(ids, choose, acts=True)
     if len(ids) == CASCADE:
         again = data | {"after": str(ids[-1])}
@@ -336,4 +466,5 @@ _PIECES: dict[str, Callable[[Cascade, Row], Script[None]]] = {
     "roots": _roots,
     "pause": _pause,
     "resume": _resume,
+    "revive": revival.go_on,
 }

@@ -16,7 +16,12 @@ from tenuto.model.task import Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
 
-class InboxItem(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+def _rename(name: str) -> str:
+    first, *rest = name.split("_")
+    return "taskId" if name == "task" else first + "".join(part.capitalize() for part in rest)
+
+
+class InboxItem(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     """Something that a person was asked."""
 
     id: UUID

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto.model.complexity import DEFAULT, ComplexityRules
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.limits import MAX_LANES
 from tenuto.model.matching import AgentProfile, Requirements, eligible, lane_id
@@ -27,6 +28,7 @@ class _Known(msgspec.Struct):
     lanes: list[Lane]
     running: int | None
     """How many tasks may run at once."""
+    complexity: ComplexityRules
     eligible: dict[tuple[UUID, int], list[Lane]]
 
 
@@ -93,6 +95,11 @@ class Lanes:
         ]
         return known.version, open_now
 
+    async def complexity(self, workspace: UUID) -> ComplexityRules:
+        """What the workspace says of hard tasks, as far as is known."""
+        known = self._known.get(workspace) or await self._load(workspace)
+        return known.complexity
+
     def bounded(self, workspace: UUID) -> bool:
         """Whether the workspace has a quota of running tasks, as far as is known."""
         known = self._known.get(workspace)
@@ -125,7 +132,9 @@ class Lanes:
         ]
         version = versions[0]["lanes_version"] if versions else 0
         quota = quota_of(versions[0]["quota"] if versions else None)
-        known = _Known(version, lanes, quota.running, {})
+        text = versions[0]["complexity"] if versions else None
+        rules = DEFAULT if text is None else msgspec.json.decode(text, type=ComplexityRules)
+        known = _Known(version, lanes, quota.running, rules, {})
         self._known[workspace] = known
         return known
 

@@ -159,7 +159,9 @@ class Querying:
     async def show(self, task: UUID, workspace: UUID) -> TaskView:
         row = await self._row(task, workspace)
         labels = await self.labels([task])
-        return view_of(row, labels[task], _reason(row, self._core.now()))
+        wanted = Statement("needs_of", {"task": task, "workspace": workspace})
+        needs = [each["id"] for each in await self._fetch(wanted)]
+        return view_of(row, labels[task], _reason(row, self._core.now()), needs)
 
     async def labels(self, ids: Sequence[UUID]) -> dict[UUID, dict[str, Any]]:
         """Labels, task tags and capabilities by task and kind."""
@@ -254,7 +256,11 @@ class Querying:
             return Explanation(
                 id=task, status=row["status"], summary=str(error), gates=[gate], agents={}
             )
-        return explain(known, lanes.get(row["lane"]), agents, workers, ahead, now)
+        needs: Sequence[Row] = ()
+        if known.unmet > 0:
+            params = {"task": task, "workspace": workspace}
+            needs = await self._fetch(Statement("dependencies", params))
+        return explain(known, lanes.get(row["lane"]), agents, workers, ahead, now, needs)
 
     async def _row(self, task: UUID, workspace: UUID) -> Row:
         rows = await self._fetch(Statement("show", {"workspace": workspace, "id": task}))

@@ -388,8 +388,11 @@ def redacted(command: F, redactor: Redactor) -> F:
     failure = said["failure"]
     if failure is not None:
         stack = None if failure.stack is None else redactor.text(failure.stack)
+        told = failure.escalation
+        if told is not None:
+            told = commands.Escalation(redactor.text(told.reason), redactor.text(told.prompt))
         said["failure"] = msgspec.structs.replace(
-            failure, message=redactor.text(failure.message), stack=stack
+            failure, message=redactor.text(failure.message), stack=stack, escalation=told
         )
     there = {field: value for field, value in said.items() if value is not None}
     return msgspec.structs.replace(command, **there)
@@ -403,6 +406,9 @@ def check_report(command: commands.Fenced) -> None:
         limits.text("message", failure.message, limits.MAX_ERROR)
         limits.text("stack", failure.stack or "", limits.MAX_STACK)
         limits.number("exit_code", failure.exit_code or 0, -(2**31), 2**32)
+        if failure.escalation is not None:
+            limits.text("reason", failure.escalation.reason, limits.MAX_ERROR, empty=False)
+            limits.text("prompt", failure.escalation.prompt, limits.MAX_TEXT, empty=False)
     for field, longest in (("hold", limits.MAX_NAME), ("session_key", limits.MAX_TITLE)):
         if (value := getattr(command, field, None)) is not None:
             limits.text(field, value, longest, empty=False)

@@ -15,6 +15,7 @@ from tenuto.engine.plans import refers
 from tenuto.engine.rows import STATUS, Rows, add_words, body_row, hot_row, insert, no_rows
 from tenuto.engine.sealing import Sealing
 from tenuto.model import limits
+from tenuto.model.complexity import gated
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.model.matching import Requirements
 from tenuto.model.submission import NewTask, check, fingerprint, requirements, same_lane
@@ -148,7 +149,10 @@ class Submitting:
         made = self._core.clock.new_ids(len(news))
         ids = [new.id or fresh for new, fresh in zip(news, made, strict=True)]
         hidden = self._sealing.hide(news, ids, workspace)
+        rules = await self._core.lanes.complexity(workspace)
         news = hidden.news
+        if rules.policy == "require":
+            news = [gated(new, rules) for new in news]
         rows = no_rows()
         rows["sealed"] = hidden.rows
         keys = [new.idempotency_key for new in news]

@@ -10,6 +10,7 @@ import msgspec
 from tenuto.crash import crash_point
 from tenuto.engine.cascade import Cascade, Ended
 from tenuto.engine.core import Core
+from tenuto.engine.escalation import escalate, lost
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
 from tenuto.model import commands, limits
 from tenuto.model.commands import Command, Moment
@@ -94,6 +95,8 @@ class Upkeep:
                 yield write_changes(decided)
             if timers:
                 yield Statement("timer_set", rows={"timer": timers})
+            if bad := lost(decided):
+                yield from escalate(self._core.clock, bad)
             cascade = self._core.cascade(actor)
             yield from cascade.follow(ended)
             return [change for change, _ in decided], cascade
@@ -145,6 +148,7 @@ class Upkeep:
         statements = [
             Statement("prune_payload", {"before": now - PAYLOAD_AFTER, "most": BATCH}),
             Statement("prune_events", {"before": now - AUDIT_AFTER, "most": BATCH}),
+            Statement("prune_other", {"before": now - AUDIT_AFTER, "most": BATCH}),
             Statement("deliveries_prune", {"before": now - DELIVERY_AFTER, "most": BATCH}),
             Statement("lane_prune", {"before": now - LANE_AFTER, "most": BATCH}),
             Statement(

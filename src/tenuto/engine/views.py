@@ -18,6 +18,7 @@ _NAMES = {
     "agent": "agentId",
     "parent": "parentId",
     "target_agent": "targetAgentId",
+    "flow": "flowId",
 }
 
 
@@ -35,6 +36,9 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     title: str
     status: str
     task_type: str
+    key: str | None
+    flow: UUID | None
+    group_id: UUID | None
     priority: int
     attempt: int
     tries: int
@@ -89,6 +93,13 @@ class TaskView(TaskSummary, frozen=True, kw_only=True, rename=_rename):
     checkpoint_seq: int
     metadata: dict[str, Any] | None
     retry: Any
+    kind: str
+    next: str | None
+    control: Any
+    depends_on: list[UUID]
+    on_dependency_failure: str | None
+    complexity: str | None
+    escalation: Any
     idempotency_key: str | None
     trace_id: str | None
     source: str | None
@@ -185,12 +196,12 @@ class Page(msgspec.Struct, frozen=True, rename=_rename):
     next_cursor: UUID | None = None
 
 
-_JSON = frozenset({"input", "output", "checkpoint", "metadata", "command", "retry"})
+_JSON = frozenset("input output checkpoint metadata command retry control escalation".split())
 _SUMMARY = TaskSummary.__struct_fields__
 _VIEW = tuple(
     name
     for name in TaskView.__struct_fields__
-    if name not in ("tags", "task_tags", "capabilities", "waiting_for")
+    if name not in ("tags", "task_tags", "capabilities", "waiting_for", "depends_on")
 )
 
 
@@ -212,7 +223,10 @@ _ASKED = tuple(
     name
     for name in NewTask.__struct_fields__
     if name in TaskView.__struct_fields__
-    and name not in ("id", "retry", "tags", "task_tags", "capabilities")
+    and name
+    not in (
+        "id retry tags task_tags capabilities depends_on on_dependency_failure control escalation"
+    ).split()
 )
 _COUNTED = ("attempt", "tries", "checkpoint_seq")
 _UNTOUCHED: dict[str, Any] = {
@@ -222,7 +236,7 @@ _UNTOUCHED: dict[str, Any] = {
     and name
     not in (
         "id workspace status waiting_for retry tags task_tags capabilities created_by created_at"
-        " updated_at version"
+        " updated_at version kind depends_on escalation"
     ).split()
 }
 
@@ -234,7 +248,7 @@ def summary_of(row: Row) -> TaskSummary:
 def fresh_view(
     new: NewTask, task: UUID, at: datetime, workspace: UUID, actor: str | None
 ) -> TaskView:
-    """A task that was made at that instant and has not been touched since."""
+    """A task that was made at that instant, stands alone and has not been touched since."""
     later = new.run_at is not None and new.run_at > at
     asked = {name: getattr(new, name) for name in _ASKED}
     return TaskView(
@@ -245,6 +259,9 @@ def fresh_view(
         status=Status.WAITING.value if later else Status.PENDING.value,
         waiting_for="schedule" if later else None,
         retry=None if new.retry is None else msgspec.to_builtins(new.retry),
+        kind=new.kind,
+        depends_on=[],
+        escalation=None if new.escalation is None else msgspec.to_builtins(new.escalation),
         tags=sorted(set(new.tags)),
         task_tags=sorted(set(new.task_tags)),
         capabilities=sorted(set(new.capabilities)),
@@ -255,11 +272,16 @@ def fresh_view(
     )
 
 
-def view_of(row: Row, labels: dict[str, list[str]], waiting_for: str | None) -> TaskView:
+def view_of(
+    row: Row, labels: dict[str, list[str]], waiting_for: str | None, needs: list[UUID]
+) -> TaskView:
     fields = {name: _value(name, row[name]) for name in _VIEW}
+    if isinstance(fields["control"], dict):
+        fields["control"] = {_rename(name): each for name, each in fields["control"].items()}
     return TaskView(
         **fields,
         waiting_for=waiting_for,
+        depends_on=needs,
         tags=labels.get("label", []),
         task_tags=labels.get("tag", []),
         capabilities=labels.get("capability", []),

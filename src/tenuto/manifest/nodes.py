@@ -5,7 +5,7 @@ parser's events and not by its own composer: depth and size are limited before a
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -306,11 +306,3 @@ def _resolved(text: str, place: Place) -> Any:
         # A leading zero is no sign of octal here.
         return int(text, 0 if text[:2] in ("0o", "0x") else 10)
     return float(text) if FLOAT.fullmatch(text) else text
-
-
-def joined(parts: Sequence[str | int]) -> str:
-    """The way to a value, as `tasks[3].retry.attempts`."""
-    text = ""
-    for part in parts:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text

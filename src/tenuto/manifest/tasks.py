@@ -10,6 +10,7 @@ from tenuto.manifest.nodes import Node
 from tenuto.manifest.reading import Given, Reader, fields_of
 from tenuto.manifest.shapes import ChildRef, GroupShape, RetryShape, TaskShape
 from tenuto.model import limits
+from tenuto.model.commands import Escalation
 from tenuto.model.definition import (
     Approval,
     Condition,
@@ -25,7 +26,7 @@ from tenuto.model.errors import Invalid
 from tenuto.model.plan import Spec
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.secrets import KEY as SECRETS
-from tenuto.model.submission import Escalation, NewTask, check
+from tenuto.model.submission import NewTask, check
 
 SAME = (
     "description prompt system_prompt model max_turns conversation task_type agent_type runtime"
@@ -103,7 +104,7 @@ def check_spec(spec: Spec) -> None:
 
 
 def task_of(reader: Reader, node: Node, where: str) -> tuple[Given, NewTask | None]:
-    """A task and what was said of it; no task where that has faults, which are noted."""
+    """What was said of a task, and the task, unless it has no key; faults are noted."""
     given = reader.mapping(node, TaskShape, where)
     if given is None:
         return Given(node, where), None
@@ -135,7 +136,7 @@ def task_of(reader: Reader, node: Node, where: str) -> tuple[Given, NewTask | No
 
 
 def group_of(reader: Reader, node: Node, where: str) -> tuple[Given, GroupSpec | None]:
-    """A group and what was said of it; no group where that has faults, which are noted."""
+    """The same for a group."""
     given = reader.mapping(node, GroupShape, where)
     if given is None:
         return Given(node, where), None

@@ -1,6 +1,7 @@
 """Definitions as files have them: plain values under the names that people write, and YAML text."""
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -18,8 +19,9 @@ from tenuto.model.submission import NewTask
 WIDTH = 100
 _NESTED = ("retry", "approval", "escalation", "next", "next_task", "children")
 """Fields whose own fields have names of ours; the names in all others are the caller's."""
-_ODD_BREAKS = "\r\x85\u2028\u2029"
-"""Line ends to some readers and not to others: they are spelled out."""
+_HARMLESS = frozenset("\n\u00ad\u200c\u200d")
+"""Line ends, and what words and emoji need."""
+_HIDDEN = frozenset({"Cc", "Cf", "Zl", "Zp"})
 _FIRST = ("key", "title", "prompt", "input")
 _PLAIN = NewTask(title="")
 _EMPTY_GROUP = GroupSpec(title="", key="-")
@@ -130,7 +132,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    odd = any(char in text for char in _ODD_BREAKS)
+    odd = not text.isprintable() and any(map(_is_hidden, text))
     style = '"' if odd else "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -141,12 +143,23 @@ for _pattern in (INT, FLOAT, ODD_FLOAT):
     _Dumper.add_implicit_resolver("tag:tenuto", _whole, list("-+.0123456789"))
 
 
+def _is_hidden(char: str) -> bool:
+    """Whether people do not see a character, or readers differ on whether it ends a line."""
+    return char not in _HARMLESS and unicodedata.category(char) in _HIDDEN
+
+
+def _spelled(char: str) -> str:
+    return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
+
+
 def yaml_of(said: Any) -> str:
-    """Plain values as YAML text."""
+    """Plain values as YAML text, in which nothing is hidden from whoever prints it."""
     text: str = yaml.dump(
         said, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH, indent=2
     )
-    return text
+    # Text with such a character is in double quotes, where an escape stands for it.
+    hidden = {ord(char): _spelled(char) for char in set(text) if _is_hidden(char)}
+    return text.translate(hidden)
 
 
 def dump(specs: Iterable[Spec]) -> str:

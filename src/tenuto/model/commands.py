@@ -17,6 +17,13 @@ class Moment(msgspec.Struct, frozen=True):
     actor: str | None = None
 
 
+class Escalation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What somebody is told who has to help."""
+
+    reason: str
+    prompt: str
+
+
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Why an attempt did not finish its task."""
 
@@ -25,6 +32,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     retryable: bool | None = None
     stack: str | None = None
     exit_code: int | None = None
+    escalation: Escalation | None = None
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,8 +161,8 @@ class Refuse(Command, frozen=True, kw_only=True):
 
 class Retry(Command, frozen=True, kw_only=True):
     name = "retry"
-    watched: bool = False
-    """Whether something waits for how it ends this time."""
+    watched: bool = True
+    """Whether something may wait for how it ends this time."""
 
 
 class Revive(Command, frozen=True, kw_only=True):

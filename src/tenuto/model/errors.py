@@ -29,6 +29,7 @@ CODES: dict[str, str] = {
     "dependency_cycle": "The tasks would wait for each other in a circle.",
     "dependency_failed": "Something that the task waits for failed.",
     "dependency_unknown": "The task that is to be waited for does not exist.",
+    "escalation_required": "The agent must say why it failed, and what is to be done.",
     "expression_failed": "The expression has no answer: a name is missing or types do not fit.",
     "expression_invalid": "The expression cannot be understood, or is too costly.",
     "forbidden": "The caller's role or token does not allow it.",

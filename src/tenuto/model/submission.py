@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.model import limits
+from tenuto.model.commands import Escalation
 from tenuto.model.definition import (
     Approval,
     Condition,
@@ -33,13 +34,6 @@ KIND_OF: dict[type, Kind] = {
     Condition: "condition",
     Approval: "approval",
 }
-
-
-class Escalation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What somebody is told who has to help."""
-
-    reason: str
-    prompt: str
 
 
 class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):

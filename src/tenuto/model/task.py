@@ -94,7 +94,7 @@ TRANSITIONS: dict[str, frozenset[tuple[Status, Status]]] = {
     "skip": _moves("WAITING PENDING RETRY_WAIT PAUSED", "SKIPPED"),
     "refuse": _moves("WAITING PENDING RETRY_WAIT PAUSED", "FAILED"),
     "retry": _moves("FAILED DEAD CANCELLED", "PENDING WAITING"),
-    "revive": _moves("FAILED SKIPPED", "PENDING WAITING"),
+    "revive": _moves("FAILED SKIPPED CANCELLED", "PENDING WAITING"),
 }
 """Which status each command may lead from and to. Nothing else is ever written."""
 

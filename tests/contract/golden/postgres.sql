@@ -98,6 +98,7 @@ table flow
   priority smallint
   source text
   fire_key text
+  cause uuid
   rerun_of uuid
   trace_id text
   created_by text
@@ -165,6 +166,9 @@ table schedule
   fired bigint not null default 0
   missed bigint not null default 0
   queued json
+  fired_at timestamp with time zone
+  last_flow uuid
+  last_error text
   version bigint not null default 1
   created_by text
   created_at timestamp with time zone not null
@@ -380,7 +384,10 @@ table trigger_rule
   filter text
   target text not null
   status text not null
+  active_at timestamp with time zone not null
   fired bigint not null default 0
+  fired_at timestamp with time zone
+  last_flow uuid
   last_error text
   version bigint not null default 1
   created_by text
@@ -433,6 +440,7 @@ table workspace
   lanes_version bigint not null default 1
   created_at timestamp with time zone not null
   quota json
+  complexity json
 constraint agent_pkey on agent PRIMARY KEY (id)
 constraint agent_status_check on agent CHECK ((status = ANY (ARRAY['IDLE'::text, 'WORKING'::text, 'DRAINING'::text, 'STALE'::text, 'ERROR'::text, 'TERMINATED'::text])))
 constraint agent_workspace_name_key on agent UNIQUE (workspace, name)
@@ -511,10 +519,13 @@ CREATE UNIQUE INDEX definition_workspace_key_key ON public.definition USING btre
 CREATE INDEX event_alert ON public.event USING btree (xid, "position") WHERE (level = ANY (ARRAY['ERROR'::text, 'CRITICAL'::text]))
 CREATE INDEX event_at ON public.event USING brin (at)
 CREATE INDEX event_order ON public.event USING btree (xid, "position")
+CREATE INDEX event_other ON public.event USING btree (at) WHERE (new IS NULL)
 CREATE UNIQUE INDEX event_pkey ON public.event USING btree (task, seq)
+CREATE INDEX flow_cause ON public.flow USING btree (cause) WHERE (cause IS NOT NULL)
 CREATE UNIQUE INDEX flow_fired ON public.flow USING btree (workspace, fire_key) WHERE (fire_key IS NOT NULL)
 CREATE INDEX flow_live ON public.flow USING btree (workspace, key) WHERE (status = ANY (ARRAY['RUNNING'::text, 'PAUSED'::text]))
 CREATE UNIQUE INDEX flow_pkey ON public.flow USING btree (id)
+CREATE INDEX flow_started_by ON public.flow USING btree (workspace, source) WHERE ((source IS NOT NULL) AND (status = ANY (ARRAY['RUNNING'::text, 'PAUSED'::text])))
 CREATE INDEX flow_work_due ON public.flow_work USING btree (due_at, id)
 CREATE UNIQUE INDEX flow_work_pkey ON public.flow_work USING btree (id)
 CREATE INDEX flow_workspace ON public.flow USING btree (workspace, id)
@@ -531,6 +542,7 @@ CREATE UNIQUE INDEX member_pkey ON public.member USING btree (workspace, user_id
 CREATE INDEX member_user ON public.member USING btree (user_id)
 CREATE INDEX schedule_due ON public.schedule USING btree (next_at) WHERE ((status = 'ACTIVE'::text) AND (next_at IS NOT NULL))
 CREATE UNIQUE INDEX schedule_pkey ON public.schedule USING btree (id)
+CREATE INDEX schedule_queued ON public.schedule USING btree (updated_at) WHERE ((status = 'ACTIVE'::text) AND (queued IS NOT NULL))
 CREATE UNIQUE INDEX schedule_workspace_name_key ON public.schedule USING btree (workspace, name)
 CREATE UNIQUE INDEX schema_migration_pkey ON public.schema_migration USING btree (number)
 CREATE UNIQUE INDEX secret_pkey ON public.secret USING btree (id)
@@ -551,6 +563,7 @@ CREATE INDEX task_due ON public.task USING btree (due_at) WHERE (due_at IS NOT N
 CREATE INDEX task_group_flow ON public.task_group USING btree (flow, key, activation)
 CREATE INDEX task_group_parent ON public.task_group USING btree (parent, slot) WHERE (parent IS NOT NULL)
 CREATE UNIQUE INDEX task_group_pkey ON public.task_group USING btree (id)
+CREATE INDEX task_group_running ON public.task_group USING btree (updated_at) WHERE (status = 'RUNNING'::text)
 CREATE INDEX task_group_workspace ON public.task_group USING btree (workspace, id)
 CREATE INDEX task_label_by_name ON public.task_label USING btree (workspace, label, task)
 CREATE UNIQUE INDEX task_label_pkey ON public.task_label USING btree (task, label)

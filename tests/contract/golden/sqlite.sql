@@ -100,6 +100,7 @@ CREATE TABLE event (
   at integer not null
 ) strict;
 CREATE INDEX event_alert on event (position) where level in ('ERROR', 'CRITICAL');
+CREATE INDEX event_other on event (at) where new is null;
 CREATE UNIQUE INDEX event_task_seq on event (task, seq);
 CREATE TABLE flow (
   id text primary key,
@@ -116,6 +117,7 @@ CREATE TABLE flow (
   priority integer,
   source text,
   fire_key text,
+  cause text,
   rerun_of text,
   trace_id text,
   created_by text,
@@ -124,8 +126,11 @@ CREATE TABLE flow (
   updated_at integer not null,
   finished_at integer
 ) strict;
+CREATE INDEX flow_cause on flow (cause) where cause is not null;
 CREATE UNIQUE INDEX flow_fired on flow (workspace, fire_key) where fire_key is not null;
 CREATE INDEX flow_live on flow (workspace, key) where status in ('RUNNING', 'PAUSED');
+CREATE INDEX flow_started_by on flow (workspace, source)
+  where source is not null and status in ('RUNNING', 'PAUSED');
 CREATE INDEX flow_workspace on flow (workspace, id);
 CREATE TABLE flow_work (
   id text primary key,
@@ -201,6 +206,9 @@ CREATE TABLE schedule (
   fired integer not null default 0,
   missed integer not null default 0,
   queued text,
+  fired_at integer,
+  last_flow text,
+  last_error text,
   version integer not null default 1,
   created_by text,
   created_at integer not null,
@@ -208,6 +216,7 @@ CREATE TABLE schedule (
   unique (workspace, name)
 ) strict;
 CREATE INDEX schedule_due on schedule (next_at) where status = 'ACTIVE' and next_at is not null;
+CREATE INDEX schedule_queued on schedule (updated_at) where status = 'ACTIVE' and queued is not null;
 CREATE TABLE schema_migration (
   number bigint primary key, name text not null, compat bigint not null, applied_at text not null
 );
@@ -383,6 +392,7 @@ CREATE TABLE task_group (
 ) strict;
 CREATE INDEX task_group_flow on task_group (flow, key, activation);
 CREATE INDEX task_group_parent on task_group (parent, slot) where parent is not null;
+CREATE INDEX task_group_running on task_group (updated_at) where status = 'RUNNING';
 CREATE INDEX task_group_workspace on task_group (workspace, id);
 CREATE TABLE task_label (
   task text not null, workspace text not null, label text not null, primary key (task, label)
@@ -443,7 +453,10 @@ CREATE TABLE trigger_rule (
   filter text,
   target text not null,
   status text not null check (status in ('ACTIVE', 'PAUSED')),
+  active_at integer not null,
   fired integer not null default 0,
+  fired_at integer,
+  last_flow text,
   last_error text,
   version integer not null default 1,
   created_by text,
@@ -508,4 +521,4 @@ CREATE TABLE workspace (
   name text not null unique,
   lanes_version integer not null default 1,
   created_at integer not null
-, quota text) strict;
+, quota text, complexity text) strict;

@@ -3,7 +3,12 @@
 import asyncio
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
+
+from tenuto.clock import boot_time
+
+TICK_S = 0.2
 
 
 async def deaf(ctx: Any) -> None:
@@ -58,7 +63,15 @@ def interrupt_thread(ctx: Any) -> str:
     return "second"
 
 
+async def together(ctx: Any) -> None:
+    """Ends at the same moment as all others that run now, in whatever process."""
+    del ctx
+    with suppress(TimeoutError):
+        async with asyncio.timeout(TICK_S - boot_time() % TICK_S):
+            await asyncio.Event().wait()
+
+
 handlers = {
     each.__name__: each
-    for each in (deaf, deaf_thread, calm, leave, leave_thread, interrupt, interrupt_thread)
+    for each in (deaf, deaf_thread, calm, leave, leave_thread, interrupt, interrupt_thread, together)
 }

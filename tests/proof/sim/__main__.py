@@ -1,10 +1,11 @@
-"""`python -m tests.proof.sim --seed N [--verbose]`: play one seed again, or many."""
+"""`python -m tests.proof.sim [--flows] --seed N [--verbose]`: play one seed again, or many."""
 
 import argparse
 import sys
 import time
 from collections import Counter
 
+from tests.proof.sim.flow_story import simulate_flow
 from tests.proof.sim.plan import HAPPENS
 from tests.proof.sim.world import simulate
 
@@ -14,6 +15,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.proof.sim", description=__doc__)
     parser.add_argument("--seed", type=int, help="play this one")
     parser.add_argument("--seeds", default="0-100", help="play these: first-last")
+    parser.add_argument("--flows", action="store_true", help="play the story about flows")
     parser.add_argument("--verbose", action="store_true", help="print the trace")
     asked = parser.parse_args()
     first, _, last = asked.seeds.partition("-")
@@ -22,7 +24,7 @@ def main() -> int:
     failed = 0
     began = time.perf_counter()
     for seed in seeds:
-        result = simulate(seed)
+        result = simulate_flow(seed) if asked.flows else simulate(seed)
         happened += result.happened
         if asked.verbose:
             for at, who, what in result.trace:

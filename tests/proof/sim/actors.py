@@ -267,11 +267,13 @@ class Operator:
         recorder.note("operator", f"{action} {task} as {reason}")
         recorder.controls.append(Control(action, task, reason, recorder.tick()))
 
-    async def resume_all(self, tasks: list[UUID]) -> None:
-        """Let everything that is held go on."""
-        for task in tasks:
+    async def resume_all(self, held: list[tuple[str, UUID]]) -> None:
+        """Let everything that is held go on: tasks, groups and flows."""
+        flows = self._engine.flows
+        calls = {"task": self._engine.resume, "group": flows.resume_group, "flow": flows.resume}
+        for kind, one in held:
             try:
-                await self._engine.resume(task)
+                await calls[kind](one)
             except TenutoError:
                 continue
 

@@ -1,7 +1,7 @@
 """The oracles of a run. They read what the recorder wrote down and the final database, no more."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 from uuid import UUID
@@ -22,10 +22,10 @@ S = TypeVar("S", bound=msgspec.Struct)
 Broken = tuple[str, str]
 
 BY_KIND: dict[str, str] = {
-    "ready": "ready",
+    "ready": "ready unblock",
     "claimed": "claim",
     "started": "begin",
-    "completed": "complete",
+    "completed": "complete decide",
     "retry_scheduled": "fail",
     "timed_out": "time_out",
     "not_started": "not_started",
@@ -37,13 +37,15 @@ BY_KIND: dict[str, str] = {
     "paused": "pause expire",
     "resumed": "resume",
     "cancelled": "cancel expire",
-    "skipped": "skip",
+    "skipped": "skip decide",
     "retried": "retry",
-    "failed": "fail not_started refuse",
+    "failed": "fail not_started refuse decide",
     "dead": "fail expire not_started abort time_out park release",
 }
 """The rows of the transition table that may stand behind an event."""
-STAYS = frozenset({"cancel_requested", "pause_requested", "hung_warned", "archived", "swept"})
+STAYS = frozenset(
+    "cancel_requested pause_requested hung_warned archived swept unblocked asked".split()
+)
 PASSES = {"cancel": ("cancel",), "pause": ("pause", "cancel", "checkpoint")}
 """What may still be accepted from an attempt that was asked to stop."""
 FREE = frozenset({"released", "parked", "not_started"})
@@ -105,11 +107,13 @@ class Outcome:
             self.tasks[UUID(task)] = _made(Final, [UUID(task), *cells, trails[task]])
 
 
-def check(recorder: Recorder, database: Database) -> list[Broken]:
+def check(
+    recorder: Recorder, database: Database, more: Sequence["Oracle"] = ()
+) -> list[Broken]:
     """Every way in which the run broke an invariant."""
     outcome = Outcome(database)
     found: list[Broken] = []
-    for oracle in (submits, ends, results, checkpoints, children, trails, orders, relayed, healthy):
+    for oracle in (*ORACLES, *more):
         found += oracle(recorder, outcome)
     mismatches = run_now(Engine(database.store).upkeep.audit())
     return found + [("I13", text) for text in mismatches]
@@ -161,11 +165,12 @@ def results(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
         done = {number for number, how in attempts.items() if how == "COMPLETED"}
         if sorted(attempts) != list(range(1, task.attempt + 1)) and task.status in TERMINAL:
             yield "I6", f"{task.title}: attempts {sorted(attempts)} of {task.attempt} ended"
-        if done != ({task.attempt} if task.status == "COMPLETED" else set()):
+        by_attempt = task.status == "COMPLETED" and task.attempt > 0  # the engine needs none
+        if done != ({task.attempt} if by_attempt else set()):
             yield "I5", f"{task.title} is {task.status}, results of attempts {done}"
         if not heard[task.id] <= done:
             yield "I5", f"{task.title}: accepted {heard[task.id]}, recorded {done}"
-        if task.status == "COMPLETED":
+        if by_attempt:
             told = recorder.outputs.get((task.id, task.attempt), "nothing")
             kept = outputs.get(str(task.id))
             if kept is None or msgspec.json.decode(kept) != told:
@@ -321,3 +326,9 @@ def healthy(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
             how = badly.get((task.id, event.attempt))
             if event.kind == "claimed" and event.at >= from_then and how is not None:
                 yield "healthy", f"{task.title}: attempt {event.attempt} {how} for no reason"
+
+
+Oracle = Callable[[Recorder, Outcome], Iterator[Broken]]
+ORACLES: tuple[Oracle, ...] = (
+    *(submits, ends, results, checkpoints, children, trails, orders, relayed, healthy),
+)

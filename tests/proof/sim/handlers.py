@@ -89,11 +89,12 @@ class Handlers:
         loop = asyncio.get_running_loop()
         me = Handling(self._process, context.task_id, context.attempt, loop.time())
         self._recorder.handling.append(me)
+        made: dict[str, Any] = {"attempt": context.attempt, "by": self._process.name}
         try:
             for deed, *details in context.input["deeds"]:
                 self._recorder.note(self._process.name, f"{deed} {context.work.title}")
-                await getattr(self, f"_{deed}")(context, me, *details)
-            return {"attempt": context.attempt, "by": self._process.name}
+                made |= await getattr(self, f"_{deed}")(context, me, *details) or {}
+            return made
         finally:
             self._recorder.handling.remove(me)
 
@@ -111,6 +112,15 @@ class Handlers:
     def _nonce(self, context: Context) -> list[Any]:
         self._made += 1
         return [context.attempt, self._process.name, self._made]
+
+    async def _tell(self, _context: Context, _me: Handling, what: dict[str, Any]) -> Any:
+        """Says so in the output."""
+        return what
+
+    async def _count(self, context: Context, _me: Handling) -> Any:
+        """One more than the task before it in its flow said."""
+        before = context.work.previous
+        return {"round": (before or {}).get("round", 0) + 1}
 
     async def _sleep(self, _context: Context, _me: Handling, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -89,6 +89,8 @@ class Recorder:
         self.suicides = 0
         self.last_deaf: dict[str, float] = {}
         """When a process last had a handler that did not hear."""
+        self.seen: dict[str, Any] = {}
+        """What a story keeps for its own oracles."""
 
     def tick(self) -> int:
         """A number for now, above all before."""

@@ -5,13 +5,14 @@ import hashlib
 import logging
 import os
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
 import msgspec
 from tests.proof.sim.actors import Harm, Operator, Scene, keep
-from tests.proof.sim.checkers import Broken, check
+from tests.proof.sim.checkers import Broken, Oracle, check
 from tests.proof.sim.clock import SimClock
 from tests.proof.sim.loop import Stalled, VirtualLoop, bury
 from tests.proof.sim.plan import Plan, make_plan
@@ -24,6 +25,9 @@ from tenuto.model.task import TERMINAL
 PATIENCE_S = 90.0
 """Healed, something has to happen within: a lost answer to a cancel, a lease, a run, a backoff."""
 AT_MOST_S = 900.0
+EVERYTHING = """select id, status, version, 'task' from task
+  union all select id, status, version, 'group' from task_group
+  union all select id, status, version, 'flow' from flow"""
 QUIT_S = 60.0
 
 
@@ -53,7 +57,14 @@ class Result(msgspec.Struct, frozen=True):
         return {invariant for invariant, _ in self.broken}
 
 
-def simulate(seed: int, plan: Plan | None = None) -> Result:
+class Story(msgspec.Struct, frozen=True):
+    """Who asks for what in a run, and who looks at it besides the oracles of every run."""
+
+    operator: Callable[[Scene], Operator] = Operator
+    oracles: tuple[Oracle, ...] = ()
+
+
+def simulate(seed: int, plan: Plan | None = None, story: Story = Story()) -> Result:  # noqa: B008
     """Play a seed to its end, under its own plan or another."""
     base = database()
     base.reset()
@@ -69,14 +80,14 @@ def simulate(seed: int, plan: Plan | None = None) -> Result:
     log.propagate = False
     try:
         with patch.object(os, "kill", scene.kill):
-            loop.run_until_complete(_play(scene))
+            loop.run_until_complete(_play(scene, story))
     except Stalled as error:
         scene.recorder.wrong("I24", str(error))
     finally:
         log.removeHandler(listener)
         log.level, log.propagate = before
         _clear(loop, scene.recorder)
-    broken = scene.recorder.broken + check(scene.recorder, base)
+    broken = scene.recorder.broken + check(scene.recorder, base, story.oracles)
     planned: Counter[str] = Counter(moment.act for moment in scene.plan.moments)
     for task, seq, kind, at in base.rows("select task, seq, kind, at from event order by position"):
         scene.recorder.trace.append((loop.time(), "trail", f"{task} {seq} {kind} {at}"))
@@ -93,9 +104,9 @@ def simulate(seed: int, plan: Plan | None = None) -> Result:
     )
 
 
-async def _play(scene: Scene) -> None:
+async def _play(scene: Scene, story: Story) -> None:
     loop, plan = scene.loop, scene.plan
-    operator = Operator(scene)
+    operator = story.operator(scene)
     keepers = [loop.create_task(keep(scene, "worker", slot)) for slot in range(plan.workers)]
     keepers += [
         loop.create_task(keep(scene, "coordinator", slot)) for slot in range(plan.coordinators)
@@ -125,11 +136,11 @@ async def _play(scene: Scene) -> None:
 
 
 async def _ended(scene: Scene, operator: Operator) -> None:
-    """Wait until every task ended and every event was relayed, or nothing moves any more."""
+    """Wait until everything ended and every event was relayed, or nothing moves any more."""
     began = moved = scene.loop.time()
     last: Any = None
     while True:
-        rows = scene.database.rows("select id, status, version from task")
+        rows = scene.database.rows(EVERYTHING)
         open_ones = [row for row in rows if row[1] not in TERMINAL]
         events = sum(row[2] for row in rows)
         if not open_ones and len(set(scene.recorder.delivered)) >= events:
@@ -138,10 +149,10 @@ async def _ended(scene: Scene, operator: Operator) -> None:
         if last != (events, len(scene.recorder.delivered)):
             moved, last = now, (events, len(scene.recorder.delivered))
         if now - moved > PATIENCE_S or now - began > AT_MOST_S:
-            stuck = [f"{task} {status}" for task, status, _ in open_ones]
+            stuck = [f"{kind} {one} {status}" for one, status, _, kind in open_ones]
             scene.recorder.wrong("I24", f"nothing moves any more: {stuck}")
             return
-        if held := [UUID(row[0]) for row in open_ones if row[1] == "PAUSED"]:
+        if held := [(row[3], UUID(row[0])) for row in open_ones if row[1] == "PAUSED"]:
             await scene.loop.create_task(
                 operator.resume_all(held), context=operator.process.context
             )

@@ -1,6 +1,8 @@
 -- compat: 3
 -- Flows: what runs more than once, in what order, when, and after what.
 
+alter table workspace add column complexity json;
+
 drop table flow;
 drop table task_group;
 drop table flow_work;
@@ -22,6 +24,7 @@ create table flow (
   priority smallint,
   source text,
   fire_key text,
+  cause uuid,
   rerun_of uuid,
   trace_id text,
   created_by text,
@@ -34,6 +37,11 @@ create index flow_workspace on flow (workspace, id);
 create index flow_live on flow (workspace, key) where status in ('RUNNING', 'PAUSED');
 -- A schedule's instant and a trigger's event start one flow, however often they are looked at.
 create unique index flow_fired on flow (workspace, fire_key) where fire_key is not null;
+-- Whether what a schedule started before has ended.
+create index flow_started_by on flow (workspace, source)
+  where source is not null and status in ('RUNNING', 'PAUSED');
+-- `cause` is the first flow of those that triggers started one after the other.
+create index flow_cause on flow (cause) where cause is not null;
 
 -- One run of a group. `open` counts children that have not ended, made or still to be made.
 create table task_group (
@@ -67,6 +75,7 @@ create table task_group (
 create index task_group_flow on task_group (flow, key, activation);
 create index task_group_parent on task_group (parent, slot) where parent is not null;
 create index task_group_workspace on task_group (workspace, id);
+create index task_group_running on task_group (updated_at) where status = 'RUNNING';
 
 -- What is left of a cascade too large for one transaction.
 create table flow_work (
@@ -103,6 +112,9 @@ create table schedule (
   fired bigint not null default 0,
   missed bigint not null default 0,
   queued json,
+  fired_at timestamptz,
+  last_flow uuid,
+  last_error text,
   version bigint not null default 1,
   created_by text,
   created_at timestamptz not null,
@@ -110,8 +122,9 @@ create table schedule (
   unique (workspace, name)
 );
 create index schedule_due on schedule (next_at) where status = 'ACTIVE' and next_at is not null;
+create index schedule_queued on schedule (updated_at) where status = 'ACTIVE' and queued is not null;
 
--- When definitions are started by events.
+-- When definitions are started by events: those that came at `active_at` or later.
 create table trigger_rule (
   id uuid primary key,
   workspace uuid not null,
@@ -120,7 +133,10 @@ create table trigger_rule (
   filter text,
   target text not null,
   status text not null check (status in ('ACTIVE', 'PAUSED')),
+  active_at timestamptz not null,
   fired bigint not null default 0,
+  fired_at timestamptz,
+  last_flow uuid,
   last_error text,
   version bigint not null default 1,
   created_by text,
@@ -128,6 +144,8 @@ create table trigger_rule (
   updated_at timestamptz not null,
   unique (workspace, name)
 );
+-- Events of no task have no status; their age is all that they are looked up by.
+create index event_other on event (at) where new is null;
 
 -- only postgres
 -- The tables that this migration made, as those before: a tenant sees its own rows, the system all.

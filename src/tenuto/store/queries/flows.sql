@@ -307,10 +307,9 @@ select found.id, found.is_group from (
 
 -- name: work_put
 -- Keep what is left to do.
--- params: now timestamptz
--- rows: work(id uuid, workspace uuid, kind text, subject uuid, data json)
+-- rows: work(id uuid, workspace uuid, kind text, subject uuid, data json, due_at timestamptz)
 insert into flow_work (id, workspace, kind, subject, data, due_at)
-select work.id, work.workspace, work.kind, work.subject, work.data, :now from {rows:work};
+select work.id, work.workspace, work.kind, work.subject, work.data, work.due_at from {rows:work};
 
 -- name: work_due
 -- What is left to do, oldest first; what others are at is passed over.
@@ -499,3 +498,128 @@ where body.group_id in (select inside.id from inside) and body.workspace = :work
 -- params: ids uuid[]
 select task.id, task.workspace, task.status from task
 where task.id in (select value from {each:ids});
+
+-- name: victims
+-- Tasks that ended because one of these did not end well, locked in id order.
+-- params: ids uuid[], most bigint
+select dependency.task as id, dependency.needs, task.status, task.error_class
+from task_dependency dependency join task on task.id = dependency.task
+where dependency.needs in (select value from {each:ids}) and dependency.failed
+  and task.status in ('FAILED', 'SKIPPED')
+order by task.id, dependency.needs limit :most {fragment:lock_tasks};
+
+-- name: dependency_reopen
+-- What these tasks wait for is tried again. The caller holds the tasks that wait.
+-- rows: pair(task uuid, needs uuid)
+update task_dependency set failed = false
+from {rows:pair}
+where task_dependency.task = pair.task and task_dependency.needs = pair.needs;
+
+-- name: unmet
+-- How much tasks still wait for.
+-- params: ids uuid[]
+select dependency.task as id, count(*) as n from task_dependency dependency
+where dependency.task in (select value from {each:ids}) and not dependency.met
+group by dependency.task;
+
+-- name: waited_for
+-- Those of the tasks that somebody still waits for.
+-- params: ids uuid[]
+select distinct dependency.needs as id from task_dependency dependency
+where dependency.needs in (select value from {each:ids})
+  and not dependency.met and not dependency.failed;
+
+-- name: skipped_in_turn
+-- What never had its turn in a group that ended: tasks and groups.
+-- params: parent uuid, workspace uuid, most bigint
+select found.id, found.is_group, found.hold from (
+  select body.task as id, 0 as is_group, task.hold
+  from task_body body join task on task.id = body.task
+  where body.group_id = :parent and body.workspace = :workspace
+    and task.status = 'SKIPPED' and task.hold in ('turn', 'turn:act')
+  union all
+  select task_group.id, 1, null from task_group
+  where task_group.parent = :parent and task_group.status = 'SKIPPED' and task_group.made = 0
+) found order by found.id limit :most;
+
+-- name: flow_failed
+-- Tasks of a flow that did not end well by themselves, in id order.
+-- params: flow uuid, workspace uuid, most bigint
+select body.task as id from task_body body join task on task.id = body.task
+where body.flow = :flow and body.workspace = :workspace
+  and task.status in ('FAILED', 'DEAD', 'CANCELLED')
+  and (task.error_class is null or task.error_class <> 'dependency_failed')
+order by body.task limit :most;
+
+-- name: flow_root
+-- The flow that a key fired before, with its first task.
+-- params: workspace uuid, fire_key text
+select body.task as id, flow.plan from flow
+join task_body body on body.flow = flow.id and body.key = flow.key and body.activation = 1
+where flow.workspace = :workspace and flow.fire_key = :fire_key;
+
+-- name: last_slot
+-- The last slot of a group that a child has.
+-- params: parent uuid, workspace uuid
+select max(body.slot) as slot from task_body body
+where body.group_id = :parent and body.workspace = :workspace;
+
+-- name: group_live
+-- The newest run of a group that has not ended.
+-- params: workspace uuid, key text
+select task_group.id from task_group
+where task_group.workspace = :workspace and task_group.key = :key
+  and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+order by task_group.id desc limit 1;
+
+-- name: waiting_pairs
+-- Tasks that wait for tasks which wait themselves: only among these can there be a circle.
+-- params: most bigint
+select dependency.task as id, dependency.needs, dependency.workspace
+from task_dependency dependency
+join task on task.id = dependency.task
+join task needed on needed.id = dependency.needs
+where not dependency.met and not dependency.failed
+  and task.status in ('WAITING', 'PAUSED') and needed.status in ('WAITING', 'PAUSED')
+order by dependency.task limit :most;
+
+-- name: groups_adrift
+-- Groups that run and whose count of open children is not what their children's rows say.
+-- params: before timestamptz, most bigint
+select {fragment:group_columns}, counted.tasks + counted.groups as actual
+from task_group join (
+  select task_group.id,
+    (select count(*) from task_body body join task on task.id = body.task
+      where body.group_id = task_group.id and task.status not in
+        ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')) as tasks,
+    (select count(*) from task_group child where child.parent = task_group.id
+      and child.status in ('WAITING', 'RUNNING', 'PAUSED')) as groups
+  from task_group
+  where task_group.status = 'RUNNING' and task_group.updated_at < :before
+    and task_group.made = task_group.total
+    and not exists (select 1 from flow_work where flow_work.workspace = task_group.workspace)
+  order by task_group.updated_at limit :most
+) counted on counted.id = task_group.id
+where counted.tasks + counted.groups <> task_group.open;
+
+-- name: escalations_declared
+-- What tasks that ended badly say of themselves.
+-- rows: wanted(task uuid, workspace uuid)
+select body.task as id, body.title, body.escalation, body.flow, body.key from {rows:wanted}
+join task_body body on body.workspace = wanted.workspace and body.task = wanted.task;
+
+-- name: escalate
+-- Put tasks to people, unless too many are put to them already.
+-- params: now timestamptz, most bigint
+-- rows: lost(id uuid, workspace uuid, task uuid, title text, body json)
+insert into inbox_item (id, workspace, task, kind, title, body, status, created_at)
+select lost.id, lost.workspace, lost.task, 'escalation', lost.title, lost.body, 'OPEN', :now
+from {rows:lost}
+where (select count(*) from inbox_item item
+  where item.workspace = lost.workspace and item.status = 'OPEN') < :most;
+
+-- name: complexity_set
+-- Change what a workspace says of hard tasks.
+-- params: workspace uuid, rules json
+update workspace set complexity = :rules, lanes_version = lanes_version + 1
+where workspace.id = :workspace;

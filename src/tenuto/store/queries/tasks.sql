@@ -25,7 +25,7 @@ from lane where lane.workspace = :workspace;
 -- name: lanes_version
 -- The number that moves whenever the workspace's lanes or their gates change.
 -- params: workspace uuid
-select workspace.lanes_version, workspace.quota from workspace where workspace.id = :workspace;
+select workspace.lanes_version, workspace.quota, workspace.complexity from workspace where workspace.id = :workspace;
 
 -- name: lane_close
 -- Close a lane at least until an instant and tell why.
@@ -804,7 +804,8 @@ select {columns:task}, body.title, body.description, body.prompt, body.system_pr
   body.task_type, body.agent_type, body.target_agent, body.runtime, body.command, body.cwd,
   body.env, body.container, body.region, body.parent, body.rerun_of, body.input, body.metadata,
   body.idempotency_key, body.trace_id, body.source, body.created_by, body.max_turns,
-  body.conversation,
+  body.conversation, body.key, body.flow, body.group_id, body.kind, body.next, body.control,
+  body.on_dependency_failure, body.complexity, body.escalation,
   (select agent.name from agent where agent.id = task.agent) as agent_name,
   (select task_output.output from task_output where task_output.task = task.id) as output,
   (select task_output.summary from task_output where task_output.task = task.id) as summary,
@@ -850,7 +851,7 @@ order by 3;
 -- name: list
 -- Tasks newest first, after a cursor.
 -- params: workspace uuid, min_priority bigint, priority bigint, task_type text, agent uuid, parent uuid, since timestamptz, until timestamptz, contains text, before uuid, labels text[], label_count bigint, most bigint
-select {columns:task}, body.title, body.task_type,
+select {columns:task}, body.title, body.task_type, body.key, body.flow, body.group_id,
   (select agent.name from agent where agent.id = task.agent) as agent_name
 from task_body body join task on task.id = body.task
 where body.workspace = :workspace

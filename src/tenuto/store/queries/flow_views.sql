@@ -1,0 +1,88 @@
+-- What people see of flows and groups.
+
+-- name: flow_progress
+-- How far a flow's tasks are, and what they cost.
+-- params: flow uuid, workspace uuid
+select count(*) as tasks,
+  sum(case when task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') then 100
+    else coalesce(task.progress_percent, 0) end) as percents,
+  (select sum(attempt.cost_usd) from attempt join task_body spent on spent.task = attempt.task
+    where spent.flow = :flow and spent.workspace = :workspace) as cost_usd
+from task_body body join task on task.id = body.task
+where body.flow = :flow and body.workspace = :workspace;
+
+-- name: flow_groups_open
+-- The runs of groups in a flow that have not ended, oldest first.
+-- params: flow uuid, workspace uuid, most bigint
+select {fragment:group_columns} from task_group
+where task_group.flow = :flow and task_group.workspace = :workspace
+  and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+order by task_group.id limit :most;
+
+-- fragment: task_node
+body.task as id, body.key, body.title, body.kind, task.status, body.activation,
+  body.group_id as parent, body.slot, task.progress_percent, 0 as made, 0 as is_group,
+  task.created_at
+
+-- fragment: group_node
+task_group.id, task_group.key, task_group.title, task_group.kind, task_group.status,
+  task_group.activation, task_group.parent, task_group.slot, null, task_group.made, 1,
+  task_group.created_at
+
+-- name: flow_graph
+-- What was made in a flow, oldest first; with `live` only what has not ended.
+-- params: flow uuid, workspace uuid, most bigint
+select found.id, found.key, found.title, found.kind, found.status, found.activation, found.parent,
+  found.slot, found.progress_percent, found.made, found.is_group, found.created_at
+from (
+  select {fragment:task_node}
+  from task_body body join task on task.id = body.task
+  where body.flow = :flow and body.workspace = :workspace
+    [live: and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')]
+  union all
+  select {fragment:group_node}
+  from task_group where task_group.flow = :flow and task_group.workspace = :workspace
+    [live: and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')]
+) found order by found.created_at, found.id limit :most;
+
+-- name: group_graph
+-- A run of a group and what was made in it, near and far, oldest first.
+-- params: group_id uuid, workspace uuid, most bigint
+{fragment:subtree}
+select found.id, found.key, found.title, found.kind, found.status, found.activation, found.parent,
+  found.slot, found.progress_percent, found.made, found.is_group, found.created_at
+from (
+  select {fragment:task_node}
+  from task_body body join task on task.id = body.task
+  where body.group_id in (select inside.id from inside) and body.workspace = :workspace
+    [live: and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')]
+  union all
+  select {fragment:group_node}
+  from task_group where task_group.id in (select inside.id from inside)
+    [live: and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')]
+) found order by found.created_at, found.id limit :most;
+
+-- name: flow_waits
+-- Which tasks of a flow wait for which.
+-- params: flow uuid, workspace uuid, most bigint
+select dependency.task, dependency.needs
+from task_body body join task_dependency dependency on dependency.task = body.task
+where body.flow = :flow and body.workspace = :workspace
+order by dependency.task, dependency.needs limit :most;
+
+-- name: flow_tasks
+-- The tasks of a flow, newest first.
+-- params: flow uuid, workspace uuid, before uuid, most bigint
+select {columns:task}, body.title, body.task_type, body.key, body.flow, body.group_id,
+  (select agent.name from agent where agent.id = task.agent) as agent_name
+from task_body body join task on task.id = body.task
+where body.flow = :flow and body.workspace = :workspace
+  [before: and body.task < :before]
+order by body.task desc limit :most;
+
+-- name: needs_of
+-- What tasks wait or waited for.
+-- params: task uuid, workspace uuid
+select dependency.needs as id from task_dependency dependency
+where dependency.task = :task and dependency.workspace = :workspace
+order by dependency.needs;

@@ -1,0 +1,68 @@
+"""What is put to people when a task ends badly, and what hard tasks require."""
+
+import pytest
+from tests.contract.conftest import claim_all, claim_one, failure, new, profile, running
+
+from tenuto.engine.engine import Engine
+from tenuto.model.commands import Escalation, Failure
+from tenuto.model.complexity import ComplexityRules, level
+
+
+async def test_a_failure_for_good_is_put_to_people(engine: Engine) -> None:
+    fence = await running(engine, title="Build")
+    await engine.progress(fence, 40, "linking")
+    await engine.fail(fence, failure("syntax", "no such symbol"))
+    [item] = await engine.inbox.list()
+    assert (item.kind, item.task, item.title) == ("escalation", fence.task, "Build: FAILED")
+    assert item.body["reason"] == "no such symbol"
+    assert "linking" in item.body["prompt"]
+
+
+async def test_what_the_agent_says_of_its_failure_is_passed_on(engine: Engine) -> None:
+    fence = await running(engine, max_attempts=1, escalation=Escalation("mine", "my own"))
+    told = Escalation("The key is missing", "Please add the key.")
+    await engine.fail(fence, Failure(message="401", escalation=told))
+    [item] = await engine.inbox.list()
+    assert (item.body["reason"], item.body["prompt"]) == (told.reason, told.prompt)
+
+
+async def test_a_failure_that_is_tried_again_is_nobodys_matter(engine: Engine) -> None:
+    fence = await running(engine)
+    await engine.fail(fence, failure())
+    assert await engine.inbox.list() == []
+
+
+async def test_a_retry_answers_it(engine: Engine) -> None:
+    fence = await running(engine, escalation=Escalation("Validation failed", "Look at it."))
+    await engine.fail(fence, failure("syntax"))
+    [item] = await engine.inbox.list()
+    assert item.body["reason"] == "Validation failed"
+    await engine.retry(fence.task)
+    assert await engine.inbox.list() == []
+
+
+async def test_an_escalation_is_answered_by_a_word(engine: Engine) -> None:
+    fence = await running(engine)
+    await engine.fail(fence, failure("syntax"))
+    [item] = await engine.inbox.list()
+    await engine.inbox.dismiss(item.id, "known")
+    assert (await engine.inbox.show(item.id)).status == "ANSWERED"
+
+
+@pytest.mark.parametrize(
+    ("minutes", "expected"),
+    [(1, "Low"), (30, "Low"), (31, "Middle"), (60, "Middle"), (61, "Hard"), (None, "ExtremHard")],
+)
+def test_levels(minutes: int | None, expected: str) -> None:
+    assert level(minutes) == expected
+
+
+async def test_hard_tasks_need_an_agent_that_splits_them(engine: Engine) -> None:
+    await engine.complexity.set(ComplexityRules(policy="require"))
+    hard = (await engine.submit(new(estimate_minutes=90))).id
+    easy = (await engine.submit(new(estimate_minutes=5))).id
+    plain = (await engine.submit(new())).id
+    assert {work.fence.task for work in await claim_all(engine)} == {easy, plain}
+    work = await claim_one(engine, capabilities=("call_subagent",), version=2)
+    assert work.fence.task == hard
+    assert profile().capabilities == ()

@@ -1,0 +1,252 @@
+"""Flows when much happens at once or out of turn, on both stores."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.contract.conftest import Another, ManualClock, Raw, claim_all, failure, status
+from tests.contract.flowing import WORKER, Wrong, flow_status, group, start, statuses, task, worked
+
+from tenuto.engine.claim import Work
+from tenuto.engine.engine import Engine
+from tenuto.model.definition import Approval, Condition, Foreach, Goto
+from tenuto.model.errors import Conflict
+from tenuto.model.matching import AgentProfile
+
+
+async def events(raw: Raw, kind: str) -> int:
+    return int(await raw.value(f"select count(*) from event where kind = '{kind}'"))
+
+
+async def test_nothing_begins_in_a_group_that_has_ended(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    """Two children end in one transaction: one has a successor, the other ends the group."""
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "c", order="parallel", join="first_succeeded"),
+        task("a", next="b"),
+        task("b"),
+        task("c"),
+    )
+    works = await engine.claim(agent, WORKER, 2)
+    await asyncio.gather(*(engine.complete(work.fence) for work in works))
+    assert await flow_status(engine, flow) == "COMPLETED"
+    assert await worked(engine, agent) == []
+    found = await statuses(engine, flow)
+    assert set(found.get("b", [])) <= {"CANCELLED", "SKIPPED"}
+
+
+async def test_a_group_that_ended_before_its_children_were_made_stays_ended(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    flow = await start(
+        engine,
+        "g",
+        group("g", "if", "more", order="parallel", join="first_succeeded"),
+        group("more", "x", "y"),
+        task("if", control=Condition(expression="true")),
+        task("x"),
+        task("y"),
+    )
+    assert await worked(engine, agent) == []
+    found = await statuses(engine, flow)
+    assert found["g"] == ["COMPLETED"]
+    assert found["more"] == ["CANCELLED"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_control_task_that_was_paused_acts_once_it_goes_on(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "if"),
+        task("a"),
+        task("if", control=Condition(expression="true", on_true="end")),
+        task("end"),
+    )
+    held = next(each.id for each in (await engine.list()).tasks if each.title == "if")
+    await engine.pause(held)
+    assert await worked(engine, agent) == ["a"]
+    assert await status(engine, held) == "PAUSED"
+    await engine.resume(held)
+    assert await worked(engine, agent) == ["end"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_one_flow_over_its_budget_is_told_of_alone(
+    engine: Engine, agent: AgentProfile, raw: Raw
+) -> None:
+    specs = [task("work", next="again"), task("again", control=Goto(target="work"))]
+    spent = await start(engine, "work", *specs, steps=1)
+    rich = await start(engine, "work", *specs, steps=50)
+    for _ in range(2):
+        works = await engine.claim(agent, WORKER, 2)
+        await asyncio.gather(*(engine.complete(work.fence) for work in works))
+    assert await flow_status(engine, spent) == "FAILED"
+    assert await flow_status(engine, rich) == "RUNNING"
+    assert await events(raw, "step_budget") == 1
+
+
+async def test_a_repeated_complete_counts_once(
+    engine: Engine, agent: AgentProfile, raw: Raw
+) -> None:
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "b", order="parallel", next="end"),
+        *(task(key) for key in ("a", "b", "end")),
+    )
+    first, second = await engine.claim(agent, WORKER, 2)
+    for _ in range(3):
+        await engine.complete(first.fence)
+    assert (await statuses(engine, flow))["g"] == ["RUNNING"]
+    await asyncio.gather(*(engine.complete(second.fence) for _ in range(3)))
+    assert await worked(engine, agent) == ["end"]
+    assert await events(raw, "group_completed") == 1
+
+
+async def test_children_that_end_together_join_once(
+    engine: Engine, another: Another, agent: AgentProfile, raw: Raw
+) -> None:
+    keys = [f"c{number}" for number in range(16)]
+    flow = await start(
+        engine,
+        "g",
+        group("g", *keys, order="parallel", next="end"),
+        *(task(key) for key in (*keys, "end")),
+    )
+    works = await claim_all(engine)
+    async with another() as second, another() as third:
+        engines = [engine, second, third]
+        await asyncio.gather(
+            *(engines[n % 3].complete(work.fence) for n, work in enumerate(works)),
+            *(engines[(n + 1) % 3].complete(work.fence) for n, work in enumerate(works)),
+        )
+    assert await worked(engine, agent) == ["end"]
+    assert await events(raw, "group_completed") == 1
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_an_approval_is_decided_once(
+    engine: Engine, another: Another, agent: AgentProfile
+) -> None:
+    flow = await start(
+        engine, "ok", task("ok", next="ship", control=Approval(message="?")), task("ship")
+    )
+    [item] = await engine.inbox.list()
+    async with another() as second:
+        told = await asyncio.gather(
+            engine.inbox.answer(item.id, approve=True),
+            second.inbox.answer(item.id, approve=True),
+            engine.inbox.answer(item.id, approve=False),
+            return_exceptions=True,
+        )
+    assert [type(each) for each in told if each is not None] == [Conflict, Conflict]
+    winner = told.index(None)
+    assert await worked(engine, agent) == (["ship"] if winner < 2 else [])
+    assert await flow_status(engine, flow) == ("COMPLETED" if winner < 2 else "FAILED")
+
+
+async def test_what_is_left_of_a_foreach_is_done_once(
+    engine: Engine, another: Another, agent: AgentProfile, raw: Raw
+) -> None:
+    await start(
+        engine,
+        "each",
+        task("each", control=Foreach(items=list(range(1300)), template="one", order="parallel")),
+        task("one"),
+    )
+    async with another() as second:
+        while any(await asyncio.gather(*(e.flows.work_once() for e in (engine, second, engine)))):
+            pass
+    assert await raw.value("select count(*) from task_body where key = 'one'") == 1300
+    assert await raw.value("select count(distinct slot) from task_body where key = 'one'") == 1300
+
+
+async def test_a_child_whose_lease_runs_out_for_the_last_time_ends_its_group(
+    engine: Engine, agent: AgentProfile, clock: ManualClock
+) -> None:
+    flow = await start(engine, "g", group("g", "a", "b"), task("a", max_attempts=1), task("b"))
+    await engine.claim(agent, WORKER, 1)
+    clock.advance(60)
+    await engine.upkeep.expire_once("reaper")
+    assert await statuses(engine, flow) == {"g": ["FAILED"], "a": ["DEAD"], "b": ["SKIPPED"]}
+    assert await flow_status(engine, flow) == "FAILED"
+
+
+async def test_an_unreadable_child_does_not_hold_its_flow_up(
+    engine: Engine, agent: AgentProfile, raw: Raw, clock: ManualClock
+) -> None:
+    """Its row is put out of circulation, which is an end like any other."""
+    flow = await start(engine, "g", group("g", "a", join="all_done"), task("a"))
+    [work] = await engine.claim(agent, WORKER, 1)
+    odd = '{"bogus": 1}'
+    await raw.execute(f"update task set retry = '{odd}' where id = '{work.fence.task}'")
+    clock.advance(60)
+    await engine.upkeep.expire_once("reaper")
+    assert await worked(engine, agent) == []
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+@pytest.mark.parametrize("failing", [True, False])
+async def test_a_cascade_over_its_bound_is_finished_later(
+    engine: Engine, agent: AgentProfile, failing: bool
+) -> None:
+    """600 children are skipped when the first of a sequence fails."""
+
+    def handler(work: Work) -> Any:
+        if failing:
+            raise Wrong("no")
+
+    keys = [f"c{number}" for number in range(600)]
+    flow = await start(engine, "g", group("g", *keys), *(task(key) for key in keys))
+    ran = await worked(engine, agent, handler)
+    assert len(ran) == (1 if failing else 600)
+    found = await statuses(engine, flow)
+    ends = [each for key in keys for each in found.get(key, [])]
+    assert set(ends) == ({"FAILED", "SKIPPED"} if failing else {"COMPLETED"})
+    assert await flow_status(engine, flow) == ("FAILED" if failing else "COMPLETED")
+
+
+async def test_children_made_while_their_flow_is_paused_go_on_with_it(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    """The last hundred are made between the pause and its reaching the tasks."""
+    keys = [f"c{number}" for number in range(600)]
+    flow = await start(
+        engine, "g", group("g", *keys, order="parallel"), *(task(key) for key in keys)
+    )
+    await engine.flows.pause(flow)
+    assert await worked(engine, agent) == []
+    await engine.flows.resume(flow)
+    assert len(await worked(engine, agent)) == 600
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_task_that_stops_for_a_pause_goes_on_with_its_flow(
+    engine: Engine, agent: AgentProfile, clock: ManualClock
+) -> None:
+    """The flow is resumed before the worker has said that it stopped."""
+    flow = await start(engine, "a", task("a"))
+    [work] = await engine.claim(agent, WORKER, 1)
+    await engine.flows.pause(flow)
+    await engine.flows.resume(flow)
+    await engine.confirm_pause(work.fence, {"state": "killed"})
+    clock.advance(5)
+    assert await worked(engine, agent) == ["a"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_what_has_run_is_cancelled_not_skipped(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    flow = await start(engine, "g", group("g", "a", "b"), task("a"), task("b"))
+    [work] = await engine.claim(agent, WORKER, 1)
+    await engine.fail(work.fence, failure())
+    later = next(each.id for each in (await engine.list()).tasks if each.title == "b")
+    await engine.cancel(later)
+    assert await statuses(engine, flow) == {"g": ["FAILED"], "a": ["CANCELLED"], "b": ["CANCELLED"]}

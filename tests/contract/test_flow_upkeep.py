@@ -1,0 +1,44 @@
+"""What coordinators mend in flows, on both stores: damage that only a fault could have done."""
+
+from tests.contract.conftest import ManualClock, Raw, new, status
+from tests.contract.flowing import flow_status, group, start, task, worked
+
+from tenuto.engine.engine import Engine
+from tenuto.engine.flow_upkeep import FlowUpkeep
+from tenuto.model.matching import AgentProfile
+
+
+async def test_a_circle_is_found_and_failed(engine: Engine, raw: Raw) -> None:
+    one = (await engine.submit(new())).id
+    two = (await engine.submit(new(depends_on=[str(one)]))).id
+    outside = (await engine.submit(new(depends_on=[str(two)]))).id
+    free = (await engine.submit(new())).id
+    await engine.pause(one)
+    made = f"insert into task_dependency (task, needs, workspace, met) select '{one}', '{two}',"
+    no = "0" if raw.path is not None else "false"
+    await raw.execute(f"{made} workspace, {no} from task where id = '{one}'")
+    await raw.execute(f"update task set unmet = 1 where id = '{one}'")
+    assert await FlowUpkeep(engine.system).cycles_once("mender") == 2
+    assert [await status(engine, each) for each in (one, two, outside)] == ["FAILED"] * 3
+    assert (await engine.show(one)).error_class == "dependency_cycle"
+    assert await status(engine, free) == "PENDING"
+    assert await FlowUpkeep(engine.system).cycles_once("mender") == 0
+
+
+async def test_a_count_that_drifted_is_set_right(
+    engine: Engine, agent: AgentProfile, raw: Raw, clock: ManualClock
+) -> None:
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "b", order="parallel", next="end"),
+        *(task(key) for key in ("a", "b", "end")),
+    )
+    await raw.execute("update task_group set open = open + 1")
+    await worked(engine, agent)
+    assert await flow_status(engine, flow) == "RUNNING"
+    clock.advance(minutes=6)
+    assert await FlowUpkeep(engine.system).recount_once("mender") == 1
+    assert await worked(engine, agent) == ["end"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+    assert await FlowUpkeep(engine.system).recount_once("mender") == 0

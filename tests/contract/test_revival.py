@@ -1,0 +1,134 @@
+"""Retry of parts of flows, on both stores."""
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+from tests.contract.conftest import claim_all, failure, new, refusal, status
+from tests.contract.flowing import Wrong, flow_status, group, start, statuses, task, worked
+
+from tenuto.engine.claim import Work
+from tenuto.engine.engine import Engine
+from tenuto.engine.query import Filter
+from tenuto.model.definition import Condition
+from tenuto.model.matching import AgentProfile
+
+
+def failing(*keys: str) -> Callable[[Work], Any]:
+    """A handler that fails each of the keys once."""
+    left = list(keys)
+
+    def handler(work: Work) -> Any:
+        if work.key in left:
+            left.remove(work.key)
+            raise Wrong("not yet")
+        return {"key": work.key}
+
+    return handler
+
+
+async def failed(engine: Engine) -> UUID:
+    page = await engine.list(Filter(status=("FAILED",)))
+    [one] = [each for each in page.tasks if each.error_class != "dependency_failed"]
+    return one.id
+
+
+async def test_a_sequence_goes_on_where_it_failed(engine: Engine, agent: AgentProfile) -> None:
+    handler = failing("b")
+    flow = await start(
+        engine,
+        "all",
+        group("all", "g", "last", next="end"),
+        group("g", "a", "b", "c"),
+        *(task(key) for key in ("a", "b", "c", "last", "end")),
+    )
+    assert await worked(engine, agent, handler) == ["a", "b"]
+    assert await flow_status(engine, flow) == "FAILED"
+    await engine.retry(await failed(engine), cascade=True)
+    assert await flow_status(engine, flow) == "RUNNING"
+    assert await worked(engine, agent, handler) == ["b", "c", "last", "end"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+    found = await statuses(engine, flow)
+    assert found["end"] == ["COMPLETED"]
+    assert found["g"] == found["all"] == ["COMPLETED"]
+
+
+async def test_a_join_fires_once_though_a_child_was_retried(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    handler = failing("a", "b")
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "b", "c", order="parallel", next="end"),
+        *(task(key) for key in ("a", "b", "c", "end")),
+    )
+    await worked(engine, agent, handler)
+    assert await flow_status(engine, flow) == "FAILED"
+    assert await engine.flows.revive(flow) == 2
+    assert sorted(await worked(engine, agent, handler)) == ["a", "b", "end"]
+    assert (await statuses(engine, flow))["end"] == ["COMPLETED"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_child_retried_while_its_group_runs_counts_once(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    handler = failing("a")
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "b", order="parallel", next="end"),
+        *(task(key) for key in ("a", "b", "end")),
+    )
+    assert await worked(engine, agent, handler, most=1) == ["a"]
+    await engine.retry(await failed(engine))
+    assert sorted(await worked(engine, agent, handler)) == ["a", "b", "end"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_retry_without_cascade_leaves_the_flow_as_it_ended(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    handler = failing("a")
+    flow = await start(engine, "a", task("a", next="b"), task("b"))
+    await worked(engine, agent, handler)
+    await engine.retry(await failed(engine))
+    assert await worked(engine, agent, handler) == ["a"]
+    assert await flow_status(engine, flow) == "FAILED"
+
+
+async def test_a_condition_is_asked_again(engine: Engine, agent: AgentProfile) -> None:
+    results = iter([{"other": 1}, {"ok": True}])
+    flow = await start(
+        engine,
+        "ask",
+        task("ask", next="if"),
+        task("if", control=Condition(expression="result.ok", on_true="yes")),
+        task("yes"),
+    )
+    await worked(engine, agent, lambda work: next(results, None))
+    assert await flow_status(engine, flow) == "FAILED"
+    await engine.retry(await failed(engine), cascade=True)
+    assert await flow_status(engine, flow) == "FAILED"  # the same result gives the same answer
+
+
+async def test_what_waited_for_a_failed_task_is_revived_with_it(engine: Engine) -> None:
+    first = (await engine.submit(new())).id
+    near = (await engine.submit(new(depends_on=[str(first)]))).id
+    far = (await engine.submit(new(depends_on=[str(near)], on_dependency_failure="skip"))).id
+    [work] = await claim_all(engine)
+    await engine.fail(work.fence, failure("syntax"))
+    assert [await status(engine, each) for each in (near, far)] == ["FAILED", "SKIPPED"]
+    await engine.retry(first, cascade=True)
+    assert [await status(engine, each) for each in (near, far)] == ["WAITING", "WAITING"]
+    for _ in range(3):
+        for work in await claim_all(engine):
+            await engine.complete(work.fence)
+    assert [await status(engine, each) for each in (first, near, far)] == ["COMPLETED"] * 3
+
+
+async def test_what_has_not_failed_cannot_be_retried(engine: Engine, agent: AgentProfile) -> None:
+    await start(engine, "a", task("a"))
+    [only] = (await engine.list()).tasks
+    assert await refusal(engine.retry(only.id, cascade=True)) == "out_of_turn"

@@ -1,0 +1,67 @@
+"""Whatever stands in a file, it is read or refused with its place: never a fault."""
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.manifest.examples import FLOW, S2
+from tests.manifest.test_writing import values
+
+from tenuto.manifest.drafting import spec_from
+from tenuto.manifest.manifest import Manifest, read
+from tenuto.manifest.shapes import GroupShape, Lists, TaskShape
+from tenuto.manifest.writing import dump, yaml_of
+from tenuto.model.errors import Invalid
+
+
+def outcome(text: str | bytes) -> Manifest | None:
+    """What is read; nothing where it is refused, with a place or the whole file's name."""
+    try:
+        return read({"f.yaml": text})
+    except Invalid as error:
+        told = error
+    assert all(line.startswith(("f.yaml:", "... and")) for line in told.message.split("\n")), told
+    assert told.details["file"] == "f.yaml"
+    return None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(max_size=200) | st.binary(max_size=200))
+def test_any_text(text: str | bytes) -> None:
+    outcome(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from([S2, FLOW]),
+    st.integers(0, 1200),
+    st.integers(0, 20),
+    st.text("abc:-{}[]&*!|>'\"%@` \n\t#?,~0<", max_size=8),
+)
+def test_an_example_with_a_piece_replaced(text: str, at: int, length: int, piece: str) -> None:
+    at %= len(text)
+    outcome(text[:at] + piece + text[at + length :])
+
+
+task_names = st.sampled_from(TaskShape.__struct_fields__)
+group_names = st.sampled_from([*GroupShape.__struct_fields__, *Lists.__struct_fields__])
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.dictionaries(task_names | group_names, values, max_size=5), st.booleans())
+def test_any_value_in_any_field(said: dict[str, Any], is_group: bool) -> None:
+    said = {"id": "a"} | said
+    found = outcome(yaml_of(said))
+    if found is not None and found.specs:
+        again = read({"f": dump(found.specs.values())})
+        assert again.specs == found.specs
+    with suppress(Invalid):
+        spec_from("group" if is_group else "task", said)
+
+
+@pytest.mark.parametrize("name", TaskShape.__struct_fields__)
+@pytest.mark.parametrize("value", [True, -1, 1e300, "", "x y", [], [[]], {}, {"a": {}}, 2**63])
+def test_odd_values_in_each_field(name: str, value: Any) -> None:
+    outcome(yaml_of({"id": "a"} | {name: value}))

@@ -1,0 +1,231 @@
+"""The oracles of flows: what has to be true of joins, items, rounds, turns and approvals."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from tests.proof.sim.checkers import Broken, Oracle, Outcome
+from tests.proof.sim.recorder import Recorder
+
+CLOSED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "SKIPPED"})
+GOOD, NEITHER = "COMPLETED", "SKIPPED"
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A task or a run of a group, in its place."""
+
+    id: str
+    flow: str
+    key: str
+    activation: int
+    group: str | None
+    slot: int
+    status: str
+    attempt: int
+    is_group: bool
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A run of a group as its row has it."""
+
+    id: str
+    key: str
+    kind: str
+    status: str
+    join_policy: str
+    total: int
+    made: int
+    open: int
+    succeeded: int
+    failed: int
+    version: int
+    items: str | None
+
+
+def nodes(outcome: Outcome) -> list[Node]:
+    rows = outcome.database.rows(
+        "select body.task, body.flow, body.key, body.activation, body.group_id, body.slot,"
+        " task.status, task.attempt, 0 from task_body body join task on task.id = body.task"
+        " where body.flow is not null union all select id, flow, key, activation, parent, slot,"
+        " status, 0, 1 from task_group order by 1"
+    )
+    return [Node(*row[:8], is_group=bool(row[8])) for row in rows]
+
+
+def runs(outcome: Outcome) -> list[Run]:
+    names = ", ".join(Run.__struct_fields__)
+    return [Run(*row) for row in outcome.database.rows(f"select {names} from task_group")]
+
+
+def everything_ends(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
+    """Flows and groups end, and no cascade leaves anything behind."""
+    del recorder
+    for table in ("flow", "task_group"):
+        for key, status in outcome.database.rows(f"select key, status from {table}"):
+            if status not in CLOSED:
+                yield "I24", f"{table} {key} is {status} for ever"
+    for kind, subject in outcome.database.rows("select kind, subject from flow_work"):
+        yield "I24", f"{kind} of {subject} was never done"
+    if len(outcome.database.rows("select id from flow")) != 1:
+        yield "I2", "a flow with a fire key was started more or less than once"
+
+
+def told(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
+    """Groups and flows have trails without gaps that tell of one end, and end as their rows do."""
+    first: dict[str, list[int]] = defaultdict(list)
+    for known, seq in recorder.delivered:
+        if seq not in first[str(known)]:
+            first[str(known)].append(seq)
+    for table in ("flow", "task_group"):
+        for id_, key, status, version in outcome.database.rows(
+            f"select id, key, status, version from {table}"
+        ):
+            trail = outcome.database.rows(
+                "select seq, kind from event where task = ? order by seq", id_
+            )
+            if [seq for seq, _ in trail] != list(range(1, version + 1)):
+                yield "I13", f"{table} {key}: gaps in {trail}"
+            word = "flow" if table == "flow" else "group"
+            over = [kind for _, kind in trail if kind.removeprefix(f"{word}_").upper() in CLOSED]
+            if over != [f"{word}_{status.lower()}"]:
+                yield "I18", f"{table} {key} is {status}, told was {over}"
+            if first[id_] != [seq for seq, _ in trail]:
+                yield "I19", f"{table} {key}: relayed {first[id_]} of {len(trail)}"
+
+
+def _slots(outcome: Outcome) -> dict[tuple[str | None, int], list[Node]]:
+    found: dict[tuple[str | None, int], list[Node]] = defaultdict(list)
+    for node in nodes(outcome):
+        found[node.group, node.slot].append(node)
+    return found
+
+
+def _end(slot: list[Node]) -> str:
+    """How a slot ended: something follows only what ended well, so at most one did not."""
+    return next((node.status for node in slot if node.status != GOOD), GOOD)
+
+
+def joins(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
+    """A group's counters are what its children's rows say, and it ended by its policy."""
+    del recorder
+    slots = _slots(outcome)
+    for run in runs(outcome):
+        mine = {slot: _end(each) for (group, slot), each in slots.items() if group == run.id}
+        good = sum(status == GOOD for status in mine.values())
+        bad = sum(status not in (GOOD, NEITHER) for status in mine.values())
+        if run.open == 0:
+            if (run.succeeded, run.failed, len(mine)) != (good, bad, run.total):
+                counted = f"{run.succeeded} good, {run.failed} bad of {run.total}"
+                yield "I18", f"{run.key} counted {counted}; there are {good}, {bad}, {len(mine)}"
+        elif run.succeeded > good or run.failed > bad or run.open > run.total:
+            yield "I18", f"{run.key} counted more ends than there are"
+        if run.status == GOOD and (run.open or run.failed):
+            yield "I18", f"{run.key} is COMPLETED with {run.open} open and {run.failed} failed"
+        if run.status == "FAILED" and not run.failed:
+            yield "I18", f"{run.key} FAILED and nothing in it has"
+        if run.open < 0:
+            yield "I18", f"{run.key} has {run.open} open"
+
+
+def items(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
+    """Every item once; every activation of a key once, numbered without gaps."""
+    del recorder
+    slots = _slots(outcome)
+    for run in runs(outcome):
+        if run.items is None:
+            continue
+        made = {slot: each for (group, slot), each in slots.items() if group == run.id}
+        for slot, each in made.items():
+            if len(each) != 1:
+                yield "I18", f"item {slot} of {run.key} was made {len(each)} times"
+        if sorted(made) != list(range(run.made)) or (run.status == GOOD and run.made != run.total):
+            yield "I18", f"{run.key} has {len(made)} of {run.total} items"
+    numbers: dict[tuple[str, bool], list[int]] = defaultdict(list)
+    for node in nodes(outcome):
+        numbers[node.key, node.is_group].append(node.activation)
+    for (key, _), found in numbers.items():
+        if len(set(found)) != len(found):
+            yield "I18", f"{key} was activated {sorted(found)}"
+
+
+def skipped(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
+    """What was skipped has not run."""
+    del recorder
+    for node in nodes(outcome):
+        if node.status == NEITHER and node.attempt:
+            yield "I18", f"{node.key} was skipped after {node.attempt} attempts"
+
+
+def course(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
+    """The flow went the way that its results say, once, and ended as its last steps did."""
+    from tests.proof.sim.flow_story import ROUNDS, STEPS, expected
+
+    twist = recorder.seen["twist"]
+    wanted = expected(twist)
+    found = Counter(node.key for node in nodes(outcome))
+    rows = outcome.database.rows("select status, steps_left from flow")
+    status, left = rows[0] if rows else ("nothing", 0)
+    ends = {node.status for node in nodes(outcome)}
+    if ends <= {GOOD} and found != wanted:
+        yield "I18", f"wrong steps: {_difference(found, wanted)}"
+    if over := found - wanted:
+        yield "I18", f"too much was run: {dict(over)}"
+    if status == GOOD and found != wanted:
+        yield "I18", f"COMPLETED without {dict(wanted - found)}"
+    if (status == "FAILED") != bool(ends - {GOOD, NEITHER}) and status != "CANCELLED":
+        yield "I18", f"the flow is {status}, its parts are {sorted(ends)}"
+    if left != STEPS - found["again"]:
+        yield "I18", f"{left} jumps left after {found['again']} of {STEPS}"
+    if found["final"] and not found["ok"]:
+        yield "I18", "the last task ran before its time"
+    if found["work"] - found["again"] not in (0, 1) or found["work"] > ROUNDS:
+        yield "I18", f"{found['work']} rounds by {found['again']} jumps"
+
+
+def _difference(found: Counter[str], wanted: Counter[str]) -> dict[str, Any]:
+    return {"more": dict(found - wanted), "less": dict(wanted - found)}
+
+
+def approvals(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
+    """Each question is asked once and decided once."""
+    rows = outcome.database.rows(
+        "select item.id, item.status, item.task, task.status from inbox_item item"
+        " join task on task.id = item.task"
+    )
+    asked = Counter(row[2] for row in rows)
+    for task, times in asked.items():
+        if times > 1:
+            yield "approval", f"{task} was asked {times} times"
+    for item, status, task, ended in rows:
+        if status == "OPEN":
+            yield "approval", f"{item} is open though {task} is {ended}"
+        if (status == "APPROVED") != (ended == GOOD):
+            yield "approval", f"{item} is {status}, its task {ended}"
+    for item, times in recorder.seen["answered"].items():
+        if times > 1:
+            yield "approval", f"{times} answers to {item} were accepted"
+
+
+def waits(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
+    """Nothing starts before what it waits for has ended well; nothing waits for what has."""
+    del recorder
+    places: dict[tuple[str, str], int] = {}
+    for task, kind, position in outcome.database.rows(
+        "select task, kind, position from event where kind in ('claimed', 'completed')"
+        " order by position desc"
+    ):
+        places[task, kind] = position
+    for task, needs, met, failed in outcome.database.rows(
+        "select task, needs, met, failed from task_dependency"
+    ):
+        begun, done = places.get((task, "claimed")), places.get((needs, "completed"))
+        if begun is not None and (done is None or begun < done):
+            yield "I17", f"{task} began before {needs} had ended"
+        if not met and not failed and done is not None:
+            yield "I17", f"{task} was never told that {needs} had ended"
+
+
+ORACLES: tuple[Oracle, ...] = (
+    *(everything_ends, told, joins, items, skipped, course, approvals, waits),
+)
