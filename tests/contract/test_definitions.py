@@ -8,27 +8,13 @@ import pytest
 from tests.contract.conftest import Another, ManualClock, Raw, refusal
 from tests.manifest.examples import FLOW, S2
 
-from tenuto.engine.definitions import Applied, Definitions
+from tenuto.engine.definitions import Applied
 from tenuto.engine.engine import Engine
 from tenuto.manifest.drafting import Schedule
 from tenuto.manifest.manifest import Manifest, read
 from tenuto.model.definition import Goto, GroupSpec
-from tenuto.model.errors import Conflict, Invalid, NotFound
+from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.submission import NewTask
-
-
-class Started:
-    """Stands in for the flows: notes what was started."""
-
-    def __init__(self, failing: Exception | None = None) -> None:
-        self.keys: list[str] = []
-        self._failing = failing
-
-    async def start(self, key: str, input: Any = None, *, steps: int | None = None) -> UUID:  # noqa: A002
-        if self._failing is not None:
-            raise self._failing
-        self.keys.append(key)
-        return UUID(int=len(self.keys))
 
 
 def told(applied: Applied) -> dict[str, str]:
@@ -37,11 +23,6 @@ def told(applied: Applied) -> dict[str, str]:
 
 def a_task(key: str = "a", **fields: Any) -> NewTask:
     return NewTask(title=key.upper(), key=key, **fields)
-
-
-def without_flows(engine: Engine) -> tuple[Definitions, Started]:
-    flows = Started()
-    return Definitions(engine.core, engine.workspace, flows), flows
 
 
 async def test_a_definition_is_kept_seen_changed_and_forgotten(
@@ -131,10 +112,11 @@ async def test_pages_follow_each_other(engine: Engine) -> None:
 
 
 async def test_the_example_is_applied_once(engine: Engine, raw: Raw) -> None:
-    definitions, flows = without_flows(engine)
+    definitions = engine.definitions
     dry = await definitions.apply_files({"s2.yaml": S2}, dry_run=True)
     assert told(dry) == {"task-200": "created", "group-preprocessing": "created"}
-    assert ([each.key for each in dry.started], flows.keys) == (["task-200"], [])
+    assert [each.key for each in dry.started] == ["task-200"]
+    assert await raw.count("flow") == 0
     assert await raw.count("definition") == 0
     done = await definitions.apply_files({"s2.yaml": S2})
     assert (done.definitions, done.warnings) == (dry.definitions, dry.warnings)
@@ -142,12 +124,13 @@ async def test_the_example_is_applied_once(engine: Engine, raw: Raw) -> None:
     before = await definitions.page()
     again = await definitions.apply_files({"s2.yaml": S2})
     assert told(again) == {"task-200": "unchanged"}
-    assert (again.started, again.warnings, flows.keys) == ([], [], ["task-200"])
+    assert (again.started, again.warnings) == ([], [])
+    assert await raw.count("flow") == 1
     assert await definitions.page() == before
 
 
 async def test_a_change_is_told_by_field_and_starts_anew(engine: Engine) -> None:
-    definitions, flows = without_flows(engine)
+    definitions = engine.definitions
     await definitions.apply_files({"f": S2})
     text = S2.replace("estimate: 20", "estimate: 90").replace("Low", "Hard")
     done = await definitions.apply_files({"f": text})
@@ -157,7 +140,7 @@ async def test_a_change_is_told_by_field_and_starts_anew(engine: Engine) -> None
         ("resolve_time_estimate", 20, 90),
         ("complexity_level", "Low", "Hard"),
     ]
-    assert flows.keys == ["task-200", "task-200"]
+    assert len((await engine.list()).tasks) == 2
 
 
 async def test_flows_start_what_was_applied(engine: Engine) -> None:
@@ -166,13 +149,6 @@ async def test_flows_start_what_was_applied(engine: Engine) -> None:
     assert started.flow_id is not None
     [task] = (await engine.list()).tasks
     assert task.title == "Transform raw data"
-
-
-async def test_a_start_that_fails_leaves_a_warning(engine: Engine) -> None:
-    definitions = Definitions(engine.core, engine.workspace, Started(Conflict("no room")))
-    done = await definitions.apply_files({"f": S2})
-    assert "'task-200' is stored, but was not started: no room" in done.warnings
-    assert (await definitions.get("task-200")).version == 1
 
 
 async def test_all_or_nothing(engine: Engine, raw: Raw) -> None:

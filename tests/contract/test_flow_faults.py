@@ -241,9 +241,7 @@ async def test_a_task_that_stops_for_a_pause_goes_on_with_its_flow(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
-async def test_what_has_run_is_cancelled_not_skipped(
-    engine: Engine, agent: AgentProfile
-) -> None:
+async def test_what_has_run_is_cancelled_not_skipped(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(engine, "g", group("g", "a", "b"), task("a"), task("b"))
     [work] = await engine.claim(agent, WORKER, 1)
     await engine.fail(work.fence, failure())

@@ -27,7 +27,7 @@ from tenuto.model.retry import RetryPolicy
 KILLED = -signal.SIGKILL
 FLOW_POINTS = ("flow.before_piece", "flow.before_commit", "flow.committed")
 HANDLERS = ("--app", "tests.proof.crash.handlers:handlers")
-GROUPS = int(os.environ.get("TENUTO_PROOF_GROUPS", "40"))
+GROUPS = int(os.environ.get("TENUTO_PROOF_GROUPS", "60"))
 CHILDREN = 16
 KILLS = 6
 PATIENCE = 60 + GROUPS * 0.6
@@ -94,7 +94,7 @@ class Killer:
 
     def _start(self, kind: str) -> None:
         if kind == "worker":
-            process = self._world.worker(*HANDLERS, "--slots", "48")
+            process = self._world.worker(*HANDLERS, "--slots", "32")
         else:
             process = self._world.coordinator()
         self._alive.append((kind, process))
@@ -145,14 +145,14 @@ def foreach(items: int) -> Plan:
 
 
 async def test_coordinators_that_crash_make_every_item_once(world: System) -> None:
-    """A start makes 500 items and leaves the rest to coordinators, which die at it."""
+    """A start makes the first items and leaves the rest to coordinators, which die at it."""
     await world.engine.flows.start_plan(foreach(1700))
     made = []
     for point in FLOW_POINTS:
         process = world.coordinator(CRASH_AT=point)
         assert await process.ended() == KILLED, f"{point} was not reached\n{process.text()}"
         made.append(await Raw(world.url).value("select made from task_group"))
-    assert made == [500, 500, 1000]
+    assert 0 < made[0] == made[1] < made[2] < 1700
     world.coordinator()
     world.worker(*HANDLERS, "--slots", "400")
 

@@ -8,7 +8,16 @@ import click
 
 from tenuto.cli.base import Globals, command
 from tenuto.cli.embedded import call
-from tenuto.cli.parse import after, ahead, folder, read_json, read_text, seconds
+from tenuto.cli.parse import (
+    after,
+    ahead,
+    folder,
+    place_options,
+    read_json,
+    read_place,
+    read_text,
+    seconds,
+)
 
 if TYPE_CHECKING:
     from tenuto.client.remote import AnyEngine
@@ -36,6 +45,7 @@ def print_submitted(given: Globals, submitted: "Submitted") -> None:
     'orchestrate task create --name "Fix types" --prompt "Fix the strict errors" --priority 8',
     "orchestrate task create --name Report --prompt-file ask.md --run-at +10m --tag nightly",
     "orchestrate task create --name Import --type import --input @rows.json --max-attempts 5",
+    "orchestrate task create --name Deploy --prompt 'Ship it' --depends-on 0198c0de --next smoke",
 )
 @click.option("--name", required=True, metavar="TITLE", help="What the task is called.")
 @click.option("--prompt", metavar="TEXT", help="What the agent is asked to do.")
@@ -63,6 +73,7 @@ def print_submitted(given: Globals, submitted: "Submitted") -> None:
 @click.option("--parent", metavar="ID", help="The task this is a part of.")
 @click.option("--max-attempts", type=int, metavar="N", help="Tries in all; 3 if not given.")
 @click.option("--idempotency-key", metavar="KEY", help="A repeated submit gives the same task.")
+@place_options
 @click.pass_obj
 def create(
     given: Globals,
@@ -92,6 +103,7 @@ def create(
         told[key] = list(told[key])
 
     async def submit(engine: "AnyEngine") -> "Submitted":
+        await read_place(engine, told)
         return await engine.submit(
             NewTask(
                 title=name,

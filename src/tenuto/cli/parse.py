@@ -5,9 +5,12 @@ import re
 import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from tenuto.client.remote import AnyEngine
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -126,6 +129,35 @@ def folder(given: str | None) -> str:
         return os.path.abspath(given or os.getcwd())  # noqa: PTH100, PTH109  `..` is not a link's
     except OSError as error:
         raise click.UsageError(f"this folder is gone; name one with --cwd ({error})") from error
+
+
+def place_options(function: F) -> F:
+    """Adds the options that say where among others a task stands; `read_place` reads them."""
+    options = (
+        click.option(
+            "--depends-on", multiple=True, metavar="ID", help="A task to wait for; repeatable."
+        ),
+        click.option(
+            "--blocks", multiple=True, metavar="ID", help="A task that is to wait; repeatable."
+        ),
+        click.option(
+            "--on-dependency-failure",
+            type=click.Choice(["fail", "skip", "run"]),
+            help="What to do when one waited for fails; fail if not given.",
+        ),
+        click.option("--next", metavar="KEY", help="The definition to run when it has succeeded."),
+        click.option("--group", metavar="G", help="The running group, by id or key, to join."),
+        click.option("--key", metavar="KEY", help="A name that others may refer to."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+async def read_place(engine: "AnyEngine", fields: dict[str, Any]) -> None:
+    """Put the ids of other tasks in the place of what was given for them."""
+    for name in ("depends_on", "blocks"):
+        fields[name] = [str(await engine.find(each)) for each in fields[name]]
 
 
 def filter_options(function: F) -> F:

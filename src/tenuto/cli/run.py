@@ -8,7 +8,7 @@ import click
 from tenuto.cli.base import Command, Globals
 from tenuto.cli.create import agent_id, print_submitted
 from tenuto.cli.embedded import call
-from tenuto.cli.parse import folder, read_environment, seconds
+from tenuto.cli.parse import folder, place_options, read_environment, read_place, seconds
 
 if TYPE_CHECKING:
     from tenuto.client.remote import AnyEngine
@@ -54,6 +54,7 @@ class _Run(Command):
 @click.option("--env", "env", multiple=True, metavar="K=V", help="A variable for the command.")
 @click.option("--max-attempts", type=int, metavar="N", help="Tries in all; 3 if not given.")
 @click.option("--agent", metavar="NAME", help="The one agent that must take it.")
+@place_options
 @click.pass_context
 def run(
     ctx: click.Context, /, words: tuple[str, ...], agent: str | None, follow: bool, **fields: Any
@@ -71,6 +72,9 @@ def run(
 
     async def submit(engine: "AnyEngine") -> int:
         new.target_agent = await agent_id(engine, agent)
+        place = {"depends_on": new.depends_on, "blocks": new.blocks}
+        await read_place(engine, place)
+        new.depends_on, new.blocks = place["depends_on"], place["blocks"]
         submitted = await engine.submit(new)
         if not follow:
             print_submitted(given, submitted)

@@ -1,10 +1,19 @@
 """A flow as a tree of lines: groups with what is in them, and what is still to come."""
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from tenuto.client.remote import AnyEngine
     from tenuto.engine.flow_graph import GraphNode, GraphView
+    from tenuto.engine.flow_views import FlowView, GroupView
+
+V = TypeVar("V", "FlowView", "GroupView")
 
 MOST = 30
 """Children of a group that are shown; of the others it is told how many there are."""
@@ -21,6 +30,8 @@ _MARKS = {
     "PLANNED": " ",
 }
 _WAITING = "·"
+_ERROR = 100
+"""Characters of an error that are shown."""
 _QUIET = ("next", "sequence", "depends")
 
 
@@ -54,7 +65,7 @@ class _Said:
     def __init__(
         self,
         inside: "dict[str | None, list[GraphNode]]",
-        why: dict[str, str],
+        why: "Mapping[str, str]",
         jumps: dict[str, str],
         most: int,
     ) -> None:
@@ -79,47 +90,114 @@ class _Said:
         return found
 
     def _text(self, node: "GraphNode") -> str:
-        from tenuto.cli.render import printable
+        from tenuto.cli.render import cut, printable
 
+        why = self._why.get(node.id)
         name = node.key or node.title
-        if (node.activation or 1) > 1:
+        if why == "item" and node.is_group:
+            name += "  items"
+        elif (node.activation or 1) > 1:
             name += f" #{node.activation}"
-        if node.title not in (node.key, ""):
+        if node.title != node.key and not node.is_group:
             name += f"  {node.title}"
         kind = "" if node.kind == "agent" else f" ({node.kind}{self._leads(node)})"
-        why = f"{self._why[node.id]}: " if self._why.get(node.id) in ("true", "false") else ""
+        branch = f"{why}: " if why in ("true", "false") else ""
         done = "" if node.progress is None or node.status == "COMPLETED" else f" {node.progress}%"
         mark = _MARKS.get(node.status, _WAITING)
-        return printable(f"{mark} {why}{name}{kind}  {node.status}{done}")
+        error = "" if node.error is None else f": {cut(node.error, _ERROR)}"
+        return printable(f"{mark} {branch}{name}{kind}  {node.status}{done}{error}")
 
     def _leads(self, node: "GraphNode") -> str:
         """Where a jump leads."""
-        return f" {self._jumps[node.id]}" if node.id in self._jumps else ""
+        return f" to {self._jumps[node.id]}" if node.id in self._jumps else ""
 
 
-def print_tree(head: str, graph: "GraphView", status: str) -> None:
+def heading(view: "FlowView | GroupView") -> str:
+    """One line on how a flow or group is doing."""
+    from tenuto.cli.render import printable
+
+    title = "" if view.title == view.key else f"  {view.title}"
+    done = f" {view.progress_percent}%" if view.finished_at is None else ""
+    return printable(f"{view.key}{title}  {view.status}{done}  {view.id}")
+
+
+def print_tree(view: "FlowView | GroupView", graph: "GraphView") -> None:
     """Print a drawing, in colour on a terminal."""
-    from rich.console import Console
-
     from tenuto.cli.render import is_terminal
 
     if is_terminal():
-        Console(highlight=False, markup=False).print(drawn(head, graph, status))
+        _console().print(drawn(view, graph))
         return
-    print(head)
+    print(heading(view))
     for line in lines(graph):
         print(f"{line.branch}{line.text}")
 
 
-def drawn(head: str, graph: "GraphView", status: str):  # type: ignore[no-untyped-def]  # noqa: ANN201
-    """The drawing for rich."""
+def _console() -> "Console":
+    import os
+
+    from rich.console import Console
+
+    plain = bool(os.environ.get("NO_COLOR"))
+    return Console(color_system=None if plain else "auto", highlight=False, markup=False)
+
+
+def drawn(view: "FlowView | GroupView", graph: "GraphView") -> "Text":
+    """The drawing as rich shows it."""
     from rich.text import Text
 
     from tenuto.cli.render import style_of
 
     text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(head, style=style_of(status))
+    text.append(heading(view), style=style_of(view.status))
     for line in lines(graph):
-        text.append(f"\n{line.branch}", style="dim")
+        text.append(f"\n{line.branch}", style=style_of("PLANNED"))
         text.append(line.text, style=style_of(line.status))
     return text
+
+
+async def follow(
+    engine: "AnyEngine",
+    look: "Callable[[], Awaitable[V]]",
+    graph: "Callable[[], Awaitable[GraphView]]",
+    *,
+    quiet: bool,
+) -> "V":
+    """Show a flow or group until it has ended: live on a terminal, else what changes, by lines."""
+    from contextlib import aclosing
+
+    from tenuto.cli.render import is_terminal
+    from tenuto.client.flows import watched
+
+    async with aclosing(watched(engine, look)) as views:
+        if quiet:
+            async for view in views:
+                last = view
+        elif is_terminal():
+            from rich.live import Live
+
+            shown = ""
+            with Live(console=_console(), auto_refresh=False) as live:
+                async for view in views:
+                    last = view
+                    text = drawn(view, await graph())
+                    if text.plain != shown:
+                        live.update(text, refresh=True)
+                    shown = text.plain
+        else:
+            seen: dict[str, str] = {}
+            async for view in views:
+                last = view
+                _print_news(await graph(), seen)
+    return last
+
+
+def _print_news(graph: "GraphView", seen: dict[str, str]) -> None:
+    """Print what has another status than when it was last seen."""
+    from tenuto.cli.render import print_note
+
+    for node in graph.nodes:
+        if node.status != "PLANNED" and seen.get(node.id) != node.status:
+            again = f" #{node.activation}" if (node.activation or 1) > 1 else ""
+            print_note(f"{node.status:<10} {node.key or node.title}{again}")
+            seen[node.id] = node.status

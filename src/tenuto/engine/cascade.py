@@ -14,6 +14,18 @@ import msgspec
 
 from tenuto.clock import Clock
 from tenuto.engine.births import Birth, Births, Grown
+from tenuto.engine.consequences import (
+    Ended,
+    after_needs,
+    birth,
+    cancelled,
+    group_birth,
+    group_next,
+    is_met,
+    on_turn,
+    simply_met,
+    skipped,
+)
 from tenuto.engine.flow_rows import (
     Told,
     context_of,
@@ -50,16 +62,8 @@ from tenuto.model.flow import (
     step_after,
 )
 from tenuto.model.submission import NewTask
-from tenuto.model.task import LEASED, TERMINAL, Change, Status, Task
+from tenuto.model.task import TERMINAL, Change, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """A task that has just ended, and whose end is watched."""
-
-    id: UUID
-    workspace: UUID
-    status: Status
 
 
 class _SlotEnd(msgspec.Struct, frozen=True):
@@ -175,9 +179,9 @@ class Cascade:
         if not rows:
             return
         self.spent += len(rows)
-        special = {row["id"] for row in rows if not _simply_met(row, ends)}
+        special = {row["id"] for row in rows if not simply_met(row, ends)}
         hits = Counter(row["id"] for row in rows if row["id"] not in special)
-        pairs = [(row["id"], row["needs"], _is_met(row, ends)) for row in rows]
+        pairs = [(row["id"], row["needs"], is_met(row, ends)) for row in rows]
         yield Statement("dependency_settle", rows={"pair": pairs})
         if hits:
             params = {"now": self._now, "actor": self._actor}
@@ -191,7 +195,7 @@ class Cascade:
         for row in rows:
             waits[row["id"]].append(row)
         yield from self.each(
-            sorted(waits), lambda task: _after_needs(task, waits[task.id], ends), acts=True
+            sorted(waits), lambda task: after_needs(task, waits[task.id], ends), acts=True
         )
 
     def each(
@@ -264,7 +268,7 @@ class Cascade:
             if step is None:
                 self._slots.append(_SlotEnd(row["flow"], row["group_id"], row["slot"], end))
             else:
-                self.bear(_birth(row, step))
+                self.bear(birth(row, step))
 
     def _step(self, row: Row) -> Script[Step | None]:
         if row["id"] in self._steps:
@@ -349,7 +353,7 @@ class Cascade:
 
     def give_turn(self, task: UUID) -> Script[None]:
         """Let a child of a sequence run."""
-        yield from self.each([task], _on_turn)
+        yield from self.each([task], on_turn)
         self._acts += [
             (change.task.id, change.task.workspace)
             for change in self.changes
@@ -372,11 +376,11 @@ class Cascade:
         step = None
         if status is GroupStatus.COMPLETED:
             plan = yield from self._plans.plan(group.flow)
-            step = _group_next(plan, group)
+            step = group_next(plan, group)
         if step is None:
             self._slots.append(_SlotEnd(group.flow, group.parent, group.slot, end_of(status)))
         else:
-            self.bear(_group_birth(group, step))
+            self.bear(group_birth(group, step))
 
     def group_change(
         self, group: Group, kind: str | None = None, level: str = "INFO", message: str | None = None
@@ -423,7 +427,7 @@ class Cascade:
                 self.later("rest", group.id, group.workspace, {"cancel": cancel})
             tasks = sorted(row["id"] for row in rows if not row["is_group"])
             if tasks:
-                yield from self.each(tasks, _cancelled if cancel else _skipped)
+                yield from self.each(tasks, cancelled if cancel else skipped)
             yield from self.end_groups([r["id"] for r in rows if r["is_group"]], cancel=cancel)
 
     def end_groups(self, ids: list[UUID], *, cancel: bool) -> Script[None]:
@@ -507,90 +511,3 @@ class Cascade:
             },
         )
         return command
-
-
-def _simply_met(row: Row, ends: dict[UUID, Ended]) -> bool:
-    return bool(row["plain"]) and ends[row["needs"]].status is Status.COMPLETED
-
-
-def _is_met(row: Row, ends: dict[UUID, Ended]) -> bool:
-    done = ends[row["needs"]].status is Status.COMPLETED
-    return done or row["on_dependency_failure"] == "run"
-
-
-def _after_needs(task: Task, waits: list[Row], ends: dict[UUID, Ended]) -> Command:
-    for row in waits:
-        if not _is_met(row, ends):
-            return failed_need(
-                row["needs"], ends[row["needs"]].status, row["on_dependency_failure"]
-            )
-    del task
-    return commands.Met(n=len(waits))
-
-
-def failed_need(needs: UUID, status: Status, policy: str | None) -> Command:
-    """What becomes of a task when something that it waits for did not end well."""
-    why = f"waited for task {needs}, which is {status}"
-    if policy == "skip" or status is Status.SKIPPED:
-        return commands.Skip(reason=why)
-    return commands.Refuse(code="dependency_failed", message=why)
-
-
-def _on_turn(task: Task) -> Command | None:
-    return commands.Turn(hold="act") if task.hold == "turn:act" else commands.Turn()
-
-
-def _skipped(task: Task) -> Command | None:
-    if task.status in LEASED or task.attempt > 0:
-        return commands.Cancel(reason="its group has ended")
-    return commands.Skip(reason="its group ended before its turn")
-
-
-def _cancelled(task: Task) -> Command | None:
-    del task
-    return commands.Cancel(reason="its group has ended")
-
-
-def _birth(row: Row, step: Step) -> Birth:
-    context = context_of(row["context"])
-    return Birth(
-        flow=row["flow"],
-        group=row["group_id"],
-        slot=row["slot"],
-        key=step.key,
-        of=row["key"],
-        follows=_handed_on(row),
-        groups=context.groups,
-        prompt=step.prompt,
-        jump=step.jump,
-        foreach=step.foreach,
-        items=step.items,
-    )
-
-
-def _handed_on(row: Row) -> UUID | None:
-    """The task whose result a successor is handed: what the engine did has none of its own."""
-    by_engine = row["kind"] in ("condition", "goto", "foreach") and row["prompt"] is None
-    task: UUID | None = row["follows"] if by_engine else row["id"]
-    return task
-
-
-def _group_next(plan: Any, group: Group) -> str | None:
-    spec = plan.groups.get(group.key) or plan.tasks[group.key]
-    key: str | None = spec.next
-    context = context_of(group.context)
-    around = context.groups[-1] if context.groups else None
-    return None if key is None or in_turn(plan, around, group.key, key) else key
-
-
-def _group_birth(group: Group, key: str) -> Birth:
-    context = context_of(group.context)
-    return Birth(
-        flow=group.flow,
-        group=group.parent,
-        slot=group.slot,
-        key=key,
-        of=group.key,
-        follows=group.follows,
-        groups=context.groups,
-    )

@@ -194,6 +194,8 @@ class Claiming:
             except (ValueError, TypeError, msgspec.MsgspecError) as error:
                 await self._quarantine(row, error)
                 continue
+            if row["watched"]:
+                self._core.watched.add(row["id"])
             if marked(row["input"]) or marked(row["env"]):
                 secret.append(row)
             if row["flow"] is not None or refers(row["input"]):

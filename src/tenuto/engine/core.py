@@ -10,7 +10,8 @@ import msgspec
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
 from tenuto.crash import crash_point
-from tenuto.engine.cascade import Cascade, Ended
+from tenuto.engine.cascade import Cascade
+from tenuto.engine.consequences import Ended
 from tenuto.engine.escalation import escalate, lost
 from tenuto.engine.lanes import Lanes
 from tenuto.engine.plans import Plans
@@ -51,6 +52,23 @@ class Done(msgspec.Struct, frozen=True):
     cascade: Cascade | None = None
 
 
+class Recent:
+    """The last so many ids; a forgotten one costs a look at the row."""
+
+    def __init__(self, most: int = 20_000) -> None:
+        self._most = most
+        self._ids: dict[int, None] = {}
+
+    def add(self, task: UUID) -> None:
+        self._ids[task.int] = None
+        if len(self._ids) > self._most:
+            del self._ids[next(iter(self._ids))]
+
+    def take(self, task: UUID) -> bool:
+        """Whether the task is among them; it is forgotten."""
+        return bool(self._ids) and self._ids.pop(task.int, self) is None
+
+
 class Core:
     """One engine's means. Everything in a process may share it."""
 
@@ -61,6 +79,8 @@ class Core:
         self.batcher = Batcher(store)
         self.lanes = Lanes(store)
         self.plans = Plans()
+        self.watched = Recent()
+        """Tasks that were claimed here and whose ends are watched: worth knowing beforehand."""
         self._orders = Kind("orders", self._order_script)
 
     @property

@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
 
+from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
-from tenuto.engine.flows import spec_of
+from tenuto.engine.flows import Flows, spec_of
 from tenuto.manifest.diff import FieldChange, changes, same
 from tenuto.manifest.drafting import Draft, Files, drafted
 from tenuto.manifest.manifest import Manifest, linked
@@ -18,7 +19,7 @@ from tenuto.manifest.tasks import check_spec
 from tenuto.manifest.writing import camel, dump, kind_of, said_by
 from tenuto.model import limits
 from tenuto.model.definition import Goto
-from tenuto.model.errors import Conflict, Invalid, NotFound, TenutoError
+from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.plan import Spec, find_cycle, targets
 from tenuto.model.submission import NewTask
 from tenuto.store.protocol import Row, Script, Statement
@@ -77,13 +78,6 @@ class Applied(msgspec.Struct, frozen=True, rename="camel"):
     warnings: list[str]
 
 
-class Starter(Protocol):
-    """Whoever starts flows."""
-
-    async def start(self, key: str, input: Any = None, *, steps: int | None = None) -> UUID:  # noqa: A002
-        """Start a flow of what is defined by the key; answers its id."""
-
-
 class _Known(msgspec.Struct, frozen=True):
     """A stored definition, as it was when it was looked at."""
 
@@ -99,7 +93,7 @@ class _Moved(Exception):
 class Definitions:
     """The definitions of one workspace, on behalf of one actor."""
 
-    def __init__(self, core: Core, workspace: UUID, flows: Starter) -> None:
+    def __init__(self, core: Core, workspace: UUID, flows: Flows) -> None:
         self._core = core
         self._workspace = workspace
         self._flows = flows
@@ -186,30 +180,30 @@ class Definitions:
 
     async def _apply(self, manifest: Manifest, dry_run: bool, seen: Mapping[str, int]) -> Applied:
         """Apply a manifest that was checked against what has these versions; 0 is nothing."""
+        flows = {} if dry_run else await self._prepared(manifest)
 
-        def script() -> Script[list[DefinitionChange]]:
+        def script(cascade: Cascade) -> Script[Applied]:
             specs = list(manifest.specs.values())
             found = yield from self._put(specs, seen, dry_run=dry_run)
             yield from store_schedules(manifest)
-            return found
+            new = {change.key for change in found if change.action != "unchanged"}
+            started = [Started(key) for key in manifest.starts if key in new]
+            for index, each in enumerate(started):
+                if each.key in flows:
+                    yield from self._flows.begin(cascade, flows[each.key])
+                    started[index] = Started(each.key, flows[each.key]["id"])
+            return Applied(dry_run, found, started, list(manifest.warnings))
 
-        done = await self._core.store.transact(script)
-        new = {change.key for change in done if change.action != "unchanged"}
-        applied = Applied(dry_run, done, [], list(manifest.warnings))
-        for key in manifest.starts:
-            if key in new:
-                await self._start(applied, key)
-        return applied
+        return await self._core.flowing(script, self._flows.actor)
 
-    async def _start(self, applied: Applied, key: str) -> None:
-        """Start what is new; it is stored whether or not that succeeds."""
-        if applied.dry_run:
-            applied.started.append(Started(key))
-            return
-        try:
-            applied.started.append(Started(key, await self._flows.start(key)))
-        except TenutoError as error:
-            applied.warnings.append(f"{key!r} is stored, but was not started: {error}")
+    async def _prepared(self, manifest: Manifest) -> dict[str, dict[str, Any]]:
+        """The flows that are started with what is stored, should it be new."""
+        return {
+            key: await self._flows.prepare(
+                await self._flows.plan(key, dict(manifest.specs)), None, source="apply"
+            )
+            for key in manifest.starts
+        }
 
     def _put(
         self,

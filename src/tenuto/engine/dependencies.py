@@ -6,7 +6,8 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.cascade import Cascade, failed_need
+from tenuto.engine.cascade import Cascade
+from tenuto.engine.consequences import failed_need
 from tenuto.engine.rows import RANK, STATUS, UNMET, decode
 from tenuto.model import commands
 from tenuto.model.definition import references

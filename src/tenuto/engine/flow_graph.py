@@ -22,6 +22,7 @@ EdgeKind = Literal["next", "sequence", "true", "false", "goto", "item", "depends
 MAX_NODES = 2000
 PLANNED = "PLANNED"
 _GROUPS = ("sequential", "parallel")
+_FAILED = ("FAILED", "DEAD", "RETRY_WAIT")
 _CERTAIN = ("next", "sequence")
 
 
@@ -40,6 +41,8 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     parent: str | None = None
     slot: int = 0
     progress: int | None = None
+    error: str | None = None
+    """Why its last attempt failed, where it has not succeeded since."""
 
     @property
     def is_group(self) -> bool:
@@ -251,6 +254,7 @@ def _node(row: Row) -> GraphNode:
         parent=None if row["parent"] is None else str(row["parent"]),
         slot=row["slot"] or 0,
         progress=row["progress_percent"],
+        error=row["last_error"] if row["status"] in _FAILED else None,
     )
 
 

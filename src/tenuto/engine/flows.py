@@ -1,7 +1,9 @@
 """Flows: definitions started, what is left of their cascades done, and people's word on them."""
 
+import logging
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -11,7 +13,8 @@ from tenuto import tracing
 from tenuto.crash import crash_point
 from tenuto.engine import revival
 from tenuto.engine.births import Birth
-from tenuto.engine.cascade import Cascade, Ended
+from tenuto.engine.cascade import Cascade
+from tenuto.engine.consequences import Ended
 from tenuto.engine.core import Core
 from tenuto.engine.flow_rows import flow_of, group_of
 from tenuto.engine.rows import decode
@@ -19,7 +22,7 @@ from tenuto.model import commands, limits
 from tenuto.model.commands import Command
 from tenuto.model.complexity import gated
 from tenuto.model.definition import MAX_STEPS, STEPS, GroupSpec
-from tenuto.model.errors import Conflict, Invalid, NotFound
+from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
 from tenuto.model.flow import (
     CASCADE,
     FLOW_OPEN,
@@ -36,9 +39,12 @@ from tenuto.model.submission import NewTask, check, requirements
 from tenuto.model.task import LEASED, TERMINAL, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
+log = logging.getLogger("tenuto.engine")
+
 T = TypeVar("T")
 _STOPPING_S = 2.0
 """How long until somebody looks again at tasks that are being stopped for a pause."""
+TRY_AGAIN = timedelta(minutes=1)
 _ROUNDS = 8
 """Looks at stored definitions, each for the keys that the last one named, before all are read."""
 
@@ -49,7 +55,7 @@ class Flows:
     def __init__(self, core: Core, workspace: UUID, actor: str | None) -> None:
         self._core = core
         self._workspace = workspace
-        self._actor = actor
+        self.actor = actor
 
     async def start(
         self,
@@ -124,7 +130,7 @@ class Flows:
             "fire_key": fire_key,
             "rerun_of": None,
             "trace_id": tracing.here(),
-            "actor": self._actor,
+            "actor": self.actor,
             "now": self._core.now(),
         }
 
@@ -328,8 +334,23 @@ class Flows:
 
         done = 0
         for row in await self._core.store.transact(look):
-            done += await self._piece(row["id"])
+            try:
+                done += await self._piece(row["id"])
+            except Unavailable:
+                raise
+            except Exception:
+                # One piece must not hold up the others; it is tried again, later.
+                log.exception("cannot do %s of %s", row["kind"], row["subject"])
+                await self._put_off(row["id"])
         return done
+
+    async def _put_off(self, work: UUID) -> None:
+        params = {"id": work, "at": self._core.now() + TRY_AGAIN}
+
+        def script() -> Script[None]:
+            yield Statement("work_later", params)
+
+        await self._core.store.once(script)
 
     async def _piece(self, work: UUID) -> int:
         def script(cascade: Cascade) -> Script[int]:
@@ -344,7 +365,7 @@ class Flows:
         return await self._run(script)
 
     async def _run(self, script: Callable[[Cascade], Script[T]]) -> T:
-        return await self._core.flowing(script, self._actor)
+        return await self._core.flowing(script, self.actor)
 
 
 def spec_of(row: Row) -> Spec:

@@ -10,7 +10,8 @@ from uuid import UUID, uuid5
 
 import msgspec
 
-from tenuto.engine.cascade import Cascade, Ended
+from tenuto.engine.cascade import Cascade
+from tenuto.engine.consequences import Ended
 from tenuto.engine.core import Core
 from tenuto.engine.rows import CorruptRow, decode, task_of
 from tenuto.engine.sealing import Sealing, struck
@@ -105,7 +106,9 @@ class Reporting:
         text = redactor.json(limits.json_text("output", output))
         command = commands.Complete(fence=fence, output=text, summary=summary)
         result = _Result(command, workspace, actor)
-        moved = await self._core.batcher.submit(self._complete, result, key=fence.task.int)
+        moved = not self._core.watched.take(fence.task) and await self._core.batcher.submit(
+            self._complete, result, key=fence.task.int
+        )
         if not moved:
             await self._complete_watched(result)
         self._sealing.forget(fence)
@@ -124,7 +127,7 @@ class Reporting:
         if done.cascade is not None:
             self._core.announce_cascade(done.cascade)
         if not done.moved:
-            # Not the plain case: the model says what it is.
+            # Neither of the plain cases: the model says what it is.
             await self._core.order(
                 fence.task, result.command, workspace=result.workspace, actor=result.actor
             )

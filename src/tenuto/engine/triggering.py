@@ -222,7 +222,7 @@ class Triggering:
         more = {
             place.cause: asked[subject]
             for subject, place in places.items()
-            if place.cause is not None
+            if subject in asked and place.cause is not None
         }
         known = {row["id"]: row for row in await self._fetch("told_flows", more)}
         return _Told(places, known)

@@ -8,7 +8,8 @@ from uuid import UUID
 import msgspec
 
 from tenuto.crash import crash_point
-from tenuto.engine.cascade import Cascade, Ended
+from tenuto.engine.cascade import Cascade
+from tenuto.engine.consequences import Ended
 from tenuto.engine.core import Core
 from tenuto.engine.escalation import escalate, lost
 from tenuto.engine.rows import CorruptRow, task_of, write_changes

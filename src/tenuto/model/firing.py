@@ -1,11 +1,10 @@
 """What a schedule does at one look: which of its times starts, waits or is left out. Pure."""
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
 from tenuto.model.schedule import (
-    FIRST,
     GRACE,
     ScheduleSpec,
     due,
@@ -14,6 +13,7 @@ from tenuto.model.schedule import (
     overlap_action,
 )
 
+LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_QUEUED = 1_000
 """Times that wait for a start before to end; what comes on top of these is skipped."""
 
@@ -51,7 +51,7 @@ def first_look(spec: ScheduleSpec, now: datetime) -> datetime:
 
     A fixed time means "not before", so one that has passed already still starts.
     """
-    return FIRST if spec.kind == "datetime-event" else now
+    return LONG_AGO if spec.kind == "datetime-event" else now
 
 
 def next_look(spec: ScheduleSpec, last: datetime, roll: float) -> datetime | None:

@@ -43,6 +43,16 @@ class Context:
         return self._work.input
 
     @property
+    def key(self) -> str | None:
+        """The name that the task has in its flow."""
+        return self._work.key
+
+    @property
+    def previous(self) -> Any:
+        """What the task before it in its flow has made."""
+        return self._work.previous
+
+    @property
     def work(self) -> Work:
         """Everything the claim brought: title, prompt, metadata and more."""
         return self._work

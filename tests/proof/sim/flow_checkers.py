@@ -226,6 +226,26 @@ def waits(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
             yield "I17", f"{task} was never told that {needs} had ended"
 
 
+def turns(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
+    """In a sequence, nobody is claimed before those in front have ended."""
+    del recorder
+    places: dict[str, list[int]] = defaultdict(list)
+    for task, position in outcome.database.rows(
+        "select task, position from event where kind in ('claimed', 'completed') order by position"
+    ):
+        places[task].append(position)
+    slots = _slots(outcome)
+    for run in runs(outcome):
+        if run.kind != "sequential":
+            continue
+        last = 0
+        for slot in range(run.made):
+            here = [at for node in slots[run.id, slot] for at in places[node.id]]
+            if here and min(here) < last:
+                yield "I18", f"child {slot} of {run.key} did not wait for its turn"
+            last = max([last, *here])
+
+
 ORACLES: tuple[Oracle, ...] = (
-    *(everything_ends, told, joins, items, skipped, course, approvals, waits),
+    *(everything_ends, told, joins, items, skipped, course, approvals, waits, turns),
 )

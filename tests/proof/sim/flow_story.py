@@ -227,16 +227,18 @@ class FlowOperator(Operator):
             for number in range(self.twist.dependents)
         ]
         last = _task(self._rng, "last", depends_on=["hub", *(each.key or "" for each in leaves)])
+        lone = [_task(self._rng, f"lone-{number}", ["sleep", 5.0]) for number in range(4)]
         await self._submit_once([hub, *leaves, last])
+        await self._submit_once(lone)
 
     async def _late_dependents(self) -> None:
-        """More of them while what they wait for may be ending."""
-        rows = self._scene.database.rows("select task from task_body where key = 'hub'")
-        if not rows:
+        """More of them while what they wait for may be ending, watched by nobody so far."""
+        found = "select task from task_body where key = 'hub' or key like 'lone-%' order by task"
+        if (needs := self._some(found)) is None:
             return
         number = self._rng.randrange(10**9)
         late = [
-            _task(self._rng, f"late-{number}-{each}", depends_on=[rows[0][0]]) for each in range(3)
+            _task(self._rng, f"late-{number}-{each}", depends_on=[str(needs)]) for each in range(3)
         ]
         await self._submit_once(late)
 

@@ -22,18 +22,19 @@ order by task_group.id limit :most;
 -- fragment: task_node
 body.task as id, body.key, body.title, body.kind, task.status, body.activation,
   body.group_id as parent, body.slot, task.progress_percent, 0 as made, 0 as is_group,
-  task.created_at
+  task.last_error, task.created_at
 
 -- fragment: group_node
 task_group.id, task_group.key, task_group.title, task_group.kind, task_group.status,
   task_group.activation, task_group.parent, task_group.slot, null, task_group.made, 1,
-  task_group.created_at
+  null, task_group.created_at
 
 -- name: flow_graph
 -- What was made in a flow, oldest first; with `live` only what has not ended.
 -- params: flow uuid, workspace uuid, most bigint
 select found.id, found.key, found.title, found.kind, found.status, found.activation, found.parent,
-  found.slot, found.progress_percent, found.made, found.is_group, found.created_at
+  found.slot, found.progress_percent, found.made, found.is_group, found.last_error,
+  found.created_at
 from (
   select {fragment:task_node}
   from task_body body join task on task.id = body.task
@@ -50,7 +51,8 @@ from (
 -- params: group_id uuid, workspace uuid, most bigint
 {fragment:subtree}
 select found.id, found.key, found.title, found.kind, found.status, found.activation, found.parent,
-  found.slot, found.progress_percent, found.made, found.is_group, found.created_at
+  found.slot, found.progress_percent, found.made, found.is_group, found.last_error,
+  found.created_at
 from (
   select {fragment:task_node}
   from task_body body join task on task.id = body.task

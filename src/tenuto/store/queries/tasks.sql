@@ -237,7 +237,7 @@ where task.{place} in (select value from json_each({places:picked}))
 -- fragment: taken_columns only postgres
 task.id, task.workspace, task.version, task.attempt, task.tries, task.max_attempts,
   task.lease_until, task.timeout_s, task.checkpoint_seq, task.status, task.rank, task.retry,
-  task.event_xid
+  task.event_xid, task.watched
 
 -- fragment: taken_columns only sqlite
 task.{place} as place
@@ -265,7 +265,7 @@ body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.co
 
 -- fragment: moved_columns
 moved.id, moved.workspace, moved.attempt, moved.tries, moved.max_attempts, moved.lease_until,
-  moved.timeout_s, moved.checkpoint_seq, moved.rank, moved.retry
+  moved.timeout_s, moved.checkpoint_seq, moved.rank, moved.retry, moved.watched
 
 -- fragment: body_of_moved only postgres
 -- Looked up by key, row by row, whatever the planner guesses the number of rows to be.

@@ -1,8 +1,8 @@
 """Commands as sessions under the supervisor: a task's own argv, or the agent's command.
 
 The command finds its task in the environment (`TENUTO_TASK_ID`, `TENUTO_ATTEMPT`, `TENUTO_INPUT`,
-`TENUTO_CHECKPOINT`, `TENUTO_IDEMPOTENCY_KEY`), the prompt or else the input on standard input, and
-may write JSON lines to file descriptor 3:
+`TENUTO_CHECKPOINT`, `TENUTO_PREVIOUS`, `TENUTO_IDEMPOTENCY_KEY`), the prompt or else the input on
+standard input, and may write JSON lines to file descriptor 3:
 
     {"progress": 40, "step": "compiling"}   {"checkpoint": {...}}   {"output": {...}}
     {"error": {"message": "...", "class": "rate_limit", "retryable": true,
@@ -114,7 +114,12 @@ def environment(context: Context, outer: Mapping[str, str]) -> dict[str, str]:
         "TENUTO_IDEMPOTENCY_KEY": context.idempotency_key,
         "TENUTO_REPORT_FD": "3",
     }
-    for name, value in (("TENUTO_INPUT", work.input), ("TENUTO_CHECKPOINT", work.checkpoint)):
+    values = {
+        "TENUTO_INPUT": work.input,
+        "TENUTO_CHECKPOINT": work.checkpoint,
+        "TENUTO_PREVIOUS": work.previous,
+    }
+    for name, value in values.items():
         text = msgspec.json.encode(value).decode()
         if value is not None and len(text) <= _ENV_LIMIT:
             env[name] = text

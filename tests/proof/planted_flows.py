@@ -1,0 +1,257 @@
+"""Faults put into flows on purpose: the story about flows must find each of them."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from tests.proof.planted_sim import Plant, rewrite, swap
+
+from tenuto.coordinator import coordinator
+from tenuto.engine import flows
+from tenuto.engine.births import Birth, Births
+from tenuto.engine.cascade import Cascade
+from tenuto.engine.consequences import Ended
+from tenuto.engine.dependencies import Dependencies
+from tenuto.engine.inbox import Inbox
+from tenuto.engine.plans import Plans
+from tenuto.engine.report import Reporting, _Followed
+from tenuto.model import commands
+from tenuto.model.flow import Flow, Group
+from tenuto.model.task import Status
+from tenuto.store.batching import Answers
+from tenuto.store.protocol import Script, Statement
+
+PLANTS: dict[str, Plant] = {}
+_Apply = Callable[[ExitStack], None]
+
+
+def plant(*seen_by: str) -> Callable[[_Apply], _Apply]:
+    """Register a fault under its function's name, with the oracles that have to see it."""
+
+    def register(apply: _Apply) -> _Apply:
+        PLANTS[apply.__name__] = Plant(apply, frozenset(seen_by), harsh=False)
+        return apply
+
+    return register
+
+
+@plant("I18", "I24")
+def join_read_then_write(stack: ExitStack) -> None:
+    """A process counts on from what it read before, whoever has counted since."""
+    closed = Cascade._group_closed
+    read: dict[tuple[Plans, UUID], Group] = {}
+
+    def stale(self: Cascade, group: Group, ends: Any) -> Script[None]:
+        known = read.setdefault((self._plans, group.id), group)
+        counts = {name: getattr(known, name) for name in ("open", "succeeded", "failed")}
+        mine = msgspec.structs.replace(group, **counts)
+        after = msgspec.structs.replace(mine, open=mine.open - len(ends))
+        read[self._plans, group.id] = after
+        yield from closed(self, mine, ends)
+
+    swap(stack, Cascade, "_group_closed", stale)
+
+
+@plant("I18")
+def slot_counted_twice(stack: ExitStack) -> None:
+    """Every message that a task is complete ends its slot, the repeated one, too."""
+
+    def eager(self: Reporting, results: list[Any]) -> Script[Answers]:
+        rows = yield self._completion("complete_watched", results)
+        moved = {row["id"] for row in rows}
+        asked = sorted(each.command.fence.task for each in results)
+        states = yield Statement("task_state", {"ids": asked})
+        done = [row for row in states if row["status"] == "COMPLETED"]
+        cascade = self._core.cascade(results[0].actor)
+        yield from cascade.follow(
+            [Ended(row["id"], row["workspace"], Status.COMPLETED) for row in done]
+        )
+        return _followed(results, moved)
+
+    swap(stack, Reporting, "_watched_script", eager)
+
+
+def _followed(results: list[Any], moved: set[UUID]) -> list[Any]:
+    return [_Followed(each.command.fence.task in moved) for each in results]
+
+
+@plant("I18")
+def chunk_of_items_made_twice(stack: ExitStack) -> None:
+    """A process makes the next items after those it knows of itself."""
+    groups, grow = Births._groups, Births._grow
+    known: dict[tuple[Plans, UUID], int] = {}
+
+    def remembered(self: Births, births: Any, growing: Any) -> Script[dict[UUID, Group]]:
+        found = yield from groups(self, births, growing)
+        return {
+            id_: msgspec.structs.replace(each, made=known.get((self._plans, id_), each.made))
+            for id_, each in found.items()
+        }
+
+    def noted(self: Births, flow: Flow, group: Group, cascade: Cascade, grown: Any) -> Script[None]:
+        before = cascade.spent
+        yield from grow(self, flow, group, cascade, grown)
+        known[self._plans, group.id] = group.made + cascade.spent - before
+
+    swap(stack, Births, "_groups", remembered)
+    swap(stack, Births, "_grow", noted)
+
+
+@plant("I17")
+def dependents_told_before_the_end(stack: ExitStack) -> None:
+    """Whoever waits is told first; then the result is recorded, if it is."""
+    complete = Reporting._complete_watched
+
+    async def hasty(self: Reporting, result: Any) -> None:
+        task = result.command.fence.task
+
+        def script(cascade: Cascade) -> Script[None]:
+            yield from cascade.release([Ended(task, result.workspace, Status.COMPLETED)])
+
+        await self._core.flowing(script, None)
+        await complete(self, result)
+
+    swap(stack, Reporting, "_complete_watched", hasty)
+
+
+@plant("I17", "I24")
+def watcher_not_noted(stack: ExitStack) -> None:
+    """A task that somebody comes to wait for ends as if nobody did."""
+    rewrite(stack, "watch", "and not task.watched", "and task.watched")
+
+
+@plant("I17", "I24")
+def watcher_too_late(stack: ExitStack) -> None:
+    """A task that waits for what has ended already is never told."""
+    swap(stack, Dependencies, "_is_met", lambda _self, _task, _need: False)
+    swap(stack, Dependencies, "_fail", lambda _self, _cascade, _hot: iter(()))
+
+
+@plant("I18")
+def jumps_not_counted(stack: ExitStack) -> None:
+    """A flow may jump for ever."""
+
+    def free(self: Births, flow: Flow, births: list[Birth], *rest: Any) -> Script[Flow]:
+        del self, births, rest
+        yield Statement("flows_locked", {"ids": [flow.id]})
+        return flow
+
+    swap(stack, Births, "_spend", free)
+
+
+@plant("I18", "I24")
+def leftovers_forgotten(stack: ExitStack) -> None:
+    """What a cascade could not do is not written down."""
+    swap(stack, Cascade, "later", lambda *_args, **_kwargs: None)
+
+
+@plant("I24")
+def leftovers_done_first(stack: ExitStack) -> None:
+    """A piece of what is left is forgotten in a transaction of its own, and then done."""
+    async def in_two(self: flows.Flows, work: UUID) -> int:
+        def forget() -> Script[list[Any]]:
+            rows = yield Statement("work_take", {"id": work})
+            yield Statement("work_done", {"ids": [work]})
+            found: list[Any] = rows
+            return found
+
+        kept = await self._core.store.transact(forget)
+
+        def script(cascade: Cascade) -> Script[int]:
+            for row in kept:
+                yield from flows._PIECES[row["kind"]](cascade, row)
+            return len(kept)
+
+        return await self._run(script)
+
+    swap(stack, flows.Flows, "_piece", in_two)
+
+
+@plant("approval")
+def approval_decided_twice(stack: ExitStack) -> None:
+    """Whether somebody has answered is not looked at again."""
+
+    async def again(self: Inbox, item: UUID, *, approve: bool, comment: str | None = None) -> None:
+        del approve, comment
+
+        def script(cascade: Cascade) -> Script[None]:
+            params = {"id": item, "workspace": self._workspace}
+            rows = yield Statement("inbox_locked", params)
+            yes = commands.Decide(status=Status.COMPLETED, output="{}")
+            yield from cascade.each([rows[0]["task"]], lambda _: yes)
+            yield self._decided(item, "APPROVED", "{}")
+
+        await self._core.flowing(script, self._actor)
+
+    swap(stack, Inbox, "answer", again)
+
+
+@plant("I24", "I18")
+def cascade_in_a_second_transaction(stack: ExitStack) -> None:
+    """A result is recorded first; what follows from it is done when there is time."""
+
+    def only(self: Reporting, results: list[Any]) -> Script[Answers]:
+        rows = yield self._completion("complete_watched", results)
+        return _followed(results, {row["id"] for row in rows})
+
+    complete = Reporting._complete_watched
+
+    async def then(self: Reporting, result: Any) -> None:
+        await complete(self, result)
+        ended = Ended(result.command.fence.task, result.workspace, Status.COMPLETED)
+
+        def script(cascade: Cascade) -> Script[None]:
+            yield from cascade.follow([ended])
+
+        await self._core.flowing(script, None)
+
+    swap(stack, Reporting, "_watched_script", only)
+    swap(stack, Reporting, "_complete_watched", then)
+
+
+@plant("I18")
+def sequence_without_turns(stack: ExitStack) -> None:
+    """The children of a sequence run as soon as they are made."""
+    make = Births._child
+
+    def at_once(self: Births, *args: Any, mine: bool) -> Any:
+        del mine
+        return make(self, *args, mine=True)
+
+    swap(stack, Births, "_child", at_once)
+
+
+@plant("I18", "I24")
+def turn_kept(stack: ExitStack) -> None:
+    """The turn does not go on to the next child."""
+
+    def keep(self: Cascade, group: Group) -> Script[Group]:
+        yield Statement("groups_locked", {"ids": [group.id]})
+        return group
+
+    swap(stack, Cascade, "_pass_turn", keep)
+
+
+@plant("I24")
+def hints_are_the_only_way(stack: ExitStack) -> None:
+    """Coordinators look for what is left only when they are told of it."""
+    heard: defaultdict[Any, bool] = defaultdict(bool)
+    flow, run = coordinator.Coordinator._flow, coordinator.Coordinator.run
+
+    async def when_told(self: coordinator.Coordinator, counts: Any) -> None:
+        if heard[self]:
+            heard[self] = False
+            await flow(self, counts)
+
+    async def listening(self: coordinator.Coordinator, stop: Any) -> None:
+        def hear(topic: str) -> None:
+            heard[self] = heard[self] or topic == coordinator.FLOW_WORK
+
+        self.engine.subscribe(hear)
+        await run(self, stop)
+
+    swap(stack, coordinator.Coordinator, "_flow", when_told)
+    swap(stack, coordinator.Coordinator, "run", listening)

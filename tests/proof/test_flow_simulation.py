@@ -1,0 +1,39 @@
+"""The story about flows under many seeds, each of which has to come out right.
+
+`python -m tests.proof.sim --flows --seeds 0-999` plays a thousand.
+"""
+
+from collections import Counter
+
+import pytest
+from tests.proof.sim.flow_story import make_twist, simulate_flow
+from tests.proof.sim.store import database
+from tests.proof.test_simulation import complaint
+
+CHUNKS, SIZE = 4, 30
+
+def play(seed: int) -> str:
+    """Play one seed; how its flow ended."""
+    result = simulate_flow(seed)
+    assert not result.broken, complaint(result).replace("sim ", "sim --flows ")
+    assert not result.missed(), f"seed {seed}: planned and never happened: {result.missed()}"
+    return str(database().rows("select status from flow")[0][0])
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_whatever_happens_a_flow_takes_each_step_once(chunk: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(chunk * SIZE, (chunk + 1) * SIZE):
+        twist, status = make_twist(seed), play(seed)
+        seen[status] += 1
+        seen[f"{status} {'one' if twist.go else 'other'} way"] += 1
+        seen["meddled"] += bool(twist.pauses)
+        seen["in parts"] += twist.bound < 100
+    for what in ("COMPLETED one way", "COMPLETED other way", "FAILED", "meddled", "in parts"):
+        assert seen[what], f"{what} never happened: {seen}"
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    first = simulate_flow(3)
+    simulate_flow(4)
+    assert simulate_flow(3).digest() == first.digest()

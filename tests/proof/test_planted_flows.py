@@ -1,0 +1,75 @@
+"""The checks of flows find what was broken in them on purpose."""
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack
+from unittest.mock import patch
+
+import msgspec
+import pytest
+from tests.contract.conftest import ManualClock, Raw, claim_all, opened
+from tests.contract.flowing import group, start, task
+from tests.proof.planted_flows import PLANTS
+from tests.proof.sim.flow_story import simulate_flow
+
+from tenuto.engine.engine import Engine
+from tenuto.store import sql
+
+WITHIN = 60
+"""Seeds. Most need one or two."""
+CHILDREN = 12
+RACES = 20
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_fault_is_found(name: str) -> None:
+    plant = PLANTS[name]
+    with plant.planted():
+        found = next(
+            (seed for seed in range(WITHIN) if simulate_flow(seed).kinds() & plant.seen_by), None
+        )
+    assert found is not None, f"{name} was not seen by {set(plant.seen_by)}"
+    sys.stdout.write(f"{name}: found by {sorted(plant.seen_by)} after {found + 1} seeds\n")
+    assert simulate_flow(found).broken == [], "the program itself is broken"
+
+
+async def races(url: str) -> int:
+    """Let children of a group end at once in three processes; the races until a join went wrong."""
+    keys = [f"c{number}" for number in range(CHILDREN)]
+    specs = [group("g", *keys, order="parallel"), *(task(key) for key in keys)]
+    async with AsyncExitStack() as stack:
+        engines = [
+            Engine(await stack.enter_async_context(opened(url, ManualClock(seed))))
+            for seed in range(3)
+        ]
+        for race in range(RACES):
+            await start(engines[0], "g", *specs)
+            works = await claim_all(engines[0])
+            await asyncio.gather(
+                *(engines[n % 3].complete(work.fence) for n, work in enumerate(works))
+            )
+            told = "select count(*) from event where kind = 'group_completed'"
+            if await Raw(url).value(told) != race + 1:
+                return race
+    return RACES
+
+
+async def test_a_join_without_its_lock_is_found(postgres_url: str) -> None:
+    """What only a database with several writers can show."""
+    assert await races(postgres_url) == RACES
+    queries = sql.load(sql.POSTGRES)
+    before = queries["groups_locked"]
+    steps = tuple(
+        msgspec.structs.replace(step, text=step.text.replace("for update", ""))
+        for step in before.steps
+    )
+    assert steps != before.steps
+    bare = msgspec.structs.replace(before, steps=steps)
+    with patch.dict(queries, {"groups_locked": bare}):
+        assert await races_alone(postgres_url) < RACES
+
+
+async def races_alone(url: str) -> int:
+    """The same in a database where nothing has happened yet."""
+    await Raw(url).execute("delete from event where kind = 'group_completed'")
+    return await races(url)
