@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tenuto.client.client import AsyncClient as AsyncClient
     from tenuto.client.client import Client as Client
+    from tenuto.client.client import FlowFailed as FlowFailed
     from tenuto.client.client import TaskFailed as TaskFailed
     from tenuto.client.worker import Worker as Worker
     from tenuto.client.worker import task as task
@@ -14,6 +15,7 @@ __version__ = "0.1.0"
 _FOUND_IN = {
     "AsyncClient": "tenuto.client.client",
     "Client": "tenuto.client.client",
+    "FlowFailed": "tenuto.client.client",
     "TaskFailed": "tenuto.client.client",
     "Worker": "tenuto.client.worker",
     "task": "tenuto.client.worker",

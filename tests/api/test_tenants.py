@@ -27,7 +27,10 @@ BODIES: dict[str, Any] = {
     "POST /agent-tasks/{task_id}/transcript": {"lines": [{"number": 0, "text": "t"}]},
     "POST /agent-tasks/{task_id}/steps": {"key": "k"},
     "POST /agent-tasks/{task_id}/children": {"key": "k", "task": {"title": "t"}},
+    "POST /inbox/{item_id}/answer": {"comment": "c"},
     "PATCH /webhooks/{webhook_id}": {"enabled": False},
+    "PATCH /schedules/{schedule_id}": {"input": 1},
+    "PATCH /triggers/{trigger_id}": {"event": "mine"},
     "PATCH /users/{user_id}": {"role": "VIEWER"},
     "PUT /workspaces/{workspace_id}/quota": {"pending": 0},
 }
@@ -55,6 +58,14 @@ async def furnished(api: Api) -> tuple[httpx2.AsyncClient, dict[str, str]]:
     key = (await client.post(f"{V1}/tokens", json={"name": SECRET})).json()["id"]
     await client.put(f"{V1}/secrets/{SECRET}", json={"value": "v" * 20})
     await client.put(f"{V1}/definitions/{SECRET}", json={"spec": {"prompt": SECRET}})
+    await client.put(f"{V1}/definitions/{SECRET}-ask", json={"spec": {"approval": {}}})
+    both = {"key": f"{SECRET}-all", "children": [SECRET, f"{SECRET}-ask"], "type": "Parallel"}
+    flow = (await client.post(f"{V1}/groups", json=both | {"start": True})).json()["flow"]
+    [item] = (await client.get(f"{V1}/inbox")).json()["items"]
+    timed = {"name": SECRET, "target": SECRET, "schedule": {"type": "cron", "expression": "@daily"}}
+    schedule = (await client.post(f"{V1}/schedules", json=timed)).json()
+    rule = {"name": SECRET, "target": SECRET, "event": "x"}
+    trigger = (await client.post(f"{V1}/triggers", json=rule)).json()
     wanted = {"url": "https://1.1.1.1/x", "events": ["*"]}
     hook = (await client.post(f"{V1}/webhooks", json=wanted)).json()
     return client, {
@@ -63,8 +74,13 @@ async def furnished(api: Api) -> tuple[httpx2.AsyncClient, dict[str, str]]:
         "user_id": made.json()["id"],
         "token_id": key,
         "webhook_id": hook["webhook"]["id"],
+        "schedule_id": schedule["id"],
+        "trigger_id": trigger["id"],
         "workspace_id": str(workspace),
         "delivery_id": str(uuid4()),
+        "flow_id": flow["id"],
+        "group_id": flow["openGroups"][0]["id"],
+        "item_id": item["id"],
         "worker_id": "hers",
         "name": SECRET,
         "key": SECRET,
@@ -116,7 +132,13 @@ async def untouched(hers: httpx2.AsyncClient, ids: dict[str, str]) -> None:
     assert ids["token_id"] in [each["id"] for each in (await hers.get(f"{V1}/tokens")).json()]
     assert [each["name"] for each in (await hers.get(f"{V1}/secrets")).json()] == [SECRET]
     assert (await hers.get(f"{V1}/definitions/{SECRET}")).json()["version"] == 1
+    for name, path in (("flow_id", "flows"), ("group_id", "groups")):
+        assert (await hers.get(f"{V1}/{path}/{ids[name]}")).json()["status"] == "RUNNING"
+    assert (await hers.get(f"{V1}/inbox/{ids['item_id']}")).json()["status"] == "OPEN"
     assert (await hers.get(f"{V1}/webhooks/{ids['webhook_id']}")).json()["enabled"] is True
+    for path in (f"schedules/{ids['schedule_id']}", f"triggers/{ids['trigger_id']}"):
+        kept = (await hers.get(f"{V1}/{path}")).json()
+        assert (kept["status"], kept["version"]) == ("ACTIVE", 1)
 
 
 LISTS = (
@@ -131,6 +153,11 @@ LISTS = (
     "stats",
     "dead-letters",
     "definitions",
+    "schedules",
+    "triggers",
+    "flows",
+    "groups",
+    "inbox",
     "coordinator/status",
     "coordinator/logs",
     "me",
@@ -186,16 +213,24 @@ async def test_roles_alone_keep_tenants_apart(
 ) -> None:
     api, mine = roles_alone
     hers, ids = await furnished(api)
-    for path in "agent-tasks agents secrets webhooks stats dead-letters definitions".split():
+    for path in (
+        "agent-tasks agents secrets webhooks stats dead-letters definitions flows groups inbox"
+    ).split():
         assert SECRET not in (await mine.get(f"{V1}/{path}")).text, path
     for name, path in (
         ("task_id", "agent-tasks"),
         ("agent_id", "agents"),
         ("webhook_id", "webhooks"),
+        ("flow_id", "flows"),
+        ("group_id", "groups"),
+        ("item_id", "inbox"),
     ):
         assert (await mine.get(f"{V1}/{path}/{ids[name]}")).status_code == 404
-    cancelled = await mine.post(f"{V1}/agent-tasks/{ids['task_id']}/cancel", json={})
-    assert cancelled.status_code == 404
+    for place in (f"agent-tasks/{ids['task_id']}", f"flows/{ids['flow_id']}"):
+        cancelled = await mine.post(f"{V1}/{place}/cancel", json={})
+        assert cancelled.status_code == 404, place
+    approved = await mine.post(f"{V1}/inbox/{ids['item_id']}/approve", json={})
+    assert approved.status_code == 404
     assert (await mine.delete(f"{V1}/secrets/{SECRET}")).status_code == 404
     assert (await mine.delete(f"{V1}/definitions/{SECRET}")).status_code == 404
     await untouched(hers, ids)

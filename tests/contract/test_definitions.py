@@ -10,7 +10,6 @@ from tests.manifest.examples import FLOW, S2
 
 from tenuto.engine.definitions import Applied
 from tenuto.engine.engine import Engine
-from tenuto.manifest.drafting import Schedule
 from tenuto.manifest.manifest import Manifest, read
 from tenuto.model.definition import Goto, GroupSpec
 from tenuto.model.errors import Invalid, NotFound
@@ -120,7 +119,8 @@ async def test_the_example_is_applied_once(engine: Engine, raw: Raw) -> None:
     assert await raw.count("definition") == 0
     done = await definitions.apply_files({"s2.yaml": S2})
     assert (done.definitions, done.warnings) == (dry.definitions, dry.warnings)
-    assert [(each.key, each.flow_id) for each in done.started] == [("task-200", UUID(int=1))]
+    [started] = done.started
+    assert (started.key, started.flow_id is None) == ("task-200", False)
     before = await definitions.page()
     again = await definitions.apply_files({"s2.yaml": S2})
     assert told(again) == {"task-200": "unchanged"}
@@ -159,12 +159,34 @@ async def test_all_or_nothing(engine: Engine, raw: Raw) -> None:
     assert await raw.count("definition") == 0
 
 
-async def test_schedules_wait_for_their_store(engine: Engine, raw: Raw) -> None:
-    text = "id: a\nschedule: {type: cron, expression: '@daily'}"
-    assert await refusal(engine.definitions.apply_files({"f": text})) == "yaml_invalid"
-    manifest = Manifest({"a": a_task()}, schedules=(Schedule("s", "a", {}),))
-    assert await refusal(engine.definitions.apply(manifest)) == "yaml_invalid"
-    assert await raw.count("definition") == 0
+RULES = """
+tasks: [{id: a, schedule: {type: cron, expression: '@daily'}}]
+schedules: [{name: hourly, target: a, schedule: {type: cron, expression: '@hourly'}, input: [1]}]
+triggers: [{name: t, event: deploy.*, target: a, filter: event.data.live}]
+"""
+
+
+async def test_schedules_and_triggers_are_stored_with_their_targets(
+    engine: Engine, raw: Raw
+) -> None:
+    async def applied(text: str, *, dry_run: bool = False) -> dict[str, str]:
+        done = await engine.definitions.apply_files({"f": text}, dry_run=dry_run)
+        return {f"{each.kind} {each.name}": each.action for each in done.rules}
+
+    names = {"schedule a", "schedule hourly", "trigger t"}
+    assert await applied(RULES, dry_run=True) == dict.fromkeys(names, "created")
+    assert await raw.count("schedule") == await raw.count("trigger_rule") == 0
+    assert await applied(RULES) == dict.fromkeys(names, "created")
+    assert await applied(RULES) == dict.fromkeys(names, "unchanged")
+    assert (await engine.schedules.get("hourly")).input == [1]
+    assert (await engine.schedules.get("a")).created_by == "tester"
+    changed = RULES.replace("@hourly", "@weekly").replace("deploy.*", "build.*")
+    now = {"schedule a": "unchanged", "schedule hourly": "updated", "trigger t": "updated"}
+    assert await applied(changed) == now
+    assert (await engine.triggers.get("t")).event == "build.*"
+    broken = RULES.replace("event.data.live", "event.") + "---\nid: b\n"
+    assert await refusal(applied(broken)) == "expression_invalid"
+    assert (await engine.definitions.page()).definitions[0].key == "a"
 
 
 async def test_files_know_what_is_stored(engine: Engine) -> None:

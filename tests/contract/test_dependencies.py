@@ -130,6 +130,14 @@ async def test_an_urgent_task_pulls_what_it_waits_for(engine: Engine) -> None:
     assert (await row_of(engine, far)).priority == 1
 
 
+async def test_a_task_that_becomes_urgent_pulls_what_it_waits_for(engine: Engine) -> None:
+    first = await submit(engine, priority=1)
+    last = await submit(engine, first, priority=1)
+    usual = await submit(engine, priority=5)
+    await engine.reprioritise(last, 10)
+    assert (await row_of(engine, first)).rank < (await row_of(engine, usual)).rank
+
+
 async def test_a_thousand_wait_for_one(engine: Engine) -> None:
     first = await submit(engine)
     await engine.submit_many([new(depends_on=[str(first)]) for _ in range(1200)])

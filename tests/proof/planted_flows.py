@@ -14,6 +14,7 @@ from tenuto.engine import flows
 from tenuto.engine.births import Birth, Births
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import Ended
+from tenuto.engine.core import FLOW_WORK
 from tenuto.engine.dependencies import Dependencies
 from tenuto.engine.inbox import Inbox
 from tenuto.engine.plans import Plans
@@ -151,6 +152,7 @@ def leftovers_forgotten(stack: ExitStack) -> None:
 @plant("I24")
 def leftovers_done_first(stack: ExitStack) -> None:
     """A piece of what is left is forgotten in a transaction of its own, and then done."""
+
     async def in_two(self: flows.Flows, work: UUID) -> int:
         def forget() -> Script[list[Any]]:
             rows = yield Statement("work_take", {"id": work})
@@ -248,7 +250,7 @@ def hints_are_the_only_way(stack: ExitStack) -> None:
 
     async def listening(self: coordinator.Coordinator, stop: Any) -> None:
         def hear(topic: str) -> None:
-            heard[self] = heard[self] or topic == coordinator.FLOW_WORK
+            heard[self] = heard[self] or topic == FLOW_WORK
 
         self.engine.subscribe(hear)
         await run(self, stop)

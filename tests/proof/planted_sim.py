@@ -14,8 +14,9 @@ from uuid import UUID
 import msgspec
 from tests.proof.sim.store import database
 
-from tenuto.engine import core, report, submit, upkeep
+from tenuto.engine import core, report, rows, submit, upkeep
 from tenuto.engine.claim import Claiming
+from tenuto.engine.rows import task_of
 from tenuto.loop import wait_any
 from tenuto.model import attempts, changes, commands, decide
 from tenuto.model.errors import Conflict, TenutoError
@@ -176,7 +177,7 @@ def release_costs_a_try(stack: ExitStack) -> None:
 @plant("I13")
 def expiry_not_audited(stack: ExitStack) -> None:
     """The reaper's changes leave no event."""
-    write = core.write_changes
+    write = rows.write_changes
 
     def silent(decided: Sequence[tuple[Change, commands.Command]]) -> Statement:
         made = write(decided)
@@ -195,7 +196,7 @@ def audit_in_a_second_transaction(stack: ExitStack) -> None:
     later = msgspec.structs.replace(change, steps=(alone,), answer=alone.label, columns=())
     stack.enter_context(patch.dict(queries, {"note_later": later}))
     who = [name for name, _ in change.rows["noted"]].index("actor")
-    write, decide_each = core.write_changes, upkeep.Upkeep._decide_each
+    write, decide_each = rows.write_changes, upkeep.Upkeep._decide_each
     told: dict[Any, list[Any]] = {}
 
     def half(decided: Sequence[tuple[Change, commands.Command]]) -> Statement:
@@ -324,8 +325,8 @@ def checkpoint_not_fenced(stack: ExitStack) -> None:
     def lenient(self: report.Reporting, fence: Fence, *, pausing: bool = False) -> Script[Task]:
         if not pausing:
             return (yield from owned(self, fence))
-        rows = yield Statement("tasks_locked", {"ids": [fence.task]})
-        task = core.task_of(rows[0])
+        found = yield Statement("tasks_locked", {"ids": [fence.task]})
+        task = task_of(found[0])
         if task.status not in LEASED:
             raise Conflict("nobody runs the task", "lease_lost")
         return task

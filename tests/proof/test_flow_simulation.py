@@ -12,6 +12,7 @@ from tests.proof.test_simulation import complaint
 
 CHUNKS, SIZE = 4, 30
 
+
 def play(seed: int) -> str:
     """Play one seed; how its flow ended."""
     result = simulate_flow(seed)

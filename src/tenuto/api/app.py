@@ -22,8 +22,10 @@ from tenuto.api import (
     ops,
     problems,
     remote,
+    schedules,
     streams,
     tasks,
+    triggers,
     work,
 )
 from tenuto.api.access import V1, desk_of, guard
@@ -65,7 +67,9 @@ def make_app(service: Service) -> Litestar:
         *inbox.HANDLERS,
         *ops.HANDLERS,
         *remote.HANDLERS,
+        *schedules.HANDLERS,
         *streams.HANDLERS,
+        *triggers.HANDLERS,
     ]
     app = Litestar(
         route_handlers=[Router(V1, route_handlers=handlers), *ops.PUBLIC, metrics, openapi, docs],

@@ -29,6 +29,9 @@ ROUTES = frozenset(
         "POST /api/v1/flows/{flow_id}/rerun",
         "POST /api/v1/groups",
         "POST /api/v1/groups/{group_id}/start",
+        "POST /api/v1/schedules",
+        "POST /api/v1/triggers",
+        "POST /api/v1/events",
     }
 )
 

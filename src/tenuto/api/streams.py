@@ -11,15 +11,21 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
-from litestar import get
-from litestar.params import FromPath, HeaderParameter
+from litestar import get, post
+from litestar.params import FromPath, HeaderParameter, JSONBody
 from litestar.response import Stream
 
 from tenuto.api.hub import Reader
 from tenuto.api.service import AtDesk
+from tenuto.api.shapes import Written
+from tenuto.api.tasks import Key
+from tenuto.engine.publishing import EventView
+from tenuto.engine.rows import decode
 from tenuto.engine.views import LogLine
 from tenuto.model.errors import Invalid
+from tenuto.model.happenings import names_of
 from tenuto.model.task import TERMINAL
+from tenuto.store.protocol import Row
 
 ALIVE_S = 15.0
 RECHECK_S = 5.0
@@ -30,9 +36,24 @@ LastEventId = Annotated[
 ]
 
 
+class EventBody(Written):
+    """An event to tell the workspace of; `task_id` is the task on whose behalf, if any."""
+
+    name: str
+    data: Any = None
+    task_id: UUID | None = None
+
+
+@post("/events")
+async def publish(desk: AtDesk, data: JSONBody[EventBody], key: Key = None) -> EventView:
+    """Tell the workspace, and its triggers, that something happened; with one key, once."""
+    del key  # the guard has seen to it
+    return await desk.engine.publish(data.name, data.data, data.task_id)
+
+
 @get("/events", media_type="text/event-stream")
 async def workspace_events(desk: AtDesk) -> Stream:
-    """What happens to the tasks of the workspace, as it happens."""
+    """What happens in the workspace, as it happens."""
     reader = Reader(desk.workspace, None)
     return Stream(_live(desk, reader, _workspace_parts(reader)), media_type="text/event-stream")
 
@@ -103,19 +124,36 @@ def _workspace_parts(reader: Reader) -> "Parts":
         found = []
         while reader.events:
             row = reader.events.popleft()
-            data = {
-                "event": "task.status_changed",
-                "kind": row["kind"],
-                "taskId": row["task"],
-                "previousStatus": row["previous"],
-                "newStatus": row["new"],
-                "workspaceId": row["workspace"],
-                "timestamp": row["at"],
-            }
-            found.append(_message("task", data, f"{row['xid']}.{row['position']}"))
+            name, data = _happened(row)
+            found.append(_message(name, data, f"{row['xid']}.{row['position']}"))
         return found, False
 
     return parts
+
+
+def _happened(row: Row) -> tuple[str, dict[str, Any]]:
+    """A row of the trail as its readers get it: of a task, or of anything else."""
+    if row["new"] is not None:
+        return "task", {
+            "event": "task.status_changed",
+            "kind": row["kind"],
+            "taskId": row["task"],
+            "previousStatus": row["previous"],
+            "newStatus": row["new"],
+            "workspaceId": row["workspace"],
+            "timestamp": row["at"],
+        }
+    names = names_of(row["kind"], message=row["message"])
+    return "event", {
+        "event": names[0] if names else row["kind"].replace("_", ".", 1),
+        "kind": row["kind"],
+        "id": row["task"],
+        "level": row["level"],
+        "message": row["message"],
+        "data": decode(row["data"]),
+        "workspaceId": row["workspace"],
+        "timestamp": row["at"],
+    }
 
 
 Parts = Callable[[], Awaitable[tuple[list[bytes], bool]]]
@@ -189,4 +227,4 @@ def _message(name: str, data: Any, place: str) -> bytes:
     )
 
 
-HANDLERS = [workspace_events, task_events]
+HANDLERS = [publish, workspace_events, task_events]

@@ -312,6 +312,12 @@ async def api(bench: Bench) -> Figures:
     return await served.take(bench)
 
 
+async def flows(bench: Bench) -> Figures:
+    from tenuto.bench import flows as ordered  # noqa: PLC0415  it builds on this module
+
+    return await ordered.take(bench)
+
+
 MEASURES = {
     "submit": Measure(submit_one),
     "callers": Measure(submit_64),
@@ -326,4 +332,5 @@ MEASURES = {
     "recovery": Measure(recovery, usual=False),
     "help": Measure(help_time),
     "api": Measure(api, usual=False),
+    "flows": Measure(flows, usual=False),
 }

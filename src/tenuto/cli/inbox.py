@@ -15,13 +15,21 @@ if TYPE_CHECKING:
     from tenuto.client.client import AsyncClient
     from tenuto.engine.inbox import InboxItem
 
+
+def _said(item: "InboxItem", name: str) -> str | None:
+    """A part of what was asked, if it has it."""
+    return item.body.get(name) if isinstance(item.body, dict) else None
+
+
 _FIELDS: Columns = {
     "id": lambda each: each.id,
     "kind": lambda each: each.kind,
     "title": lambda each: each.title,
     "status": lambda each: each.status,
     "task": lambda each: each.task,
-    "flow": lambda each: each.body.get("flow") if isinstance(each.body, dict) else None,
+    "flow": lambda each: _said(each, "flow"),
+    "reason": lambda each: _said(each, "reason"),
+    "what to do": lambda each: _said(each, "prompt"),
     "answer by": lambda each: each.expires_at,
     "asked": lambda each: each.created_at,
     "answered": lambda each: each.decided_at,

@@ -48,6 +48,9 @@ def apply(given: Globals, paths: tuple[str, ...], dry_run: bool) -> None:
         print_note(f"warning: {warning}")
     for change in done.definitions:
         _print_change(change)
+    for rule in done.rules:
+        mark, colour = _MARKS[rule.action]
+        print(_painted(f"{mark} {rule.kind} {rule.name} {rule.action}", colour))
     _print_sum(done)
 
 
@@ -226,8 +229,8 @@ def _painted(text: str, colour: str | None) -> str:
 
 def _print_sum(done: "Applied") -> None:
     counts = dict.fromkeys(_MARKS, 0)
-    for change in done.definitions:
-        counts[change.action] += 1
+    for action in [each.action for each in done.definitions] + [each.action for each in done.rules]:
+        counts[action] += 1
     told = ", ".join(f"{count} {action}" for action, count in counts.items())
     print(f"{told} (dry run: nothing was changed)" if done.dry_run else told)
     for each in done.started:

@@ -3,10 +3,9 @@
 A method waits for the one of the same name, which says what it does; a test compares the two.
 """
 
-import asyncio
-import threading
-from collections.abc import AsyncGenerator, Awaitable, Generator, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Generator, Sequence
+from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from tenuto.client.admin import (
@@ -23,7 +22,9 @@ from tenuto.client.definitions import RemoteDefinitions
 from tenuto.client.flows import Flows, Groups, InboxItems
 from tenuto.client.follow import TaskEvent
 from tenuto.client.remote import RemoteSecrets
+from tenuto.client.schedules import Events, RemoteSchedules, RemoteTriggers
 from tenuto.client.tasks import ID, Tasks
+from tenuto.client.waiter import Group
 from tenuto.engine.control import Action, ActionResult
 from tenuto.engine.definitions import Applied, DefinitionPage, Definitions, DefinitionView
 from tenuto.engine.flow_graph import GraphView
@@ -31,9 +32,12 @@ from tenuto.engine.flow_views import FlowSummary, FlowView, GroupSummary, GroupV
 from tenuto.engine.hooks import DeliveryPage, DeliveryView, WebhookSecret, WebhookView
 from tenuto.engine.inbox import InboxItem
 from tenuto.engine.people import Me, MemberView, NewWorkspace, Token, TokenView, WorkspaceView
+from tenuto.engine.publishing import EventView
 from tenuto.engine.registry import AgentHealth, AgentToken, AgentView
+from tenuto.engine.schedules import ScheduleChange, SchedulePage, Schedules, ScheduleView
 from tenuto.engine.secrets import Secrets
 from tenuto.engine.submit import Submitted
+from tenuto.engine.triggers import TriggerChange, TriggerPage, Triggers, TriggerView
 from tenuto.engine.views import (
     AttemptView,
     Explanation,
@@ -45,60 +49,8 @@ from tenuto.engine.views import (
 from tenuto.manifest.drafting import Files
 from tenuto.model.definition import Join, Order
 from tenuto.model.plan import Spec
+from tenuto.model.schedule import ScheduleSpec
 from tenuto.model.submission import NewTask
-
-T = TypeVar("T")
-G = TypeVar("G")
-
-
-class Waiter:
-    """An event loop in a thread of its own, until `end`."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="tenuto-client", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def ended(self) -> bool:
-        return self._loop.is_closed()
-
-    def wait(self, work: Awaitable[T]) -> T:
-        """What the work answers there."""
-        return asyncio.run_coroutine_threadsafe(_awaited(work), self._loop).result()
-
-    def each(self, items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-        """The items, one by one; left off early, they are closed there."""
-        try:
-            while True:
-                try:
-                    yield self.wait(anext(items))
-                except StopAsyncIteration:
-                    return
-        finally:
-            if not self.ended:
-                self.wait(items.aclose())
-
-    def end(self) -> None:
-        """Let go of the thread."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _awaited(work: Awaitable[T]) -> T:
-    return await work
-
-
-class Group(Generic[G]):
-    """Methods that wait for those of an awaited group."""
-
-    def __init__(self, waiter: Waiter, awaited: G) -> None:
-        self._wait = waiter.wait
-        self._each = waiter.each
-        self._awaited = awaited
 
 
 class BlockingTasks(Group[Tasks]):
@@ -231,6 +183,86 @@ class BlockingDefinitions(Group[Definitions | RemoteDefinitions]):
 
     def apply_files(self, files: Files, *, dry_run: bool = False) -> Applied:
         return self._wait(self._awaited.apply_files(files, dry_run=dry_run))
+
+
+class BlockingSchedules(Group[Schedules | RemoteSchedules]):
+    """The schedules of a workspace. One is named by its name or id."""
+
+    def create(
+        self,
+        name: str,
+        target: str,
+        schedule: ScheduleSpec,
+        input: Any = None,  # noqa: A002  the name that users know
+    ) -> ScheduleView:
+        return self._wait(self._awaited.create(name, target, schedule, input))
+
+    def page(
+        self, limit: int = 100, cursor: UUID | None = None, name: str | None = None
+    ) -> SchedulePage:
+        return self._wait(self._awaited.page(limit, cursor, name))
+
+    def get(self, schedule: UUID | str) -> ScheduleView:
+        return self._wait(self._awaited.get(schedule))
+
+    def next(self, schedule: UUID | str, n: int = 5) -> list[datetime]:
+        return self._wait(self._awaited.next(schedule, n))
+
+    def update(
+        self, schedule: UUID | str, change: ScheduleChange, version: int | None = None
+    ) -> ScheduleView:
+        return self._wait(self._awaited.update(schedule, change, version))
+
+    def pause(self, schedule: UUID | str) -> ScheduleView:
+        return self._wait(self._awaited.pause(schedule))
+
+    def resume(self, schedule: UUID | str) -> ScheduleView:
+        return self._wait(self._awaited.resume(schedule))
+
+    def delete(self, schedule: UUID | str) -> None:
+        return self._wait(self._awaited.delete(schedule))
+
+
+class BlockingTriggers(Group[Triggers | RemoteTriggers]):
+    """The triggers of a workspace. One is named by its name or id."""
+
+    def create(
+        self,
+        name: str,
+        event: str,
+        target: str,
+        filter: str | None = None,  # noqa: A002  the name that users know
+    ) -> TriggerView:
+        return self._wait(self._awaited.create(name, event, target, filter))
+
+    def page(
+        self, limit: int = 100, cursor: UUID | None = None, name: str | None = None
+    ) -> TriggerPage:
+        return self._wait(self._awaited.page(limit, cursor, name))
+
+    def get(self, trigger: UUID | str) -> TriggerView:
+        return self._wait(self._awaited.get(trigger))
+
+    def update(
+        self, trigger: UUID | str, change: TriggerChange, version: int | None = None
+    ) -> TriggerView:
+        return self._wait(self._awaited.update(trigger, change, version))
+
+    def pause(self, trigger: UUID | str) -> TriggerView:
+        return self._wait(self._awaited.pause(trigger))
+
+    def resume(self, trigger: UUID | str) -> TriggerView:
+        return self._wait(self._awaited.resume(trigger))
+
+    def delete(self, trigger: UUID | str) -> None:
+        return self._wait(self._awaited.delete(trigger))
+
+
+class BlockingEvents(Group[Events]):
+    """What a workspace is told of."""
+
+    def publish(self, name: str, data: Any = None, task: UUID | None = None) -> EventView:
+        return self._wait(self._awaited.publish(name, data, task))
 
 
 class BlockingWebhooks(Group[Webhooks]):

@@ -12,25 +12,31 @@ from tenuto.client.blocking import (
     BlockingAgents,
     BlockingCoordinators,
     BlockingDefinitions,
+    BlockingEvents,
     BlockingFlows,
     BlockingGroups,
     BlockingInbox,
+    BlockingSchedules,
     BlockingSecrets,
     BlockingTasks,
     BlockingTokens,
+    BlockingTriggers,
     BlockingUsers,
     BlockingWebhooks,
     BlockingWorkspaces,
-    Waiter,
 )
 from tenuto.client.definitions import RemoteDefinitions
 from tenuto.client.flows import FlowFailed, Flows, Groups, InboxItems
 from tenuto.client.link import Ask
 from tenuto.client.remote import AnyEngine, RemoteEngine, RemoteSecrets
+from tenuto.client.schedules import Events, RemoteSchedules, RemoteTriggers
 from tenuto.client.target import Target, choose, opened
 from tenuto.client.tasks import TaskFailed, Tasks
+from tenuto.client.waiter import Waiter
 from tenuto.engine.definitions import Definitions
+from tenuto.engine.schedules import Schedules
 from tenuto.engine.secrets import Secrets
+from tenuto.engine.triggers import Triggers
 from tenuto.model.errors import Invalid
 
 __all__ = ["AsyncClient", "Client", "FlowFailed", "TaskFailed"]
@@ -117,6 +123,18 @@ class AsyncClient:
     @property
     def inbox(self) -> InboxItems:
         return InboxItems(self.engine)
+
+    @property
+    def schedules(self) -> Schedules | RemoteSchedules:
+        return self.engine.schedules
+
+    @property
+    def triggers(self) -> Triggers | RemoteTriggers:
+        return self.engine.triggers
+
+    @property
+    def events(self) -> Events:
+        return Events(self.engine)
 
     @property
     def webhooks(self) -> Webhooks:
@@ -223,6 +241,18 @@ class Client:
     @property
     def inbox(self) -> BlockingInbox:
         return BlockingInbox(self._waiter, self._client.inbox)
+
+    @property
+    def schedules(self) -> BlockingSchedules:
+        return BlockingSchedules(self._waiter, self._client.schedules)
+
+    @property
+    def triggers(self) -> BlockingTriggers:
+        return BlockingTriggers(self._waiter, self._client.triggers)
+
+    @property
+    def events(self) -> BlockingEvents:
+        return BlockingEvents(self._waiter, self._client.events)
 
     @property
     def webhooks(self) -> BlockingWebhooks:

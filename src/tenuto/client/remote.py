@@ -14,6 +14,7 @@ from tenuto.client.work import V1, RemoteWork
 from tenuto.engine.control import Action, ActionResult
 from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
+from tenuto.engine.publishing import EventView
 from tenuto.engine.query import Filter
 from tenuto.engine.submit import Submitted
 from tenuto.engine.views import (
@@ -30,6 +31,7 @@ from tenuto.model.submission import NewTask
 
 if TYPE_CHECKING:
     from tenuto.client.definitions import RemoteDefinitions
+    from tenuto.client.schedules import RemoteSchedules, RemoteTriggers
 
 T = TypeVar("T")
 MANY_S = 300.0
@@ -234,6 +236,28 @@ class RemoteEngine(RemoteWork):
         from tenuto.client.definitions import RemoteDefinitions  # noqa: PLC0415  YAML only when used
 
         return RemoteDefinitions(self.link)
+
+    @property
+    def schedules(self) -> "RemoteSchedules":
+        """What is started by time."""
+        from tenuto.client.schedules import RemoteSchedules  # noqa: PLC0415  calendars only when used
+
+        return RemoteSchedules(self.link)
+
+    @property
+    def triggers(self) -> "RemoteTriggers":
+        """What is started after events."""
+        from tenuto.client.schedules import RemoteTriggers  # noqa: PLC0415  as with schedules
+
+        return RemoteTriggers(self.link)
+
+    async def publish(self, name: str, data: Any = None, task: UUID | None = None) -> EventView:
+        """Tell the workspace that something happened, once though the answer be lost."""
+        headers = {"Idempotency-Key": str(self.clock.new_id())}
+        body = {"name": name, "data": data, "taskId": task}
+        path = f"{V1}/events"
+        ask = Ask(method="POST", path=path, body=body, headers=headers, repeatable=True)
+        return await self.link.ask(EventView, ask)
 
     async def _order(self, task: UUID, what: str, body: Any = msgspec.UNSET) -> None:
         await self.link.ask(TaskView, self._post(f"agent-tasks/{task}/{what}", body))

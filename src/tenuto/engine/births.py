@@ -1,7 +1,7 @@
 """Activation: tasks and runs of groups are made in their flow, within a cascade."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid5
@@ -45,6 +45,8 @@ from tenuto.store.protocol import Row, Script, Statement
 if TYPE_CHECKING:
     from tenuto.engine.cascade import Cascade
 
+Fresh = Callable[[Requirements, datetime], bool]
+"""Whether a lane was seen to exist so lately that it still does."""
 LATECOMERS = 1_000_000
 """Slots from here on are of children that joined a run."""
 
@@ -101,7 +103,15 @@ class _Child(msgspec.Struct, frozen=True, kw_only=True):
 class Births:
     """What is to begin. `run` is a script."""
 
-    def __init__(self, clock: Clock, plans: Plans, actor: str | None, now: datetime) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        plans: Plans,
+        actor: str | None,
+        now: datetime,
+        is_fresh: Fresh,
+    ) -> None:
+        self._is_fresh = is_fresh
         self._clock = clock
         self._plans = plans
         self._actor = actor
@@ -396,8 +406,14 @@ class Births:
                 grown.lanes.add(hot[2])
             elif child.hold == "act" and not child.needs:
                 grown.acts.append((child.id, flow.workspace))
-        touched = sorted((lane, flow.workspace, needs.key()) for needs, lane in lanes.items())
-        yield Statement("lane_touch", {"now": self._now, "most": MAX_LANES}, {"wanted": touched})
+        touched = sorted(
+            (lane, flow.workspace, needs.key())
+            for needs, lane in lanes.items()
+            if not self._is_fresh(needs, self._now)
+        )
+        if touched:
+            params = {"now": self._now, "most": MAX_LANES}
+            yield Statement("lane_touch", params, {"wanted": touched})
         yield insert("submit_new", rows, self._now)
         cascade.spent += len(children)
 

@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.clock import Clock
-from tenuto.engine.births import Birth, Births, Grown
+from tenuto.engine.births import Birth, Births, Fresh, Grown
 from tenuto.engine.consequences import (
     Ended,
     after_needs,
@@ -77,7 +77,13 @@ class Cascade:
     """One transaction's consequences. Its public methods are scripts."""
 
     def __init__(
-        self, clock: Clock, plans: Plans, actor: str | None, *, strict: bool = False
+        self,
+        clock: Clock,
+        plans: Plans,
+        actor: str | None,
+        is_fresh: Fresh,
+        *,
+        strict: bool = False,
     ) -> None:
         self._strict = strict
         """Whether a control task that turns out unfit may still be failed by the caller."""
@@ -85,7 +91,7 @@ class Cascade:
         self._plans = plans
         self._actor = actor
         self._now = clock.now()
-        self._births = Births(clock, plans, actor, self._now)
+        self._births = Births(clock, plans, actor, self._now, is_fresh)
         self._ended: list[Ended] = []
         self._steps: dict[UUID, Step | None] = {}
         self._slots: list[_SlotEnd] = []

@@ -13,10 +13,11 @@ from tenuto.crash import crash_point
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import Ended
 from tenuto.engine.escalation import escalate, lost
+from tenuto.engine.flow_rows import RANKS_FAR
 from tenuto.engine.lanes import Lanes
 from tenuto.engine.plans import Plans
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
-from tenuto.model.commands import Command, Moment
+from tenuto.model.commands import Command, Moment, Reprioritise
 from tenuto.model.decide import decide
 from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.task import TERMINAL, Change, Status, Task
@@ -118,7 +119,7 @@ class Core:
 
     def cascade(self, actor: str | None, *, strict: bool = False) -> Cascade:
         """What follows from ends, for one transaction."""
-        return Cascade(self.clock, self.plans, actor, strict=strict)
+        return Cascade(self.clock, self.plans, actor, self.lanes.is_fresh, strict=strict)
 
     async def flowing(self, script: Callable[[Cascade], Script[T]], actor: str | None) -> T:
         """Run a script and all that follows from it, then hint at what came of it."""
@@ -189,6 +190,13 @@ class Core:
         for change, _ in decided:
             if change.task.hold == "quota" and change.task.resume_at is not None:
                 yield _close_lane(change)
+        pulled = [
+            (change.task.id, change.task.rank)
+            for change, command in decided
+            if isinstance(command, Reprioritise) and change.task.unmet > 0
+        ]
+        if pulled:
+            yield Statement("inherit_rank", {"most": RANKS_FAR}, {"eager": sorted(pulled)})
         if bad := lost(decided):
             yield from escalate(self.clock, bad)
         acts = [change.task for change, _ in decided if _acts(change.task)]

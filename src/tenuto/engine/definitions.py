@@ -11,6 +11,7 @@ import msgspec
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
 from tenuto.engine.flows import Flows, spec_of
+from tenuto.engine.rules import RuleChange, keep_rules
 from tenuto.manifest.diff import FieldChange, changes, same
 from tenuto.manifest.drafting import Draft, Files, drafted
 from tenuto.manifest.manifest import Manifest, linked
@@ -76,6 +77,7 @@ class Applied(msgspec.Struct, frozen=True, rename="camel"):
     definitions: list[DefinitionChange]
     started: list[Started]
     warnings: list[str]
+    rules: list[RuleChange] = []
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -185,14 +187,15 @@ class Definitions:
         def script(cascade: Cascade) -> Script[Applied]:
             specs = list(manifest.specs.values())
             found = yield from self._put(specs, seen, dry_run=dry_run)
-            yield from store_schedules(manifest)
+            place = (self._core, self._workspace, self._flows.actor)
+            rules = yield from keep_rules(*place, manifest, dry_run=dry_run)
             new = {change.key for change in found if change.action != "unchanged"}
             started = [Started(key) for key in manifest.starts if key in new]
             for index, each in enumerate(started):
                 if each.key in flows:
                     yield from self._flows.begin(cascade, flows[each.key])
                     started[index] = Started(each.key, flows[each.key]["id"])
-            return Applied(dry_run, found, started, list(manifest.warnings))
+            return Applied(dry_run, found, started, list(manifest.warnings), rules)
 
         return await self._core.flowing(script, self._flows.actor)
 
@@ -291,14 +294,6 @@ class Definitions:
             said = {key for each in fresh.values() for key in targets(each.spec)}
             todo = said - known.keys() - todo
         return known
-
-
-def store_schedules(manifest: Manifest) -> Script[None]:
-    """The place where schedules and triggers of files are stored, in the same transaction."""
-    if manifest.schedules or manifest.triggers:
-        what = "schedules" if manifest.schedules else "triggers"
-        raise Invalid(f"{what}: not supported in YAML yet", "yaml_invalid")
-    yield from ()
 
 
 def encoded(spec: Spec) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import failed_need
+from tenuto.engine.flow_rows import RANKS_FAR
 from tenuto.engine.rows import RANK, STATUS, UNMET, decode
 from tenuto.model import commands
 from tenuto.model.definition import references
@@ -17,8 +18,6 @@ from tenuto.model.submission import NewTask
 from tenuto.model.task import LEASED, TERMINAL, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
-_FAR = 64
-"""How many steps away a rank is passed on to."""
 _PATH = 100_000
 
 
@@ -198,7 +197,7 @@ class Dependencies:
             if task in ranks and any(ranks[need] > ranks[task] for need in needs if need in ranks)
         ]
         if eager:
-            yield Statement("inherit_rank", {"most": _FAR}, {"eager": sorted(eager)})
+            yield Statement("inherit_rank", {"most": RANKS_FAR}, {"eager": sorted(eager)})
 
 
 def _waits_for_nothing(row: tuple[Any, ...]) -> bool:

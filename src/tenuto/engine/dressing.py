@@ -22,19 +22,16 @@ class Dressing:
 
     def dress(self, rows: list[Row]) -> Script[dict[UUID, Dressed]]:
         """The fields of each work that differ from its row, or why it cannot be run."""
-        previous = yield from self._previous(rows)
         alone = yield from self._needed([row for row in rows if row["flow"] is None])
         found: dict[UUID, Dressed] = {}
         for row in rows:
             try:
-                found[row["id"]] = yield from self._dressed(row, previous, alone)
+                found[row["id"]] = yield from self._dressed(row, alone)
             except Invalid as error:
                 found[row["id"]] = error
         return found
 
-    def _dressed(
-        self, row: Row, previous: dict[UUID, Any], alone: dict[UUID, dict[str, Any]]
-    ) -> Script[dict[str, Any]]:
+    def _dressed(self, row: Row, alone: dict[UUID, dict[str, Any]]) -> Script[dict[str, Any]]:
         changes: dict[str, Any] = {}
         if row["flow"] is None:
             results = alone.get(row["id"], {})
@@ -43,17 +40,10 @@ class Dressing:
             plan = yield from self._plans.plan(row["flow"])
             context = context_of(row["context"])
             changes["prompt"] = effective_prompt(plan, context, row["prompt"])
-            changes["previous"] = previous.get(row["follows"])
+            changes["previous"] = decode(row["previous"])
         if refers(row["input"]):
             changes["input"] = resolved(decode(row["input"]), results)
         return changes
-
-    def _previous(self, rows: list[Row]) -> Script[dict[UUID, Any]]:
-        ids = sorted({row["follows"] for row in rows if row["follows"] is not None})
-        if not ids:
-            return {}
-        found = yield Statement("outputs", {"ids": ids})
-        return {row["id"]: decode(row["output"]) for row in found}
 
     def _needed(self, rows: list[Row]) -> Script[dict[UUID, dict[str, Any]]]:
         """What tasks without a flow refer to: results they waited for, by key and by id."""

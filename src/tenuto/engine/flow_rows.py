@@ -9,6 +9,9 @@ from tenuto.model.definition import Control
 from tenuto.model.flow import Context, Flow, FlowStatus, Group, GroupStatus
 from tenuto.store.protocol import Row, Statement
 
+RANKS_FAR = 64
+"""How many steps away a rank is passed on to what a task waits for."""
+
 
 class Told(msgspec.Struct, frozen=True):
     """What the trail says of a change; without a kind, nothing."""

@@ -45,14 +45,15 @@ class Lanes:
     async def ensure(self, wanted: set[Requirements]) -> dict[Requirements, int]:
         """The numbers of the lanes for these requirements, which exist when this returns."""
         now = self._store.clock.now()
-        if not all(self._fresh(needs, now) for needs in wanted):
+        if not all(self.is_fresh(needs, now) for needs in wanted):
             async with self._making:  # callers that arrive together make a lane once
-                missing = [needs for needs in wanted if not self._fresh(needs, now)]
+                missing = [needs for needs in wanted if not self.is_fresh(needs, now)]
                 if missing:
                     await self._touch(missing, now)
         return {needs: self._ids[needs] for needs in wanted}
 
-    def _fresh(self, needs: Requirements, now: datetime) -> bool:
+    def is_fresh(self, needs: Requirements, now: datetime) -> bool:
+        """Whether the lane was seen to exist so lately that it still does."""
         lane = self._ids.get(needs)
         return lane is not None and now - self._touched[lane] < _TOUCH_EVERY
 

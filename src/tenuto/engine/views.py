@@ -97,7 +97,7 @@ class TaskView(TaskSummary, frozen=True, kw_only=True, rename=_rename):
     next: str | None
     control: Any
     depends_on: list[UUID]
-    on_dependency_failure: str | None
+    on_dependency_failure: str
     complexity: str | None
     escalation: Any
     idempotency_key: str | None
@@ -223,10 +223,7 @@ _ASKED = tuple(
     name
     for name in NewTask.__struct_fields__
     if name in TaskView.__struct_fields__
-    and name
-    not in (
-        "id retry tags task_tags capabilities depends_on on_dependency_failure control escalation"
-    ).split()
+    and name not in ("id retry tags task_tags capabilities depends_on control escalation").split()
 )
 _COUNTED = ("attempt", "tries", "checkpoint_seq")
 _UNTOUCHED: dict[str, Any] = {
@@ -276,6 +273,7 @@ def view_of(
     row: Row, labels: dict[str, list[str]], waiting_for: str | None, needs: list[UUID]
 ) -> TaskView:
     fields = {name: _value(name, row[name]) for name in _VIEW}
+    fields["on_dependency_failure"] = row["on_dependency_failure"] or "fail"
     if isinstance(fields["control"], dict):
         fields["control"] = {_rename(name): each for name, each in fields["control"].items()}
     return TaskView(

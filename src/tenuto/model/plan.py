@@ -112,16 +112,21 @@ def _homes(plan: Plan) -> dict[str, str]:
     return homes
 
 
-def _onward(plan: Plan, key: str) -> Iterable[str]:
-    """Where one must not come back to: all that follows but by a jump."""
-    spec = plan.spec(key)
+def _onward(spec: Spec) -> Iterable[str]:
+    """What one leads to but by a jump."""
     if isinstance(spec, GroupSpec) or not isinstance(spec.control, Goto):
-        return list(targets(spec))
-    return [each for each in (*spec.depends_on, spec.next) if each is not None]
+        waits = () if isinstance(spec, GroupSpec) else spec.depends_on
+        return [key for key in targets(spec) if key not in waits or key == spec.next]
+    return [] if spec.next is None else [spec.next]
 
 
 def _check_cycles(plan: Plan) -> None:
-    circle = find_cycle(plan.tasks.keys() | plan.groups.keys(), lambda key: _onward(plan, key))
+    """Nothing may lead back to itself, by what it names or by who waits for it."""
+    onward = {key: list(_onward(plan.spec(key))) for key in (*plan.tasks, *plan.groups)}
+    for key, task in plan.tasks.items():
+        for needed in task.depends_on:
+            onward[needed].append(key)
+    circle = find_cycle(onward, onward.__getitem__)
     if circle:
         shown = circle if len(circle) <= 10 else [*circle[:8], "...", circle[-1]]
         raise Invalid(f"these lead back to themselves: {' -> '.join(shown)}", "dependency_cycle")
@@ -171,6 +176,15 @@ def _check_dependencies(plan: Plan, homes: dict[str, str]) -> None:
                     "dependency_unknown",
                     key=key,
                 )
+            around = plan.groups[homes[key]]
+            if around.order == "sequential":
+                place = around.children.index
+                if place(needed) > place(key):
+                    raise Invalid(
+                        f"{key!r} depends on {needed!r}, whose turn comes after its own",
+                        "dependency_cycle",
+                        key=key,
+                    )
 
 
 def _check_references(plan: Plan) -> None:

@@ -73,5 +73,14 @@ async def together(ctx: Any) -> None:
 
 handlers = {
     each.__name__: each
-    for each in (deaf, deaf_thread, calm, leave, leave_thread, interrupt, interrupt_thread, together)
+    for each in (
+        deaf,
+        deaf_thread,
+        calm,
+        leave,
+        leave_thread,
+        interrupt,
+        interrupt_thread,
+        together,
+    )
 }

@@ -107,9 +107,7 @@ class Outcome:
             self.tasks[UUID(task)] = _made(Final, [UUID(task), *cells, trails[task]])
 
 
-def check(
-    recorder: Recorder, database: Database, more: Sequence["Oracle"] = ()
-) -> list[Broken]:
+def check(recorder: Recorder, database: Database, more: Sequence["Oracle"] = ()) -> list[Broken]:
     """Every way in which the run broke an invariant."""
     outcome = Outcome(database)
     found: list[Broken] = []

@@ -50,7 +50,7 @@ def nodes(outcome: Outcome) -> list[Node]:
         " where body.flow is not null union all select id, flow, key, activation, parent, slot,"
         " status, 0, 1 from task_group order by 1"
     )
-    return [Node(*row[:8], is_group=bool(row[8])) for row in rows]
+    return [Node(*row) for row in rows]
 
 
 def runs(outcome: Outcome) -> list[Run]:

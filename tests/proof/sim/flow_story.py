@@ -87,10 +87,10 @@ def make_flow_plan(seed: int) -> Plan:
         settings=msgspec.structs.replace(plan.settings, slots=rng.choice([8, 20, 40])),
         max_concurrent=None,
         duration=plan.duration * stretch,
-        moments=tuple(
-            msgspec.structs.replace(each, at=each.at * stretch) for each in plan.moments
-        )
-        + (Moment(rng.uniform(1, 12), "kill coordinator", LEASE_S, rng.randint(1, 60)),),
+        moments=(
+            *(msgspec.structs.replace(each, at=each.at * stretch) for each in plan.moments),
+            Moment(rng.uniform(1, 12), "kill coordinator", LEASE_S, rng.randint(1, 60)),
+        ),
     )
 
 
@@ -177,7 +177,7 @@ class FlowOperator(Operator):
         person = self._scene.loop.create_task(self._answer_all())
         acts: list[tuple[float, Callable[[], Awaitable[None]]]] = [(0.0, self._start)]
         acts.append((0.1, self._hub))
-        for count, act in (
+        for times, deed in (
             (twist.cancels, self._cancel_one),
             (twist.pauses, self._pause_one),
             (twist.holds, self._hold),
@@ -185,7 +185,7 @@ class FlowOperator(Operator):
             (int(twist.stops), self._stop),
             (twist.dependents // 4, self._late_dependents),
         ):
-            acts += [(rng.uniform(1, plan.duration), act) for _ in range(count)]
+            acts += [(rng.uniform(1, plan.duration), deed) for _ in range(times)]
         under_way = []
         for at, act in sorted(acts, key=lambda each: each[0]):
             await asyncio.sleep(max(0.0, at - self._scene.loop.time()))

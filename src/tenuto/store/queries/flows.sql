@@ -33,12 +33,25 @@ where dependency.needs in (select value from {each:ids})
   and not dependency.met and not dependency.failed
 order by task.id, dependency.needs limit :most {fragment:lock_tasks};
 
+-- fragment: settled only postgres
+-- Found by their key, pair by pair, whatever the planner guesses the number of pairs to be.
+update task_dependency set met = found.met, failed = not found.met
+from (
+  select pair.met, (select d.{place} from task_dependency d
+    where d.task = pair.task and d.needs = pair.needs) as place
+  from {rows:pair} offset 0
+) found
+where task_dependency.{place} = found.place
+
+-- fragment: settled only sqlite
+update task_dependency set met = pair.met, failed = not pair.met
+from {rows:pair}
+where task_dependency.task = pair.task and task_dependency.needs = pair.needs
+
 -- name: dependency_settle
 -- Note that something which a task waits for has ended, well or badly. The caller holds the task.
 -- rows: pair(task uuid, needs uuid, met boolean)
-update task_dependency set met = pair.met, failed = not pair.met
-from {rows:pair}
-where task_dependency.task = pair.task and task_dependency.needs = pair.needs;
+{fragment:settled};
 
 -- fragment: woken_columns only postgres
 task.id, task.workspace, task.version, task.status, task.lane, task.attempt, task.event_xid
@@ -201,16 +214,18 @@ from {rows:noted};
 -- answer: moved(id)
 
 -- name: activations
--- How often each key was activated in a flow, as task or group.
+-- How often each key was activated in a flow, as task or group; each looked up by itself.
 -- params: flow uuid, keys text[]
-select found.key, max(found.activation) as activation from (
-  select body.key, max(body.activation) as activation from task_body body
-  where body.flow = :flow and body.key in (select value from {each:keys}) group by body.key
-  union all
-  select task_group.key, max(task_group.activation) from task_group
-  where task_group.flow = :flow and task_group.key in (select value from {each:keys})
-  group by task_group.key
-) found group by found.key;
+select wanted.key, {greatest}(coalesce(wanted.tasks, 0), coalesce(wanted.groups, 0)) as activation
+from (
+  select keys.value as key,
+    (select max(body.activation) from task_body body
+      where body.flow = :flow and body.key = keys.value) as tasks,
+    (select max(task_group.activation) from task_group
+      where task_group.flow = :flow and task_group.key = keys.value) as groups
+  from {each:keys}
+) wanted
+where wanted.tasks is not null or wanted.groups is not null;
 
 -- fragment: group_columns
 task_group.id, task_group.workspace, task_group.flow, task_group.key, task_group.title,
@@ -266,14 +281,20 @@ from {rows:noted};
 -- The first child of a group after a slot that has not ended: a task or a group.
 -- params: parent uuid, workspace uuid, slot bigint
 select found.id, found.slot, found.is_group from (
-  select body.task as id, body.slot, 0 as is_group
-  from task_body body join task on task.id = body.task
-  where body.group_id = :parent and body.workspace = :workspace and body.slot > :slot
-    and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+  select * from (
+    select body.task as id, body.slot, 0 as is_group
+    from task_body body join task on task.id = body.task
+    where body.group_id = :parent and body.workspace = :workspace and body.slot > :slot
+      and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+    order by body.slot limit 1
+  ) as a_task
   union all
-  select task_group.id, task_group.slot, 1 from task_group
-  where task_group.parent = :parent and task_group.slot > :slot
-    and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+  select * from (
+    select task_group.id, task_group.slot, 1 as is_group from task_group
+    where task_group.parent = :parent and task_group.slot > :slot
+      and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+    order by task_group.slot limit 1
+  ) as a_group
 ) found order by found.slot limit 1;
 
 -- name: children_open

@@ -275,8 +275,14 @@ cross join lateral (select b.* from task_body b
 -- fragment: body_of_moved only sqlite
 cross join task_body body on body.workspace = moved.workspace and body.task = moved.id
 
+-- fragment: previous
+-- What the task before one in its flow has made.
+case when body.follows is not null
+    then (select task_output.output from task_output where task_output.task = body.follows)
+    end as previous
+
 -- fragment: claimed_work
-select {fragment:moved_columns}, {fragment:body_columns},
+select {fragment:moved_columns}, {fragment:body_columns}, {fragment:previous},
   case when moved.checkpoint_seq > 0
     then (select checkpoint.data from checkpoint where checkpoint.task = moved.id) end as checkpoint
 from {fragment:moved}
@@ -313,7 +319,7 @@ returning {fragment:taken_columns};
 -- name: claimed_by_token
 -- What a claim took whose answer was lost.
 -- params: agent uuid, token text
-select {fragment:moved_columns}, {fragment:body_columns},
+select {fragment:moved_columns}, {fragment:body_columns}, {fragment:previous},
   case when moved.checkpoint_seq > 0
     then (select checkpoint.data from checkpoint where checkpoint.task = moved.id) end as checkpoint
 from task moved join task_body body on body.workspace = moved.workspace and body.task = moved.id

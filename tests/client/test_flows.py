@@ -1,0 +1,225 @@
+"""Flows, groups and the inbox from a program: near and far alike, awaited and blocking."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from tests.api.conftest import Api
+from tests.contract.flowing import Wrong, group, task, worked
+
+from tenuto import AsyncClient, Client, FlowFailed
+from tenuto.client.remote import RemoteEngine
+from tenuto.client.worker import Worker
+from tenuto.engine.claim import Work
+from tenuto.engine.engine import Engine
+from tenuto.model.definition import Approval, Condition, Foreach, Goto
+from tenuto.model.errors import Conflict, Invalid, NotFound
+from tenuto.model.matching import AgentProfile
+from tenuto.model.submission import NewTask
+
+SPECS = (
+    group("nightly", "fetch", "rest", next="sign"),
+    group("rest", "a", "b", order="parallel"),
+    task("sign", control=Approval(message="Ship it?")),
+    *(task(key) for key in ("fetch", "a", "b")),
+)
+
+
+@pytest.fixture
+async def agent(near: Engine) -> AgentProfile:
+    profile = AgentProfile(
+        id=near.clock.new_id(), workspace=near.workspace, name="tester", runtimes=("test",)
+    )
+    return await near.register_agent(profile)
+
+
+@pytest.fixture
+async def clients(far: RemoteEngine, near: Engine) -> list[AsyncClient]:
+    for spec in SPECS:
+        await near.definitions.put(spec)
+    return [AsyncClient(engine=far), AsyncClient(engine=near)]
+
+
+async def test_both_show_the_same(
+    api: Api, clients: list[AsyncClient], near: Engine, agent: AgentProfile
+) -> None:
+    for client in clients:
+        made = await client.flows.start("nightly", {"n": 1}, steps=7, priority=8)
+        assert (made.steps_left, made.priority, made.input) == (7, 8, {"n": 1})
+        await worked(near, agent, most=2)
+        shown = [
+            [
+                await each.flows.show(made.id),
+                await each.flows.show("nightly"),
+                await each.flows.graph(str(made.id)),
+                await each.groups.show("rest"),
+                await each.groups.graph("nightly"),
+            ]
+            for each in clients
+        ]
+        assert shown[0] == shown[1]
+        lists: list[list[Any]] = []
+        for each in clients:
+            lists.append(
+                [
+                    [one async for one in each.flows.list(key="nightly")],
+                    [one async for one in each.flows.list(status="RUNNING", limit=1)],
+                    [one async for one in each.flows.tasks(made.id)],
+                    [one async for one in each.groups.list(flow=made.id)],
+                    [one async for one in each.inbox.list(None)],
+                ]
+            )
+        assert lists[0] == lists[1]
+        ended = await client.flows.cancel(made.id, "enough")
+        assert ended.status == "CANCELLED"
+
+
+async def test_a_flow_is_waited_for(
+    api: Api, clients: list[AsyncClient], near: Engine, agent: AgentProfile
+) -> None:
+    for client in clients:
+        made = await client.flows.start("nightly")
+        waiting = asyncio.create_task(client.flows.wait(made.id, 30))
+        await worked(near, agent)
+        [item] = [each async for each in client.inbox.list()]
+        assert (await client.inbox.show(item.id)).title == "Ship it?"
+        answered = await client.inbox.approve(item.id, "go")
+        assert (answered.status, answered.decision["comment"]) == ("APPROVED", "go")
+        assert (await waiting).status == "COMPLETED"
+        assert (await client.groups.wait("nightly")).status == "COMPLETED"
+
+
+async def test_a_failure_is_raised_and_tried_again(
+    api: Api, clients: list[AsyncClient], near: Engine, agent: AgentProfile
+) -> None:
+    def handler(work: Work) -> Any:
+        if work.key == "a":
+            raise Wrong("no")
+
+    for client in clients:
+        made = await client.flows.start("nightly")
+        await worked(near, agent, handler)
+        with pytest.raises(FlowFailed, match="FAILED"):
+            await client.flows.wait(made.id)
+        with pytest.raises(FlowFailed) as failed:
+            await client.groups.wait("rest")
+        assert failed.value.status == "FAILED"
+        again = await client.flows.rerun(made.id, from_failed=True)
+        assert (again.id, again.status) == (made.id, "RUNNING")
+        await worked(near, agent)
+        item, asked = [each async for each in client.inbox.list()]
+        assert (item.kind, asked.kind) == ("approval", "escalation")
+        assert (await client.inbox.answer(asked.id, "mended")).status == "ANSWERED"
+        assert (await client.inbox.reject(item.id)).status == "REJECTED"
+        fresh = await client.flows.rerun(made.id, steps=3)
+        assert (fresh.rerun_of, fresh.steps_left) == (made.id, 3)
+        await client.flows.cancel(fresh.id)
+
+
+async def test_groups_are_defined_held_and_ended(
+    api: Api, clients: list[AsyncClient], near: Engine
+) -> None:
+    for number, client in enumerate(clients):
+        key = f"both-{number}"
+        made = await client.groups.create(
+            key, ["a", "b"], title="Both", order="parallel", next="fetch", prompt="Be brief."
+        )
+        assert (made.kind, made.title, made.spec["children"]) == ("group", "Both", ["a", "b"])
+        with pytest.raises(Conflict) as taken:
+            await client.groups.create(key)
+        assert taken.value.code == "name_taken"
+        await client.groups.start(key, {"n": 1})
+        assert (await client.groups.pause(key)).status == "PAUSED"
+        assert (await client.groups.resume(key)).status == "RUNNING"
+        assert (await client.groups.cancel(key, "enough")).status == "CANCELLED"
+        flow = await client.flows.start(key)
+        assert (await client.flows.pause(flow.id)).status == "PAUSED"
+        assert (await client.flows.resume(key)).status == "RUNNING"
+
+
+async def test_refusals_are_the_same(api: Api, clients: list[AsyncClient]) -> None:
+    for client in clients:
+        for asked, kind in (
+            (client.flows.show(uuid4()), NotFound),
+            (client.flows.show("nobody"), NotFound),
+            (client.flows.rerun(uuid4(), from_failed=True), NotFound),
+            (client.flows.start("nobody"), Invalid),
+            (client.groups.graph("nobody"), NotFound),
+            (client.inbox.approve(uuid4()), NotFound),
+            (client.inbox.answer(str(uuid4()), "x"), NotFound),
+        ):
+            with pytest.raises(kind):
+                await asked
+
+
+@pytest.mark.parametrize(
+    "control",
+    [
+        Condition(expression="true", on_true="fetch"),
+        Foreach(items=[1, 2], template="fetch", order="parallel", join="all_done"),
+        Goto(target="fetch", prompt="Again."),
+        Approval(message="Well?", timeout_s=60, on_timeout="approve", on_reject="skip"),
+    ],
+    ids=lambda control: type(control).__name__,
+)
+async def test_a_control_arrives_as_it_was_sent(
+    api: Api, clients: list[AsyncClient], far: RemoteEngine, near: Engine, control: Any
+) -> None:
+    new = NewTask(title="t", key="t", control=control, complexity="Low")
+    views = [await each.show((await each.submit(new)).id) for each in (far, near)]
+    assert views[0].control == views[1].control
+    assert {view.kind for view in views} == {new.kind}
+    assert all(view.flow is not None for view in views)
+
+
+@pytest.fixture
+async def served(api: Api, token: str) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(api.url, token) as client:
+        yield client
+
+
+async def test_a_handler_elsewhere_knows_what_came_before(
+    clients: list[AsyncClient], served: AsyncClient
+) -> None:
+    seen: list[tuple[str | None, Any]] = []
+    worker = Worker(served, agent="far")
+
+    @worker.handles("chain")
+    async def work(ctx: Any) -> Any:
+        seen.append((ctx.key, ctx.previous))
+        return {"from": ctx.key}
+
+    await served.definitions.put(task("one", task_type="chain", next="two"))
+    await served.definitions.put(task("two", task_type="chain"))
+    stop = asyncio.Event()
+    serving = asyncio.create_task(worker.serve(stop))
+    try:
+        flow = await served.flows.start("one")
+        await served.flows.wait(flow.id, 30)
+    finally:
+        stop.set()
+        await serving
+    assert seen == [("one", None), ("two", {"from": "one"})]
+
+
+def test_the_client_that_blocks_does_the_same(tmp_path: Any) -> None:
+    with Client(f"sqlite:///{tmp_path}/t.db") as client:
+        client.definitions.put(task("sign", control=Approval(message="Ship it?")))
+        client.groups.create("all", ["sign"])
+        flow = client.groups.start("all")
+        [item] = client.inbox.list()
+        client.inbox.approve(item.id)
+        assert client.flows.wait(flow.id, 10).status == "COMPLETED"
+        assert [each.id for each in client.flows.list()] == [flow.id]
+        assert [each.key for each in client.flows.tasks(flow.id)] == ["sign"]
+        assert client.groups.show("all").progress_percent == 100
+
+
+async def test_a_wait_that_is_too_long_ends(api: Api, clients: list[AsyncClient]) -> None:
+    for client in clients:
+        made = await client.flows.start("nightly")
+        with pytest.raises(TimeoutError):
+            await client.flows.wait(made.id, 0.05)
+        assert (await client.flows.cancel(made.id)).finished_at is not None

@@ -1,0 +1,240 @@
+"""Random small plans, and an interpreter of its own that says what becomes of them.
+
+It knows the rules of joins, turns, branches and dependencies from the documents, not from the code.
+What runs inside a parallel `first_succeeded` group depends on who comes first: there it only says
+what may run.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+from hypothesis import strategies as st
+from tests.contract.flowing import group, task
+
+from tenuto.model.definition import Condition, Foreach
+from tenuto.model.plan import Spec
+
+Ends = Literal["success", "failure", "neither"]
+JOINS = ("all_succeeded", "all_done", "any_failed", "first_succeeded")
+DEEPEST = 3
+
+
+class Step(msgspec.Struct, kw_only=True):
+    """A node of a plan: what it does, and what comes after it in its place."""
+
+    key: str
+    next: "Node | None" = None
+
+
+class Job(Step, kw_only=True):
+    """Something that an agent runs."""
+
+    works: bool
+    needs: str | None = None
+    policy: Any = "fail"
+    to_sibling: bool = False
+    """Its `next` is the child after it in its sequence, which runs anyway."""
+
+
+class Choice(Step, kw_only=True):
+    holds: bool
+    yes: "Node | None" = None
+    no: "Node | None" = None
+
+
+class Items(Step, kw_only=True):
+    works: list[bool]
+    order: Any
+    join: Any
+
+
+class Block(Step, kw_only=True):
+    children: list["Node"]
+    order: Any
+    join: Any
+
+
+Node = Job | Choice | Items | Block
+
+
+class _Keys:
+    def __init__(self) -> None:
+        self._made = 0
+
+    def new(self, word: str) -> str:
+        self._made += 1
+        return f"{word}{self._made}"
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Node:
+    """A tree of steps."""
+    return _node(draw, _Keys(), 0)
+
+
+def _node(draw: st.DrawFn, keys: _Keys, depth: int) -> Node:
+    kinds = ["job", "job", "choice", "items", "block", "block", "block"]
+    kind = "block" if depth == 0 else draw(st.sampled_from(kinds if depth < DEEPEST else ["job"]))
+    follower = _maybe(draw, keys, depth + 1)
+    if kind == "job":
+        return Job(
+            key=keys.new("job"), works=draw(st.sampled_from([True, True, False])), next=follower
+        )
+    order = draw(st.sampled_from(["sequential", "parallel"]))
+    join = draw(st.sampled_from(JOINS))
+    if kind == "choice":
+        return Choice(
+            key=keys.new("if"),
+            holds=draw(st.booleans()),
+            yes=_maybe(draw, keys, depth + 1),
+            no=_maybe(draw, keys, depth + 1),
+            next=follower,
+        )
+    if kind == "items":
+        works = draw(st.lists(st.booleans(), max_size=3))
+        return Items(key=keys.new("each"), works=works, order=order, join=join, next=follower)
+    children = [_node(draw, keys, depth + 1) for _ in range(draw(st.integers(0, 4)))]
+    _tie(draw, children, order)
+    return Block(key=keys.new("block"), children=children, order=order, join=join, next=follower)
+
+
+def _maybe(draw: st.DrawFn, keys: _Keys, depth: int) -> Node | None:
+    return _node(draw, keys, depth) if depth <= DEEPEST and draw(st.integers(0, 3)) == 0 else None
+
+
+def _tie(draw: st.DrawFn, children: list[Node], order: str) -> None:
+    """Let some children wait for others, and some name the next one as their own."""
+    for index, child in enumerate(children):
+        if not isinstance(child, Job):
+            continue
+        before = [each.key for each in children[:index] if isinstance(each, Job)]
+        if before and draw(st.integers(0, 2)) == 0:
+            child.needs = draw(st.sampled_from(before))
+            child.policy = draw(st.sampled_from(["fail", "skip", "run"]))
+        last = index == len(children) - 1
+        if order == "sequential" and not last and child.next is None and draw(st.booleans()):
+            child.to_sibling = True
+
+
+def specs(node: Node, sibling: str | None = None) -> list[Spec]:
+    """The definitions that a plan is made of."""
+    found: list[Spec] = []
+    after = node.next.key if node.next is not None else None
+    match node:
+        case Job():
+            needs = [] if node.needs is None else [node.needs]
+            if node.to_sibling:
+                after = sibling
+            found.append(
+                task(node.key, next=after, depends_on=needs, on_dependency_failure=node.policy)
+            )
+        case Choice():
+            control = Condition(
+                expression="true" if node.holds else "false",
+                on_true=None if node.yes is None else node.yes.key,
+                on_false=None if node.no is None else node.no.key,
+            )
+            found.append(task(node.key, next=after, control=control))
+            found += [spec for each in (node.yes, node.no) if each for spec in specs(each)]
+        case Items():
+            name = f"item-of-{node.key}"
+            each = Foreach(items=node.works, template=name, order=node.order, join=node.join)
+            found += [task(node.key, next=after, control=each), task(name)]
+        case Block():
+            keys = [each.key for each in node.children]
+            found.append(group(node.key, *keys, order=node.order, join=node.join, next=after))
+            for child, behind in zip(node.children, [*keys[1:], None], strict=False):
+                found += specs(child, behind)
+    return found + (specs(node.next) if node.next is not None else [])
+
+
+class Forecast:
+    """What a plan comes to: `runs` for certain, `may` at most, and how groups end."""
+
+    def __init__(self, root: Node) -> None:
+        self.runs: Counter[str] = Counter()
+        self.may: Counter[str] = Counter()
+        self.groups: dict[str, str] = {}
+        self._sure = True
+        self.end = "FAILED" if self._slot(root) == "failure" else "COMPLETED"
+
+    def _ran(self, key: str) -> None:
+        (self.runs if self._sure else self.may)[key] += 1
+
+    def _slot(self, node: Node) -> Ends:
+        match node:
+            case Job():
+                self._ran(node.key)
+                return self._then(node) if node.works else "failure"
+            case Choice():
+                branch = node.yes if node.holds else node.no
+                return self._slot(branch) if branch is not None else self._then(node)
+            case Items():
+                name = f"item-of-{node.key}"
+                items = [partial(self._item, name, works=works) for works in node.works]
+                return self._joined(node, node.order, node.join, items)
+            case Block():
+                children = _Siblings(self, node.children)
+                runs = [partial(children.run, number) for number in range(len(node.children))]
+                return self._joined(node, node.order, node.join, runs)
+
+    def _item(self, key: str, *, works: bool) -> Ends:
+        self._ran(key)
+        return "success" if works else "failure"
+
+    def _then(self, node: Node) -> Ends:
+        return "success" if node.next is None else self._slot(node.next)
+
+    def _joined(
+        self, node: Node, order: str, join: str, children: Sequence[Callable[[], Ends]]
+    ) -> Ends:
+        sure = self._sure
+        ends: list[Ends] = []
+        self._sure = sure and not (order == "parallel" and join == "first_succeeded")
+        for run in children:
+            ends.append(run())
+            if order == "sequential" and join == "first_succeeded" and ends[-1] == "success":
+                break
+            if order == "sequential" and join == "all_succeeded" and ends[-1] == "failure":
+                break
+        self._sure = sure
+        status = _status(join, ends)
+        if sure:
+            self.groups[node.key] = status
+        if status == "COMPLETED":
+            return self._then(node)
+        return "failure" if status == "FAILED" else "neither"
+
+
+def _status(join: str, ends: list[Ends]) -> str:
+    good, bad = "success" in ends, "failure" in ends
+    if join == "first_succeeded":
+        return "COMPLETED" if good else ("FAILED" if bad else "SKIPPED")
+    if join == "any_failed":
+        return "COMPLETED" if bad else "SKIPPED"
+    return "FAILED" if bad and join == "all_succeeded" else "COMPLETED"
+
+
+class _Siblings:
+    """The children of a group, some of which wait for others."""
+
+    def __init__(self, forecast: Forecast, children: list[Node]) -> None:
+        self._forecast = forecast
+        self._children = children
+        self._own: dict[str, Ends] = {}
+        """How each job itself ended, whatever came after it."""
+
+    def run(self, number: int) -> Ends:
+        child = self._children[number]
+        if not isinstance(child, Job):
+            return self._forecast._slot(child)
+        needed = "success" if child.needs is None else self._own[child.needs]
+        if needed != "success" and child.policy != "run":
+            skipped = child.policy == "skip" or needed == "neither"
+            self._own[child.key] = "neither" if skipped else "failure"
+            return self._own[child.key]
+        self._own[child.key] = "success" if child.works else "failure"
+        return self._forecast._slot(child)
