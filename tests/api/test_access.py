@@ -26,7 +26,9 @@ def test_the_table_names_every_route_and_no_other() -> None:
 def call(route: str) -> tuple[str, str]:
     """A request for a route, with ids of nothing."""
     method, path = route.split()
-    for name in "task agent webhook delivery workspace user token flow group item".split():
+    for name in (
+        "task agent webhook delivery workspace user token flow group item schedule trigger"
+    ).split():
         path = path.replace(f"{{{name}_id}}", str(uuid4()))
     return method, path.replace("{worker_id}", "w").replace("{name}", "n").replace("{key}", "k")
 

@@ -153,7 +153,7 @@ async def test_who_may_look_may_not_write(api: Api, user: httpx2.AsyncClient) ->
         ("POST", "triggers", RULE),
         ("POST", "events", {"name": "x"}),
     ):
-        more = {} if body is None else {"json": body}
+        more: dict[str, Any] = {} if body is None else {"json": body}
         answer = await viewer.request(method, f"{V1}/{path}", **more)
         assert problem(answer) == (403, "forbidden"), path
 

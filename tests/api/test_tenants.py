@@ -33,6 +33,8 @@ BODIES: dict[str, Any] = {
     "PATCH /triggers/{trigger_id}": {"event": "mine"},
     "PATCH /users/{user_id}": {"role": "VIEWER"},
     "PUT /workspaces/{workspace_id}/quota": {"pending": 0},
+    "POST /agent-tasks/{task_id}/assign": {"agentId": None},
+    "POST /agent-tasks/{task_id}/reassign": {"agentId": None},
 }
 SILENT = {
     "POST /agent-tasks/{task_id}/transcript",  # lines of an attempt that lost its task are dropped

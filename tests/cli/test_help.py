@@ -57,7 +57,10 @@ def test_the_contract_s_commands_exist() -> None:
         " webhook list; webhook create; webhook show; webhook update; webhook delete;"
         " webhook deliveries; webhook redeliver; webhook rotate-secret; secret list; secret set;"
         " secret delete; coordinator recover; coordinator logs; apply; validate; export;"
-        " definition list; definition show; definition delete"
+        " definition list; definition show; definition delete; flow start; flow list; flow show;"
+        " flow tasks; flow cancel; flow pause; flow resume; flow rerun; group create; group list;"
+        " group show; group start; group cancel; group pause; group resume; inbox list;"
+        " inbox show; inbox approve; inbox reject; inbox answer"
     )
     assert {tuple(name.split()) for name in names.split(";")} <= set(PATHS)
 

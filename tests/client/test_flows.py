@@ -17,9 +17,10 @@ from tenuto.engine.engine import Engine
 from tenuto.model.definition import Approval, Condition, Foreach, Goto
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.matching import AgentProfile
+from tenuto.model.plan import Spec
 from tenuto.model.submission import NewTask
 
-SPECS = (
+SPECS: tuple[Spec, ...] = (
     group("nightly", "fetch", "rest", next="sign"),
     group("rest", "a", "b", order="parallel"),
     task("sign", control=Approval(message="Ship it?")),

@@ -5,12 +5,22 @@ from typing import Any
 
 import pytest
 from tests.contract.conftest import Another, ManualClock, Raw, claim_all, failure, status
-from tests.contract.flowing import WORKER, Wrong, flow_status, group, start, statuses, task, worked
+from tests.contract.flowing import (
+    WORKER,
+    Wrong,
+    flow_status,
+    group,
+    plan,
+    start,
+    statuses,
+    task,
+    worked,
+)
 
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.model.definition import Approval, Condition, Foreach, Goto
-from tenuto.model.errors import Conflict
+from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.matching import AgentProfile
 
 
@@ -248,3 +258,37 @@ async def test_what_has_run_is_cancelled_not_skipped(engine: Engine, agent: Agen
     later = next(each.id for each in (await engine.list()).tasks if each.title == "b")
     await engine.cancel(later)
     assert await statuses(engine, flow) == {"g": ["FAILED"], "a": ["CANCELLED"], "b": ["CANCELLED"]}
+
+
+async def test_a_flow_that_is_revived_outlives_what_was_left_of_its_end(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    """500 children are skipped; before the rest is, the one that failed is tried again."""
+    keys = [f"c{number}" for number in range(600)]
+    flow = await start(engine, "g", group("g", *keys), *(task(key) for key in keys))
+    while await engine.flows.work_once():
+        pass
+    [work] = await engine.claim(agent, WORKER, 1)
+    await engine.fail(work.fence, failure(retryable=False))
+    await engine.retry(work.fence.task, cascade=True)
+    assert len(await worked(engine, agent)) == 600
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+def test_a_child_may_wait_for_the_one_that_names_it() -> None:
+    both = [task("a", next="b"), task("b", depends_on=["a"])]
+    assert plan("g", group("g", "a", "b"), *both).root == "g"
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [group("g", "a", "b"), task("a", depends_on=["b"]), task("b")],
+        [group("g", "a", "b", order="parallel"), task("a", next="b", depends_on=["b"]), task("b")],
+    ],
+    ids=["its turn comes later", "it names what it waits for"],
+)
+def test_a_child_cannot_wait_for_one_that_comes_after_it(specs: list[Any]) -> None:
+    with pytest.raises(Invalid) as caught:
+        plan("g", *specs)
+    assert caught.value.code == "dependency_cycle"

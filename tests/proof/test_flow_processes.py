@@ -131,6 +131,8 @@ async def test_groups_join_once_while_processes_are_killed(world: System) -> Non
 
     await eventually(all_done, PATIENCE, 0.1)
     assert min(killer.killed["worker"], killer.killed["coordinator"]) >= KILLS // 2
+    lost = await Raw(world.url).value("select count(*) from attempt where outcome = 'STALLED'")
+    assert lost, "no worker was killed at work"
     await check_flows(world, GROUPS, {"child": GROUPS * CHILDREN, "end": GROUPS})
 
 

@@ -54,6 +54,8 @@ ROUTES: dict[str, Access | None] = {
     f"POST {V1}/agent-tasks/{{task_id}}/resume": _USE,
     f"POST {V1}/agent-tasks/{{task_id}}/start": _USE,
     f"POST {V1}/agent-tasks/{{task_id}}/rerun": _USE,
+    f"POST {V1}/agent-tasks/{{task_id}}/assign": _USE,
+    f"POST {V1}/agent-tasks/{{task_id}}/reassign": _USE,
     f"POST {V1}/agent-tasks/{{task_id}}/archive": _USE,
     f"GET {V1}/agent-tasks/{{task_id}}/logs": _SEE,
     f"GET {V1}/agent-tasks/{{task_id}}/attempts": _SEE,

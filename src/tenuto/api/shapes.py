@@ -377,6 +377,12 @@ class FailBody(Fenced, kw_only=True):
         )
 
 
+class AssignBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """Whom a task is for; nobody in particular when there is no agent."""
+
+    agent_id: UUID | None
+
+
 class RetryWish(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """How far a retry reaches."""
 

@@ -12,7 +12,15 @@ from litestar.params import FromPath, FromQuery, HeaderParameter, JSONBody, Quer
 
 from tenuto.api.problems import bad_query
 from tenuto.api.service import AtDesk
-from tenuto.api.shapes import ActionsBody, BulkBody, ReasonBody, RetryWish, TaskBody, TaskPatch
+from tenuto.api.shapes import (
+    ActionsBody,
+    AssignBody,
+    BulkBody,
+    ReasonBody,
+    RetryWish,
+    TaskBody,
+    TaskPatch,
+)
 from tenuto.engine.edit import Changes
 from tenuto.engine.query import Filter
 from tenuto.engine.views import (
@@ -259,6 +267,20 @@ async def start(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
     return await desk.engine.show(task_id)
 
 
+@post("/agent-tasks/{task_id:uuid}/assign", status_code=200)
+async def assign(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[AssignBody]) -> TaskView:
+    """Let only one agent take a task that nobody runs; with none, whoever fits."""
+    await desk.engine.assign(task_id, data.agent_id)
+    return await desk.engine.show(task_id)
+
+
+@post("/agent-tasks/{task_id:uuid}/reassign", status_code=200)
+async def reassign(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[AssignBody]) -> TaskView:
+    """The same for one that may be running: it is taken from whoever runs it."""
+    await desk.engine.assign(task_id, data.agent_id, take=True)
+    return await desk.engine.show(task_id)
+
+
 @post("/agent-tasks/{task_id:uuid}/archive", status_code=200)
 async def archive(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
     """Put an ended task away."""
@@ -361,6 +383,8 @@ HANDLERS = [
     pause,
     resume,
     retry,
+    assign,
+    reassign,
     start,
     archive,
     rerun,

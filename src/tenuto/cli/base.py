@@ -65,7 +65,10 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, examples: tuple[str, ...] = (), **attrs: Any) -> None:
         super().__init__(*args, **attrs)
-        self.params += _everywhere()
+        # An option of its own takes the place of one that is accepted everywhere; before the
+        # command's name that one still means what it always does.
+        own = {name for each in self.params for name in each.opts}
+        self.params += [each for each in _everywhere() if own.isdisjoint(each.opts)]
         self.examples = examples
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

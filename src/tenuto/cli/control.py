@@ -8,12 +8,13 @@ import click
 
 from tenuto.cli.base import Command, Globals, command, one_task, the_task
 from tenuto.cli.create import print_submitted
-from tenuto.cli.embedded import call
+from tenuto.cli.embedded import ask, call
 from tenuto.cli.parse import filter_options, has_filter, read_filter, read_json
 
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from tenuto.client.client import AsyncClient
     from tenuto.client.remote import AnyEngine
     from tenuto.engine.control import Action, ActionResult
     from tenuto.engine.query import Filter
@@ -309,6 +310,34 @@ def start(given: Globals, task: str | None, named: str | None) -> None:
 
     found = call(given, order)
     tell_done(given, f"{found} pending", id=found)
+
+
+def _assigning(name: str, text: str, *, take: bool) -> click.Command:
+    @one_task
+    @click.option("--agent", metavar="AGENT", help="Its name or id; nobody in particular if none.")
+    @click.pass_obj
+    def perform(given: Globals, task: str | None, named: str | None, agent: str | None) -> None:
+        from tenuto.cli.tell import tell_done
+
+        wanted = the_task(task, named)
+
+        async def order(client: "AsyncClient") -> "TaskView":
+            whom = None if agent is None else (await client.agents.get(agent)).id
+            return await client.tasks.assign(wanted, whom, take=take)
+
+        view = ask(given, order)
+        tell_done(given, f"{view.id} for {agent or 'whoever fits'}", id=view.id)
+
+    return command(name, f"orchestrate task {name} 0198c0de-5b1c --agent dev-1", help=text)(perform)
+
+
+assign = _assigning("assign", "Let only one agent take a task that nobody runs.", take=False)
+reassign = _assigning(
+    "reassign",
+    "Let only one agent take a task, and take it from whoever runs it.\n\nThe attempt under way has"
+    " lost its lease: its session is ended, and nothing it says counts.",
+    take=True,
+)
 
 
 @command("rerun", "orchestrate task rerun 0198c0de-5b1c")

@@ -18,6 +18,8 @@ LAZY = {
     "pause": ("tenuto.cli.control:pause", "Hold tasks; running ones are stopped."),
     "resume": ("tenuto.cli.control:resume", "Let paused tasks go on."),
     "start": ("tenuto.cli.control:start", "Let a task run before its time."),
+    "assign": ("tenuto.cli.control:assign", "Let only one agent take a task."),
+    "reassign": ("tenuto.cli.control:reassign", "Take a task from whoever runs it."),
     "rerun": ("tenuto.cli.control:rerun", "Submit the same task again as a new one."),
     "delete": ("tenuto.cli.control:delete", "Remove what an ended task carried."),
     "archive": ("tenuto.cli.control:archive", "Put ended tasks away."),

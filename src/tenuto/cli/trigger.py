@@ -45,7 +45,10 @@ def event() -> None:
 )
 @click.pass_obj
 def publish(given: Globals, name: str, data: str | None, task: Any) -> None:
-    """Tell the workspace that something happened; prints the event's id."""
+    """Tell the workspace that something happened; prints the event's id.
+
+    The folder of the embedded database, elsewhere --data, is named before `event` here.
+    """
     from tenuto.cli.parse import read_json
 
     value = None if data is None else read_json("data", data)

@@ -85,6 +85,9 @@ class BlockingTasks(Group[Tasks]):
     def retry(self, task: ID, *, cascade: bool = False) -> TaskView:
         return self._wait(self._awaited.retry(task, cascade=cascade))
 
+    def assign(self, task: ID, agent: UUID | None, *, take: bool = False) -> TaskView:
+        return self._wait(self._awaited.assign(task, agent, take=take))
+
     def archive(self, task: ID) -> TaskView:
         return self._wait(self._awaited.archive(task))
 

@@ -99,6 +99,10 @@ class RemoteEngine(RemoteWork):
         """Let a task run before the time that it was meant for."""
         await self._order(task, "start")
 
+    async def assign(self, task: UUID, agent: UUID | None, *, take: bool = False) -> None:
+        """Let only that agent take a task; `take` takes it from whoever runs it."""
+        await self._order(task, "reassign" if take else "assign", {"agentId": agent})
+
     async def retry(self, task: UUID, *, cascade: bool = False) -> None:
         """Give an ended task all its tries again."""
         await self._order(task, "retry", {"cascade": cascade})

@@ -95,6 +95,12 @@ class Tasks:
         await self._engine.retry(found, cascade=cascade)
         return await self._engine.show(found)
 
+    async def assign(self, task: ID, agent: UUID | None, *, take: bool = False) -> TaskView:
+        """Let only that agent take a task; `take` takes it from whoever runs it."""
+        found = await self._found(task)
+        await self._engine.assign(found, agent, take=take)
+        return await self._engine.show(found)
+
     async def archive(self, task: ID) -> TaskView:
         """Put an ended task away."""
         found = await self._found(task)

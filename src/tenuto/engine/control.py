@@ -8,6 +8,7 @@ import msgspec
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
 from tenuto.engine.query import Filter, Querying
+from tenuto.engine.registry import Registry
 from tenuto.engine.revival import Revival
 from tenuto.engine.rows import decode
 from tenuto.engine.sealing import Sealing
@@ -16,7 +17,7 @@ from tenuto.model import commands, limits
 from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.submission import NewTask, requirements
-from tenuto.model.task import Change
+from tenuto.model.task import LEASED, TERMINAL, Change, Status
 from tenuto.store.protocol import Script, Statement
 
 PRUNED = "(pruned)"
@@ -57,34 +58,64 @@ class Controlling:
         if reason is not None:
             limits.text("reason", reason, limits.MAX_ERROR)
         if isinstance(command, commands.Retry):
-            await self._restore_lane(task, workspace)
-            await self._answered(task, actor)
             if await self._is_in_flow(task, workspace):
                 await self.retry(task, workspace, actor, deep=False)
                 return None
-        return await self._core.order(task, command, workspace=workspace, actor=actor)
+            await self._restore_lane(task, workspace)
+        change = await self._core.order(task, command, workspace=workspace, actor=actor)
+        if isinstance(command, commands.Retry):
+            await self._core.store.once(lambda: self._answered(task, actor))
+        return change
 
     async def retry(self, task: UUID, workspace: UUID, actor: str | None, *, deep: bool) -> int:
         """Try an ended task again, and, `deep`, what ended because of it; answers how many."""
         await self._restore_lane(task, workspace)
 
-        await self._answered(task, actor)
-
         def script(cascade: Cascade) -> Script[int]:
             revival = Revival(cascade, workspace, deep=deep)
             yield from revival.retry(task)
+            yield from self._answered(task, actor)
             return revival.revived
 
         return await self._core.flowing(script, actor)
 
-    async def _answered(self, task: UUID, actor: str | None) -> None:
+    def _answered(self, task: UUID, actor: str | None) -> Script[None]:
         """Whoever retries a task has seen to what was put to people for it."""
-        params = {"task": task, "now": self._core.now(), "actor": actor}
+        yield Statement("inbox_close", {"task": task, "now": self._core.now(), "actor": actor})
 
-        def script() -> Script[None]:
-            yield Statement("inbox_close", params)
+    async def assign(
+        self,
+        task: UUID,
+        workspace: UUID,
+        agent: UUID | None,
+        actor: str | None,
+        *,
+        take: bool = False,
+    ) -> None:
+        """Only the agent may take the task; `take` takes it from whoever runs it.
 
-        await self._core.store.once(script)
+        The attempt that runs has lost its lease, so nothing it says counts any more.
+        """
+        if agent is not None:
+            await Registry(self._core, workspace).profile(agent)
+        new, _ = await self._asked_for(task, workspace)
+        needs = requirements(msgspec.structs.replace(new, target_agent=agent), workspace)
+        lane = (await self._core.lanes.ensure({needs}))[needs]
+
+        def script(cascade: Cascade) -> Script[None]:
+            rows = yield Statement("tasks_locked", {"ids": [task]})
+            status = Status(rows[0]["status"])
+            if status in TERMINAL:
+                raise Conflict(f"cannot assign a task that is {status}")
+            if status in LEASED and not take:
+                raise Conflict("the task is being run; reassign it to take it away")
+            yield from cascade.each([task], lambda _: commands.Assign(lane=lane, agent=agent))
+            params = {"id": task, "workspace": workspace, "agent": agent}
+            yield Statement("assign", params)
+            if status in LEASED:
+                yield from cascade.each([task], lambda _: commands.Expire(seen_dead=True))
+
+        await self._core.flowing(script, actor)
 
     async def _is_in_flow(self, task: UUID, workspace: UUID) -> bool:
         rows = await self._core.store.fetch(

@@ -327,6 +327,10 @@ class Engine:
         else:
             await self._control(task, commands.Retry())
 
+    async def assign(self, task: UUID, agent: UUID | None, *, take: bool = False) -> None:
+        """Let only that agent take a task; `take` takes it from whoever runs it."""
+        await self._controlling.assign(task, self.workspace, agent, self.actor, take=take)
+
     async def archive(self, task: UUID) -> None:
         """Put an ended task away."""
         await self._control(task, commands.Archive())

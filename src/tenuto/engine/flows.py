@@ -397,9 +397,8 @@ def _roots(cascade: Cascade, work: Row) -> Script[None]:
 
 def _ended(cascade: Cascade, work: Row) -> Script[None]:
     rows = yield Statement("task_state", {"ids": [work["subject"]]})
-    yield from cascade.follow(
-        [Ended(row["id"], row["workspace"], Status(row["status"])) for row in rows]
-    )
+    ended = [Ended(row["id"], row["workspace"], Status(row["status"])) for row in rows]
+    yield from cascade.follow([each for each in ended if each.status in TERMINAL])
 
 
 def _dependents(cascade: Cascade, work: Row) -> Script[None]:
@@ -415,7 +414,9 @@ def _expand(cascade: Cascade, work: Row) -> Script[None]:
 
 def _rest(cascade: Cascade, work: Row) -> Script[None]:
     rows = yield Statement("groups_locked", {"ids": [work["subject"]]})
-    cascade.end_rest(group_of(rows[0]), cancel=decode(work["data"])["cancel"])
+    group = group_of(rows[0])
+    if group.status not in GROUP_OPEN:
+        cascade.end_rest(group, cancel=decode(work["data"])["cancel"])
 
 
 def _pause(cascade: Cascade, work: Row) -> Script[None]:

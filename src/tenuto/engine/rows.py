@@ -26,8 +26,8 @@ UNMET = 17
 """Places of columns in the rows of `hot_row`."""
 _STATUSES = {status.value: status for status in Status}
 _CHANGED = (
-    "id version status hold unmet watched rank priority tries free_ends free_mark losses agent"
-    " worker session_key lease_until timeout_s watch_s cancel_requested_at pause_requested_at"
+    "id version lane status hold unmet watched rank priority tries free_ends free_mark losses"
+    " agent worker session_key lease_until timeout_s watch_s cancel_requested_at pause_requested_at"
     " hung_warned_at run_at resume_at wait_until next_attempt_at due_at last_error error_class"
     " last_outcome updated_at started_at finished_at archived_at"
 ).split()

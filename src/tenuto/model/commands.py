@@ -2,6 +2,7 @@
 
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
+from uuid import UUID
 
 import msgspec
 
@@ -226,6 +227,14 @@ class Archive(Command, frozen=True, kw_only=True):
 class Reprioritise(Command, frozen=True, kw_only=True):
     name = "reprioritise"
     priority: int
+
+
+class Assign(Command, frozen=True, kw_only=True):
+    """Only this agent may take the task, or, without one, whoever fits."""
+
+    name = "assign"
+    lane: int
+    agent: UUID | None
 
 
 class Edit(Command, frozen=True, kw_only=True):

@@ -219,6 +219,13 @@ def reprioritise(task: Task, command: c.Reprioritise, moment: Moment) -> Change:
     )
 
 
+def assign(task: Task, command: c.Assign, moment: Moment) -> Change:
+    if task.status in TERMINAL:
+        raise Conflict(f"cannot assign a task that is {task.status}")
+    data = {"agent": None if command.agent is None else str(command.agent)}
+    return change(task, moment, "assigned", data=data, lane=command.lane)
+
+
 def edit(task: Task, command: c.Edit, moment: Moment) -> Change:
     return change(task, moment, "edited", data={"fields": list(command.fields)})
 

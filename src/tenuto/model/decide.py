@@ -199,6 +199,7 @@ _DECIDERS = cast(
         c.Decide: controls.decided,
         c.Archive: controls.archive,
         c.Reprioritise: controls.reprioritise,
+        c.Assign: controls.assign,
         c.Edit: controls.edit,
         c.Start: controls.start,
         c.Erase: controls.erase,

@@ -474,12 +474,13 @@ where task.id in (select value from {each:ids}) order by task.id {lock};
 
 -- name: change
 -- Write decided changes, each where the version is the one it was decided on.
--- rows: changed(id uuid, version bigint, status text, hold text, unmet bigint, watched boolean, rank bigint, priority smallint, tries bigint, free_ends bigint, free_mark bigint, losses bigint, agent uuid, worker text, session_key text, lease_until timestamptz, timeout_s bigint, watch_s bigint, cancel_requested_at timestamptz, pause_requested_at timestamptz, hung_warned_at timestamptz, run_at timestamptz, resume_at timestamptz, wait_until timestamptz, next_attempt_at timestamptz, due_at timestamptz, last_error text, error_class text, last_outcome text, updated_at timestamptz, started_at timestamptz, finished_at timestamptz, archived_at timestamptz)
+-- rows: changed(id uuid, version bigint, lane bigint, status text, hold text, unmet bigint, watched boolean, rank bigint, priority smallint, tries bigint, free_ends bigint, free_mark bigint, losses bigint, agent uuid, worker text, session_key text, lease_until timestamptz, timeout_s bigint, watch_s bigint, cancel_requested_at timestamptz, pause_requested_at timestamptz, hung_warned_at timestamptz, run_at timestamptz, resume_at timestamptz, wait_until timestamptz, next_attempt_at timestamptz, due_at timestamptz, last_error text, error_class text, last_outcome text, updated_at timestamptz, started_at timestamptz, finished_at timestamptz, archived_at timestamptz)
 -- rows: ended(task uuid, attempt bigint, workspace uuid, outcome text, agent uuid, worker text, session_key text, started_at timestamptz, ended_at timestamptz, error_class text, message text, stack text, exit_code bigint, receipt json, unconfirmed boolean)
 -- rows: noted(task uuid, seq bigint, workspace uuid, event_xid bigint, kind text, level text, message text, previous text, new text, attempt bigint, agent uuid, actor text, session_key text, stack_trace text, data json, at timestamptz)
 -- rows: result(task uuid, workspace uuid, output json, summary text)
 -- as: moved
-update task set version = task.version + 1, status = changed.status, hold = changed.hold,
+update task set version = task.version + 1, lane = changed.lane, status = changed.status,
+  hold = changed.hold,
   unmet = changed.unmet, watched = changed.watched, rank = changed.rank, priority = changed.priority, tries = changed.tries,
   free_ends = changed.free_ends, free_mark = changed.free_mark, losses = changed.losses,
   agent = changed.agent, worker = changed.worker, session_key = changed.session_key,
@@ -657,6 +658,11 @@ delete from task_label where task = :id;
 update task_body set task = task[set_title: , title = :title]
   [set_description: , description = :description][set_metadata: , metadata = :metadata]
 where workspace = :workspace and task = :id;
+
+-- name: assign
+-- Note whom a task is for.
+-- params: id uuid, workspace uuid, agent uuid
+update task_body set target_agent = :agent where workspace = :workspace and task = :id;
 
 -- name: relabel
 -- Give a task other labels.

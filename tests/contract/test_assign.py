@@ -1,0 +1,61 @@
+"""Tasks given to an agent by hand, on both stores."""
+
+from uuid import uuid4
+
+from tests.contract.conftest import (
+    ManualClock,
+    claim_all,
+    claim_one,
+    new,
+    profile,
+    refusal,
+    running,
+    status,
+)
+
+from tenuto.engine.engine import Engine
+
+
+async def test_only_the_agent_that_a_task_is_for_takes_it(engine: Engine) -> None:
+    mine = await engine.register_agent(profile(name="mine"))
+    other = await engine.register_agent(profile(id=uuid4(), name="other"))
+    task = (await engine.submit(new())).id
+    await engine.assign(task, other.id)
+    assert await claim_all(engine) == []
+    assert (await engine.show(task)).target_agent == other.id
+    [work] = await engine.claim(other, "host:2:worker", 5)
+    assert work.fence.task == task
+    assert mine.id != other.id
+
+
+async def test_a_task_that_runs_is_only_taken_away_on_purpose(
+    engine: Engine, clock: ManualClock
+) -> None:
+    other = await engine.register_agent(profile(id=uuid4(), name="other"))
+    fence = await running(engine)
+    assert await refusal(engine.assign(fence.task, other.id)) == "out_of_turn"
+    await engine.assign(fence.task, other.id, take=True)
+    assert await refusal(engine.complete(fence, "too late")) == "lease_lost"
+    clock.advance(1)
+    await engine.upkeep.promote_once("promoter")
+    assert await claim_all(engine) == []
+    [work] = await engine.claim(other, "host:2:worker", 5)
+    assert (work.fence.task, work.fence.attempt) == (fence.task, 2)
+    await engine.complete(work.fence)
+
+
+async def test_a_task_can_be_for_nobody_in_particular_again(engine: Engine) -> None:
+    other = await engine.register_agent(profile(id=uuid4(), name="other"))
+    task = (await engine.submit(new(target_agent=other.id))).id
+    assert await claim_all(engine) == []
+    await engine.assign(task, None)
+    assert (await claim_one(engine)).fence.task == task
+
+
+async def test_what_cannot_be_assigned(engine: Engine) -> None:
+    task = (await engine.submit(new())).id
+    assert await refusal(engine.assign(task, uuid4())) == "not_found"
+    assert await refusal(engine.assign(uuid4(), None)) == "not_found"
+    await engine.cancel(task)
+    assert await refusal(engine.assign(task, None)) == "out_of_turn"
+    assert await status(engine, task) == "CANCELLED"
