@@ -160,6 +160,8 @@ async def test_a_flow_goes_on_from_what_failed(api: Api, flowing: Flowing) -> No
     await flowing.work("clean")
     failed = await flowing.get(f"flows/{flow}")
     assert failed["status"] == "FAILED"
+    [why] = failed["failures"]
+    assert (why["key"], why["status"], why["lastError"]) == ("clean", "FAILED", "no")
     [node] = [n for n in (await flowing.get(f"flows/{flow}/graph"))["nodes"] if n["error"]]
     assert (node["key"], node["error"]) == ("clean", "no")
     both = await flowing.post(f"flows/{flow}/rerun", {"fromFailed": True, "steps": 3})
@@ -244,6 +246,9 @@ async def test_bad_groups_are_refused(api: Api, flowing: Flowing) -> None:
     assert problem(await flowing.post("groups", {"key": "g", "children": ["g"]}))[1] == (
         "dependency_cycle"
     )
+    unready = {"key": "g", "children": ["nobody"], "start": True}
+    assert problem(await flowing.post("groups", unready)) == (422, "target_unknown")
+    assert (await flowing.post("groups", unready | {"start": False})).status_code == 201
     assert problem(await flowing.post("groups/x/start")) == (404, "not_found")
     assert problem(await flowing.post("groups/nobody/start")) == (404, "not_found")
 

@@ -82,6 +82,7 @@ def test_a_failure_is_told_by_the_exit_code_and_tried_again(cli: Orchestrate) ->
     flow = json.loads(told.out)["id"]
     drawn = cli.ok("flow", "show", flow, "--graph")
     assert "✗ broken  DEAD: exit code 1" in drawn
+    assert "broken (DEAD): exit code 1" in cli.ok("flow", "show", flow)
     again = cli("flow", "rerun", flow, "--from-failed", "--follow")
     assert (again.code, again.err.split()[1]) == (1, flow)
     fresh = cli.ok("flow", "rerun", flow)
@@ -142,6 +143,15 @@ def test_a_group_is_made_held_and_ended(cli: Orchestrate) -> None:
     assert cli("group", "show", other, "--follow").code == 1
 
 
+def test_a_group_that_cannot_start_is_defined_all_the_same(cli: Orchestrate) -> None:
+    key = f"g-{uuid4()}"
+    told = cli("group", "create", key, "--child", "nobody", "--start")
+    assert told.code == 2
+    assert "target_unknown" in told.err
+    assert f"`orchestrate group start {key}` starts it" in told.err
+    assert cli.json("definition", "show", key)["kind"] == "group"
+
+
 def test_tasks_wait_for_tasks(cli: Orchestrate) -> None:
     first = cli.ok("task", "create", "--name", "first", "--type", "nobody's", "--key", "first")
     second = cli.ok("task", "create", "--name", "second", "--depends-on", first)
@@ -183,6 +193,7 @@ def test_a_command_knows_what_came_before(cli: Orchestrate) -> None:
         (("flow", "start", "nightly", "--steps", "0"), 2, "invalid_value"),
         (("flow", "list", "--status", "gone"), 2, "invalid_filter"),
         (("group", "show", "nobody"), 1, "not_found"),
+        (("group", "start", "fetch"), 1, "not_found"),
         (("group", "create", "bad key"), 2, "invalid_value"),
         (("group", "create", "k", "--input", "1"), 2, "invalid_value"),
         (("inbox", "show", "x"), 2, "invalid_value"),

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.contract.conftest import ManualClock, refusal
+from tests.contract.conftest import ManualClock, failure, refusal
 from tests.contract.flowing import Wrong, flow_status, group, start, statuses, task, worked
 
 from tenuto.engine.claim import Work
@@ -335,6 +335,28 @@ async def test_an_approval_that_nobody_gives(
     assert (await statuses(engine, flow))["ok"] == [ends]
     assert await engine.inbox.list() == []
     assert (await worked(engine, agent) == ["then"]) == (ends == "COMPLETED")
+
+
+async def test_a_child_made_late_hears_of_what_it_waits_for(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    def handler(work: Work) -> Any:
+        if work.key == "a0":
+            raise Wrong("no")
+
+    names = [f"a{index}" for index in range(600)]
+    flow = await start(
+        engine,
+        "g",
+        group("g", *names, "last", order="parallel"),
+        *(task(name) for name in names),
+        task("last", depends_on=["a0"]),
+    )
+    for work in await engine.claim(agent, "host:1:worker", 1):
+        await engine.fail(work.fence, failure("syntax"))
+    await worked(engine, agent, handler)
+    assert (await statuses(engine, flow))["last"] == ["FAILED"]
+    assert await flow_status(engine, flow) == "FAILED"
 
 
 async def test_children_wait_for_each_other(engine: Engine, agent: AgentProfile) -> None:

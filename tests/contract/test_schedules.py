@@ -12,10 +12,12 @@ from tests.contract.flowing import group, task, worked
 from tests.contract.timing import cron, defined, faults, fire, flows, trail
 
 from tenuto.coordinator.coordinator import Coordinator
+from tenuto.engine import schedule_rows
+from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.engine.flows import Flows
 from tenuto.engine.schedules import ScheduleChange, Schedules, ScheduleView, Times, Wanted
-from tenuto.model.errors import Unavailable
+from tenuto.model.errors import Conflict, Unavailable
 from tenuto.model.firing import MAX_QUEUED
 from tenuto.model.matching import AgentProfile
 from tenuto.model.schedule import ScheduleSpec, following
@@ -219,6 +221,30 @@ async def test_the_start_before_is_cancelled(
     assert [status for _, status in await flows(raw)] == ["CANCELLED", "CANCELLED", "RUNNING"]
     assert await seen(engine, made) == ("ACTIVE", 3, 4, 0)
     await engine.confirm_cancel(work.fence, {"state": "killed"})
+
+
+async def test_cancelling_may_meet_completing(
+    engine: Engine, clock: ManualClock, raw: Raw, another: Another, agent: AgentProfile
+) -> None:
+    await defined(engine)
+    ids = [await hourly(engine, f"s{n}", overlap="cancel_previous") for n in range(10)]
+    clock.advance(HOUR)
+    await fire(engine)
+    works = await engine.claim(agent, "host:1:worker", 10)
+
+    async def finish(work: Work) -> None:
+        try:
+            await engine.complete(work.fence)
+        except Conflict:
+            await engine.confirm_cancel(work.fence, {"state": "killed"})
+
+    clock.advance(HOUR)
+    async with another() as second:
+        await asyncio.gather(fire(engine), *(finish(work) for work in works), fire(second))
+    assert [await seen(engine, each) for each in ids] == [("ACTIVE", 2, 0, 0)] * 10
+    ended = [status for _, status in await flows(raw) if status != "RUNNING"]
+    assert len(ended) == 10
+    assert set(ended) <= {"COMPLETED", "CANCELLED"}
 
 
 @pytest.mark.parametrize(
@@ -485,3 +511,15 @@ async def test_the_coordinator_looks_after_schedules(
 def test_rest_has_all_fields_of_a_schedule() -> None:
     assert Times.__struct_fields__ == ScheduleSpec.__struct_fields__
     assert {"next_at", "queued", "last_flow_id"} <= set(ScheduleView.__struct_fields__)
+
+
+async def test_a_workspace_has_so_many_schedules(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule_rows, "MAX_SCHEDULES", 2)
+    await defined(engine)
+    await hourly(engine, "a")
+    await hourly(engine, "b")
+    assert await refusal(engine.schedules.create("c", "job", cron())) == "too_large"
+    immediate = ScheduleSpec(type="immediate")
+    assert await refusal(engine.schedules.create("c", "job", immediate)) == "too_large"

@@ -12,7 +12,7 @@ from tests.contract.flowing import Wrong, group, task, worked
 from tests.contract.timing import cron, defined, faults, fire, flows, trail, trigger
 
 from tenuto.coordinator.coordinator import Coordinator
-from tenuto.engine import triggering
+from tenuto.engine import triggering, triggers
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.engine.triggering import Triggering
@@ -48,28 +48,28 @@ async def test_a_trigger_is_made_seen_changed_and_forgotten(
     engine: Engine, clock: ManualClock, raw: Raw
 ) -> None:
     await defined(engine)
-    triggers = engine.triggers
-    made = await triggers.create("t", "deploy.*", "job", "event.data.env == 'live'")
+    rules = engine.triggers
+    made = await rules.create("t", "deploy.*", "job", "event.data.env == 'live'")
     assert (made.event, made.filter, made.status) == (
         "deploy.*",
         "event.data.env == 'live'",
         "ACTIVE",
     )
     assert (made.version, made.fired, made.created_by) == (1, 0, "tester")
-    assert await triggers.get("t") == await triggers.get(str(made.id)) == made
-    assert (await triggers.page()).triggers == (await triggers.page(name="t")).triggers == [made]
+    assert await rules.get("t") == await rules.get(str(made.id)) == made
+    assert (await rules.page()).triggers == (await rules.page(name="t")).triggers == [made]
     clock.advance(5)
-    assert (await triggers.pause("t")).status == "PAUSED"
-    assert await refusal(triggers.pause("t")) == "out_of_turn"
-    assert (await triggers.resume("t")).status == "ACTIVE"
+    assert (await rules.pause("t")).status == "PAUSED"
+    assert await refusal(rules.pause("t")) == "out_of_turn"
+    assert (await rules.resume("t")).status == "ACTIVE"
     change = TriggerChange(filter=None, event="build.done")
-    assert await refusal(triggers.update("t", change, 1)) == "version_conflict"
-    changed = await triggers.update("t", change, 3)
+    assert await refusal(rules.update("t", change, 1)) == "version_conflict"
+    changed = await rules.update("t", change, 3)
     assert (changed.filter, changed.event, changed.target) == (None, "build.done", "job")
-    assert await refusal(triggers.create("t", "x", "job")) == "name_taken"
-    await triggers.delete("t")
-    assert await refusal(triggers.get("t")) == "not_found"
-    assert await refusal(triggers.delete(made.id)) == "not_found"
+    assert await refusal(rules.create("t", "x", "job")) == "name_taken"
+    await rules.delete("t")
+    assert await refusal(rules.get("t")) == "not_found"
+    assert await refusal(rules.delete(made.id)) == "not_found"
     assert await trail(raw, made.id) == ["created", "paused", "resumed", "changed", "deleted"]
 
 
@@ -409,14 +409,9 @@ async def test_tenants_are_kept_apart(engine: Engine, raw: Raw) -> None:
     assert [each.id for each in (await engine.triggers.page()).triggers] == [made]
 
 
-def _calls(triggers: Triggers) -> list[Callable[[UUID], Awaitable[Any]]]:
-    return [
-        triggers.get,
-        triggers.pause,
-        triggers.resume,
-        triggers.delete,
-        lambda each: triggers.update(each, TriggerChange(event="y")),
-    ]
+def _calls(of: Triggers) -> list[Callable[[UUID], Awaitable[Any]]]:
+    change = TriggerChange(event="y")
+    return [of.get, of.pause, of.resume, of.delete, lambda each: of.update(each, change)]
 
 
 async def test_schedules_may_be_waited_for(engine: Engine, clock: ManualClock, raw: Raw) -> None:
@@ -484,3 +479,26 @@ async def test_secrets_are_struck_out_of_events(engine: Engine, raw: Raw) -> Non
     assert told.data == {"secrets": {"own": "***"}, "said": "*** and ***"}
     stored = await raw.value("select data from event where kind = 'event'")
     assert msgspec.json.decode(stored) == told.data
+
+
+async def test_events_of_no_task_are_removed_past_their_age(
+    engine: Engine, clock: ManualClock, raw: Raw
+) -> None:
+    await engine.submit(new())
+    await engine.publish("x")
+    clock.advance(days=300)
+    await engine.publish("y")
+    clock.advance(days=66)
+    assert await engine.upkeep.prune_once() > 0
+    rows = await raw.fetch("select kind, message from event order by position")
+    assert rows == [("submitted", None), ("event", "y")]
+
+
+async def test_a_workspace_has_so_many_triggers(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triggers, "MAX_TRIGGERS", 2)
+    await defined(engine)
+    await on(engine, "x", "a")
+    await on(engine, "x", "b")
+    assert await refusal(engine.triggers.create("c", "x", "job")) == "too_large"

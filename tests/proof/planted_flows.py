@@ -11,12 +11,13 @@ from tests.proof.planted_sim import Plant, rewrite, swap
 
 from tenuto.coordinator import coordinator
 from tenuto.engine import flows
-from tenuto.engine.births import Birth, Births
+from tenuto.engine.births import Births
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import Ended
 from tenuto.engine.core import FLOW_WORK
 from tenuto.engine.dependencies import Dependencies
 from tenuto.engine.inbox import Inbox
+from tenuto.engine.newborns import Birth
 from tenuto.engine.plans import Plans
 from tenuto.engine.report import Reporting, _Followed
 from tenuto.model import commands

@@ -30,6 +30,8 @@ async def create(desk: AtDesk, data: JSONBody[GroupBody], key: Key = None) -> Gr
     """Define a group and, with `start`, run it; a key that is taken is refused."""
     del key  # the guard has seen to it
     spec = data.spec()
+    if data.start:
+        await desk.engine.flows.plan(spec.key, {spec.key: spec})  # it can start, or is refused
     try:
         definition = await desk.engine.definitions.put(spec, 0)
     except Conflict as error:

@@ -45,7 +45,7 @@ def print_submitted(given: Globals, submitted: "Submitted") -> None:
     'orchestrate task create --name "Fix types" --prompt "Fix the strict errors" --priority 8',
     "orchestrate task create --name Report --prompt-file ask.md --run-at +10m --tag nightly",
     "orchestrate task create --name Import --type import --input @rows.json --max-attempts 5",
-    "orchestrate task create --name Deploy --prompt 'Ship it' --depends-on 0198c0de --next smoke",
+    "orchestrate task create --name Deploy --prompt 'Ship it' --depends-on 0198c0de-5b1c",
 )
 @click.option("--name", required=True, metavar="TITLE", help="What the task is called.")
 @click.option("--prompt", metavar="TEXT", help="What the agent is asked to do.")

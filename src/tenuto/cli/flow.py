@@ -13,6 +13,7 @@ from tenuto.cli.tell import Columns, tell_list, tell_one
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from tenuto.client.client import AsyncClient
     from tenuto.client.remote import AnyEngine
     from tenuto.engine.flow_graph import GraphView
     from tenuto.engine.flow_views import FlowPage, FlowView
@@ -25,6 +26,9 @@ FIELDS: Columns = {
     "status": lambda each: each.status,
     "progress": lambda each: f"{each.progress_percent}%",
     "tasks": lambda each: [f"{status} {n:,}" for status, n in each.tasks.items()],
+    "failed": lambda each: "\n".join(
+        f"{one.key or one.title} ({one.status}): {one.last_error or ''}" for one in each.failures
+    ),
     "open groups": lambda each: [f"{one.key} ({one.status})" for one in each.open_groups],
     "priority": lambda each: each.priority,
     "jumps left": lambda each: each.steps_left,
@@ -85,10 +89,17 @@ def start(given: Globals, /, key: str, input_: str | None, follow: bool, **how: 
     return started(given, key, input_, follow=follow, **how)
 
 
-def started(given: Globals, key: str, input_: str | None, *, follow: bool, **how: Any) -> int:
-    """Run a definition, watched to its end if wanted; answers the exit code."""
+def started(
+    given: Globals, key: str, input_: str | None, *, follow: bool, group: bool = False, **how: Any
+) -> int:
+    """Run a definition, or only a group, watched to its end if wanted; answers the exit code."""
     value = None if input_ is None else read_json("input", input_)
-    made = ask(given, lambda client: client.flows.start(key, value, **how))
+
+    async def start(client: "AsyncClient") -> "FlowView":
+        kind = client.groups if group else client.flows
+        return await kind.start(key, value, **how)
+
+    made = ask(given, start)
     return told(given, made, follow=follow)
 
 
@@ -106,24 +117,13 @@ def told(given: Globals, made: "FlowView", *, follow: bool) -> int:
 
 async def _followed(given: Globals, engine: "AnyEngine", found: "UUID") -> int:
     """Watch a flow to its end; answers the exit code."""
-    import asyncio
-
-    from tenuto.cli import tree
-    from tenuto.cli.render import is_terminal, print_json, print_note
+    from tenuto.cli.tree import followed
 
     views = engine.flow_views
-    try:
-        view = await tree.follow(
-            engine, lambda: views.show(found), lambda: views.graph(found), quiet=given.json
-        )
-    except asyncio.CancelledError:
-        print_note(f"the flow goes on; `orchestrate flow cancel {found}` ends it")
-        raise
-    if given.json:
-        print_json(view)
-    elif not is_terminal():
-        tree.print_tree(view, await views.graph(found))
-    return 0 if view.status == "COMPLETED" else 1
+    note = f"the flow goes on; `orchestrate flow cancel {found}` ends it"
+    return await followed(
+        given, engine, lambda: views.show(found), lambda: views.graph(found), note
+    )
 
 
 @command("list", "orchestrate flow list --status RUNNING", "orchestrate flow list --key nightly")

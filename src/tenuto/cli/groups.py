@@ -87,7 +87,8 @@ def create(
     **fields: Any,
 ) -> None:
     """Define a group of what is defined by other keys; prints its key, or its flow's id."""
-    from tenuto.cli.render import print_json
+    from tenuto.cli.render import print_json, print_note
+    from tenuto.model.errors import TenutoError
 
     if input_ is not None and not starts:
         raise click.UsageError("--input is for a group that starts: add --start")
@@ -95,7 +96,11 @@ def create(
 
     async def make(client: "AsyncClient") -> dict[str, Any]:
         made = await client.groups.create(key, words(children), **fields)
-        flow = await client.groups.start(key, value) if starts else None
+        try:
+            flow = await client.groups.start(key, value) if starts else None
+        except TenutoError:
+            print_note(f"the group is defined; `orchestrate group start {key}` starts it")
+            raise
         return {"definition": made, "flow": flow}
 
     done = ask(given, make)
@@ -170,18 +175,13 @@ def show(given: Globals, group_name: str, as_graph: bool, mermaid: bool, follow:
 
 async def _followed(given: Globals, engine: "AnyEngine", found: "UUID") -> int:
     """Watch a run of a group to its end; answers the exit code."""
-    from tenuto.cli import tree
-    from tenuto.cli.render import is_terminal, print_json
+    from tenuto.cli.tree import followed
 
     views = engine.flow_views
-    view = await tree.follow(
-        engine, lambda: views.group(found), lambda: views.group_graph(found), quiet=given.json
+    note = f"the group goes on; `orchestrate group cancel {found}` ends it"
+    return await followed(
+        given, engine, lambda: views.group(found), lambda: views.group_graph(found), note
     )
-    if given.json:
-        print_json(view)
-    elif not is_terminal():
-        tree.print_tree(view, await views.group_graph(found))
-    return 0 if view.status == "COMPLETED" else 1
 
 
 @command("start", "orchestrate group start nightly --follow")
@@ -190,7 +190,7 @@ async def _followed(given: Globals, engine: "AnyEngine", found: "UUID") -> int:
 @click.pass_obj
 def start(given: Globals, /, key: str, input_: str | None, follow: bool, **how: Any) -> int:
     """Run a group and print the id of its flow."""
-    return started(given, key, input_, follow=follow, **how)
+    return started(given, key, input_, follow=follow, group=True, **how)
 
 
 @command("cancel", "orchestrate group cancel nightly --reason 'not today'")

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from tenuto.cli.base import Globals
     from tenuto.client.remote import AnyEngine
     from tenuto.engine.flow_graph import GraphNode, GraphView
     from tenuto.engine.flow_views import FlowView, GroupView
@@ -30,6 +31,8 @@ _MARKS = {
     "PLANNED": " ",
 }
 _WAITING = "·"
+_DULL = {"PENDING": 1, "WAITING": 1, "COMPLETED": 2, "SKIPPED": 2, "CANCELLED": 2, "PLANNED": 2}
+"""Statuses that are less worth a line than failures and what runs."""
 _ERROR = 100
 """Characters of an error that are shown."""
 _QUIET = ("next", "sequence", "depends")
@@ -76,8 +79,7 @@ class _Said:
 
     def under(self, parent: str | None, branch: str) -> list[Line]:
         """The lines of what stands in a group."""
-        nodes = self._inside.get(parent, [])
-        shown, rest = nodes[: self._most], nodes[self._most :]
+        shown, rest = _parted(self._inside.get(parent, []), self._most)
         found: list[Line] = []
         for at, node in enumerate(shown):
             last = at == len(shown) - 1 and not rest
@@ -110,6 +112,14 @@ class _Said:
     def _leads(self, node: "GraphNode") -> str:
         """Where a jump leads."""
         return f" to {self._jumps[node.id]}" if node.id in self._jumps else ""
+
+
+def _parted(nodes: "list[GraphNode]", most: int) -> "tuple[list[GraphNode], list[GraphNode]]":
+    """The nodes to show, in order, and the rest; of too many, what is over or to come gives way."""
+    ranked = sorted(range(len(nodes)), key=lambda at: (_DULL.get(nodes[at].status, 0), at))
+    kept = set(ranked[:most])
+    shown = [node for at, node in enumerate(nodes) if at in kept]
+    return shown, [node for at, node in enumerate(nodes) if at not in kept]
 
 
 def heading(view: "FlowView | GroupView") -> str:
@@ -156,7 +166,31 @@ def drawn(view: "FlowView | GroupView", graph: "GraphView") -> "Text":
     return text
 
 
-async def follow(
+async def followed(
+    given: "Globals",
+    engine: "AnyEngine",
+    look: "Callable[[], Awaitable[V]]",
+    graph: "Callable[[], Awaitable[GraphView]]",
+    note: str,
+) -> int:
+    """Watch a flow or group to its end; answers the exit code. `note` is for who leaves before."""
+    import asyncio
+
+    from tenuto.cli.render import is_terminal, print_json, print_note
+
+    try:
+        view = await _follow(engine, look, graph, quiet=given.json)
+    except asyncio.CancelledError:
+        print_note(note)
+        raise
+    if given.json:
+        print_json(view)
+    elif not is_terminal():
+        print_tree(view, await graph())
+    return 0 if view.status == "COMPLETED" else 1
+
+
+async def _follow(
     engine: "AnyEngine",
     look: "Callable[[], Awaitable[V]]",
     graph: "Callable[[], Awaitable[GraphView]]",

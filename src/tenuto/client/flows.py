@@ -14,7 +14,7 @@ from tenuto.engine.flow_views import FlowSummary, FlowView, GroupSummary, GroupV
 from tenuto.engine.inbox import InboxItem
 from tenuto.engine.views import TaskSummary
 from tenuto.model.definition import GroupSpec, Join, Order
-from tenuto.model.errors import Conflict, Unavailable
+from tenuto.model.errors import Conflict, NotFound, Unavailable
 from tenuto.model.flow import GROUP_OPEN
 
 PAGE = 500
@@ -175,6 +175,8 @@ class Groups:
         priority: int | None = None,
     ) -> FlowView:
         """Run a group; answers its flow."""
+        if (await self._engine.definitions.get(key)).kind != "group":
+            raise NotFound(f"no group {key}")
         return await Flows(self._engine).start(key, input, steps=steps, priority=priority)
 
     async def show(self, group: ID) -> GroupView:

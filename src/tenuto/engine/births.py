@@ -10,6 +10,7 @@ import msgspec
 
 from tenuto.clock import Clock
 from tenuto.engine.flow_rows import context_of, flow_of, group_of
+from tenuto.engine.newborns import Birth, context_text, for_item, hold_of, named, new_group
 from tenuto.engine.plans import Plans
 from tenuto.engine.rows import (
     STATUS,
@@ -22,8 +23,7 @@ from tenuto.engine.rows import (
     insert,
     no_rows,
 )
-from tenuto.model.definition import Foreach, Order
-from tenuto.model.errors import Invalid
+from tenuto.model.definition import Foreach
 from tenuto.model.flow import (
     CASCADE,
     FLOW_OPEN,
@@ -33,13 +33,12 @@ from tenuto.model.flow import (
     FlowStatus,
     Group,
     GroupStatus,
-    with_item,
 )
 from tenuto.model.limits import MAX_LANES
 from tenuto.model.matching import Requirements, lane_id
 from tenuto.model.plan import Plan
 from tenuto.model.submission import NewTask, requirements
-from tenuto.model.task import Status
+from tenuto.model.task import TERMINAL, Status
 from tenuto.store.protocol import Row, Script, Statement
 
 if TYPE_CHECKING:
@@ -49,25 +48,6 @@ Fresh = Callable[[Requirements, datetime], bool]
 """Whether a lane was seen to exist so lately that it still does."""
 LATECOMERS = 1_000_000
 """Slots from here on are of children that joined a run."""
-
-
-class Birth(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is to begin in a slot: a key's task or group, or the run of a foreach."""
-
-    flow: UUID
-    group: UUID | None
-    slot: int
-    key: str
-    of: str | None = None
-    """The key of what it follows; the run of a foreach goes by it."""
-    follows: UUID | None = None
-    groups: tuple[str, ...] = ()
-    prompt: str | None = None
-    jump: bool = False
-    foreach: Foreach | None = None
-    items: list[Any] | None = None
-    id: UUID | None = None
-    """The task's id where somebody has been told of it already."""
 
 
 class Grown(msgspec.Struct):
@@ -207,7 +187,7 @@ class Births:
         prompts = () if birth.prompt is None else (birth.prompt,)
         context = Context(groups=birth.groups, prompts=prompts)
         new = msgspec.structs.replace(plan.tasks[birth.key], depends_on=[])
-        new = _named(new, birth.key, flow)
+        new = named(new, birth.key, flow)
         return _Child(
             new=new,
             id=birth.id or self._clock.new_id(),
@@ -217,17 +197,15 @@ class Births:
                 slot=birth.slot,
                 activation=counts[birth.key],
                 follows=birth.follows,
-                context=_text(context),
+                context=context_text(context),
             ),
-            hold=_hold(new, "paused" if flow.status is FlowStatus.PAUSED else None),
+            hold=hold_of(new, "paused" if flow.status is FlowStatus.PAUSED else None),
         )
 
     def _group(self, flow: Flow, plan: Plan, birth: Birth, counts: dict[str, int]) -> Script[None]:
         key = (birth.of or birth.key) if birth.foreach is not None else birth.key
         counts[key] += 1
-        group, row = _new_group(
-            self._clock.new_id(), flow, plan, birth, key, counts[key], self._now
-        )
+        group, row = new_group(self._clock.new_id(), flow, plan, birth, key, counts[key], self._now)
         params = {"now": self._now, "actor": self._actor}
         yield Statement("group_insert", params, {"born": [row]})
         self._growing.append(group)
@@ -287,13 +265,16 @@ class Births:
             yield Statement("group_insert", params, {"born": nested})
             cascade.spent += len(nested)
         yield from self._insert(flow, children, cascade, grown)
+        missed = {need for child in children for need, met in child.needs if not met}
+        for need in sorted(missed & deps["over"].keys()):
+            cascade.later("dependents", need, flow.workspace)  # it ended badly before they came
 
     def _nested(
         self, flow: Flow, plan: Plan, birth: Birth, activation: int, *, mine: bool
     ) -> tuple[Any, ...]:
         """The row of a group in a group; it runs at once when that is its turn."""
         status = GroupStatus.RUNNING if mine else GroupStatus.WAITING
-        born, row = _new_group(
+        born, row = new_group(
             self._clock.new_id(), flow, plan, birth, birth.key, activation, self._now, status
         )
         if mine:
@@ -310,7 +291,7 @@ class Births:
         counts = yield from self._activations(flow.id, [key])
         groups = (*context_of(group.context).groups, group.key)
         mine = group.kind == "parallel" or (group.turn is None and group.made == group.total)
-        nobody: dict[str, Any] = {"ids": {}, "needs": {}}
+        nobody: dict[str, Any] = {"ids": {}, "needs": {}, "over": {}}
         plain = msgspec.structs.replace(new, depends_on=[])
         child = self._child(
             flow, group, slot, key, plain, None, counts[key] + 1, nobody, groups, mine=mine
@@ -350,10 +331,10 @@ class Births:
         context = Context(groups=groups)
         if item is not None:
             context = Context(groups=groups, item=item[0], index=item[1])
-            new = _for_item(new, *item)
+            new = for_item(new, *item)
         paused = flow.status is FlowStatus.PAUSED or group.status is GroupStatus.PAUSED
         first = "turn" if not mine else ("paused" if paused else None)
-        new = _named(new, key, flow)
+        new = named(new, key, flow)
         needs = tuple(deps["needs"][name] for name in new.depends_on)
         return _Child(
             new=new,
@@ -364,9 +345,9 @@ class Births:
                 slot=slot,
                 activation=activation,
                 follows=group.follows,
-                context=_text(context),
+                context=context_text(context),
             ),
-            hold=_hold(new, first),
+            hold=hold_of(new, first),
             needs=needs,
         )
 
@@ -376,7 +357,7 @@ class Births:
         """Ids of children that wait for each other, and how those needed stand."""
         spec = plan.groups.get(group.key)
         if spec is None or not any(new is not None and new.depends_on for _, new, _ in specs):
-            return {"ids": {}, "needs": {}}
+            return {"ids": {}, "needs": {}, "over": {}}
         ids = {slot: uuid5(group.id, str(slot)) for slot in range(group.total)}
         by_key = {key: ids[slot] for slot, (key, _, _) in enumerate(specs)}
         earlier = sorted(ids[slot] for slot in range(slots.start))
@@ -389,7 +370,8 @@ class Births:
             key: (task, task in ended and ended[task]["status"] == Status.COMPLETED)
             for key, task in by_key.items()
         }
-        return {"ids": ids, "needs": needs}
+        over = {task: row for task, row in ended.items() if Status(row["status"]) in TERMINAL}
+        return {"ids": ids, "needs": needs, "over": over}
 
     def _insert(
         self, flow: Flow, children: list[_Child], cascade: "Cascade", grown: Grown
@@ -453,106 +435,3 @@ class Births:
         rows["dependency"] += [
             (child.id, need, flow.workspace, met, False) for need, met in child.needs
         ]
-
-
-def _new_group(
-    id_: UUID,
-    flow: Flow,
-    plan: Plan,
-    birth: Birth,
-    key: str,
-    activation: int,
-    now: datetime,
-    status: GroupStatus = GroupStatus.RUNNING,
-) -> tuple[Group, tuple[Any, ...]]:
-    """A run of a group, or of a foreach's items, and its row."""
-    if birth.foreach is not None:
-        order: Order = birth.foreach.order
-        join, title = birth.foreach.join, f"{plan.tasks[key].title} (items)"
-        total, items = len(birth.items or []), msgspec.json.encode(birth.items).decode()
-    else:
-        spec = plan.groups[key]
-        order, join, title = spec.order, spec.join, spec.title
-        total, items = len(spec.children), None
-    context = Context(groups=birth.groups)
-    group = Group(
-        id=id_,
-        workspace=flow.workspace,
-        flow=flow.id,
-        key=key,
-        title=title,
-        activation=activation,
-        parent=birth.group,
-        slot=birth.slot,
-        kind=order,
-        status=status,
-        join_policy=join,
-        depth=len(birth.groups) + 1,
-        total=total,
-        made=0,
-        open=total,
-        succeeded=0,
-        failed=0,
-        turn=None,
-        follows=birth.follows,
-        context=_text(context),
-        version=1,
-        created_at=now,
-        updated_at=now,
-        finished_at=None,
-    )
-    row = (
-        group.id,
-        group.workspace,
-        group.flow,
-        group.key,
-        group.title,
-        group.activation,
-        group.parent,
-        group.slot,
-        group.kind,
-        group.status,
-        group.join_policy,
-        group.depth,
-        items,
-        group.total,
-        group.follows,
-        group.context,
-        msgspec.json.encode({"flow": flow.id}).decode(),
-    )
-    return group, row
-
-
-def _for_item(template: NewTask, item: Any, index: int) -> NewTask:
-    value = {"item": item, "index": index} if template.input is None else template.input
-    try:
-        return msgspec.structs.replace(
-            template,
-            title=with_item(template.title, item, index)[:255],
-            prompt=with_item(template.prompt, item, index),
-            description=with_item(template.description, item, index),
-            input=value if template.input is None else with_item(value, item, index),
-        )
-    except Invalid as error:
-        # Seen by whoever runs the item: the others are not to suffer for one.
-        return msgspec.structs.replace(template, input={"item": item, "error": error.message})
-
-
-def _named(new: NewTask, key: str, flow: Flow) -> NewTask:
-    """A definition as the flow runs it: under its key, with the flow's priority if it has one."""
-    changes: dict[str, Any] = {"key": key, "blocks": []}
-    if flow.priority is not None:
-        changes["priority"] = flow.priority
-    return msgspec.structs.replace(new, **changes)
-
-
-def _hold(new: NewTask, first: str | None) -> str | None:
-    """What a new task waits for before anything of its own; the engine acts where no agent does."""
-    acts = new.kind == "approval" or (new.control is not None and new.prompt is None)
-    if not acts:
-        return first
-    return "act" if first is None else f"{first}:act"
-
-
-def _text(context: Context) -> str | None:
-    return None if context == Context() else msgspec.json.encode(context).decode()

@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.clock import Clock
-from tenuto.engine.births import Birth, Births, Fresh, Grown
+from tenuto.engine.births import Births, Fresh, Grown
 from tenuto.engine.consequences import (
     Ended,
     after_needs,
@@ -35,6 +35,7 @@ from tenuto.engine.flow_rows import (
     group_of,
     group_statement,
 )
+from tenuto.engine.newborns import Birth
 from tenuto.engine.plans import Plans
 from tenuto.engine.rows import CorruptRow, decode, task_of, write_changes
 from tenuto.model import commands

@@ -4,8 +4,8 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.births import Birth
 from tenuto.engine.flow_rows import context_of
+from tenuto.engine.newborns import Birth
 from tenuto.model import commands
 from tenuto.model.commands import Command
 from tenuto.model.flow import Group, Step, in_turn

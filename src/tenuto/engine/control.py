@@ -58,7 +58,7 @@ class Controlling:
         if reason is not None:
             limits.text("reason", reason, limits.MAX_ERROR)
         if isinstance(command, commands.Retry):
-            if await self._is_in_flow(task, workspace):
+            if await self._is_tied(task, workspace):
                 await self.retry(task, workspace, actor, deep=False)
                 return None
             await self._restore_lane(task, workspace)
@@ -117,11 +117,15 @@ class Controlling:
 
         await self._core.flowing(script, actor)
 
-    async def _is_in_flow(self, task: UUID, workspace: UUID) -> bool:
+    async def _is_tied(self, task: UUID, workspace: UUID) -> bool:
+        """Whether the task has a place in a flow, or others that it waits for."""
         rows = await self._core.store.fetch(
             Statement("places", rows={"wanted": [(task, workspace)]})
         )
-        return bool(rows) and rows[0]["flow"] is not None
+        if rows and rows[0]["flow"] is not None:
+            return True
+        params = {"task": task, "workspace": workspace}
+        return bool(await self._core.store.fetch(Statement("dependencies", params)))
 
     async def _restore_lane(self, task: UUID, workspace: UUID) -> None:
         """A task that ended long ago may have outlived its lane."""

@@ -20,6 +20,7 @@ from tenuto.store.protocol import Row
 
 EdgeKind = Literal["next", "sequence", "true", "false", "goto", "item", "depends"]
 MAX_NODES = 2000
+MAX_WAITS = 10_000
 PLANNED = "PLANNED"
 _GROUPS = ("sequential", "parallel")
 _FAILED = ("FAILED", "DEAD", "RETRY_WAIT")
@@ -72,14 +73,14 @@ class Drawing:
         self,
         plan: Plan,
         rows: Sequence[Row],
-        waits: Iterable[Row] = (),
+        waits: Sequence[Row] = (),
         root: UUID | None = None,
         most: int = MAX_NODES,
     ) -> None:
         self._plan = plan
         self._most = most
         self._root = None if root is None else str(root)
-        self._truncated = len(rows) > most
+        self._truncated = len(rows) > most or len(waits) > MAX_WAITS
         self._made = {str(row["id"]): row["made"] for row in rows[:most] if row["is_group"]}
         self._nodes: dict[str, GraphNode] = {}
         for row in rows[:most]:

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.core import Core
-from tenuto.engine.flow_graph import MAX_NODES, Drawing, GraphView
+from tenuto.engine.flow_graph import MAX_NODES, MAX_WAITS, Drawing, GraphView
 from tenuto.engine.views import Page, summary_of
 from tenuto.model import limits
 from tenuto.model.errors import Invalid, NotFound
@@ -19,7 +19,8 @@ from tenuto.model.task import Status
 from tenuto.store.protocol import Row, Statement
 
 MAX_GROUPS = 100
-"""Open groups that a flow is shown with."""
+MAX_FAILURES = 10
+"""Open groups and failed tasks that a flow is shown with."""
 LOOKED_AT = 500
 """Open nodes from which is told what is still to come."""
 _NAMES = {
@@ -80,6 +81,16 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     finished_at: datetime | None
 
 
+class Failed(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
+    """A task of a flow that ended badly."""
+
+    id: UUID
+    key: str | None
+    title: str
+    status: str
+    last_error: str | None
+
+
 class FlowView(FlowSummary, frozen=True, kw_only=True, rename=_rename):
     """A flow with how far it is: `tasks` counts those made so far, by status."""
 
@@ -88,6 +99,7 @@ class FlowView(FlowSummary, frozen=True, kw_only=True, rename=_rename):
     progress_percent: int
     cost_usd: float | None
     open_groups: list[GroupSummary]
+    failures: list[Failed]
 
 
 class GroupView(GroupSummary, frozen=True, kw_only=True, rename=_rename):
@@ -149,6 +161,7 @@ class FlowViews:
         counts = await self._fetch("flow_counts", flow=flow)
         [progress] = await self._fetch("flow_progress", flow=flow)
         groups = await self._fetch("flow_groups_open", flow=flow, most=MAX_GROUPS)
+        failed = await self._fetch("flow_failures", flow=flow, most=MAX_FAILURES)
         ahead = 0
         if row["status"] in FLOW_OPEN:
             live = await self._fetch("flow_graph", flow=flow, live=True, most=LOOKED_AT)
@@ -161,6 +174,7 @@ class FlowViews:
             progress_percent=_percent(row["status"], progress, ahead),
             cost_usd=progress["cost_usd"],
             open_groups=[_summary(GroupSummary, each) for each in groups],
+            failures=[_summary(Failed, each) for each in failed],
         )
 
     async def tasks(self, flow: UUID, limit: int = 100, cursor: UUID | None = None) -> Page:
@@ -175,7 +189,7 @@ class FlowViews:
         """What was made in a flow and what is to come, as nodes and edges."""
         row = await self._flow(flow)
         nodes = await self._fetch("flow_graph", flow=flow, most=MAX_NODES + 1)
-        waits = await self._fetch("flow_waits", flow=flow, most=MAX_NODES)
+        waits = await self._fetch("flow_waits", flow=flow, most=MAX_WAITS + 1)
         drawing = Drawing(await self._plan(flow), nodes, waits)
         return drawing.view(planned=row["status"] in FLOW_OPEN)
 
@@ -230,7 +244,7 @@ class FlowViews:
         """What was made in a run of a group and what is to come in it."""
         row = await self._group(group)
         nodes = await self._fetch("group_graph", group_id=group, most=MAX_NODES + 1)
-        waits = await self._fetch("flow_waits", flow=row["flow"], most=MAX_NODES)
+        waits = await self._fetch("flow_waits", flow=row["flow"], most=MAX_WAITS + 1)
         drawing = Drawing(await self._plan(row["flow"]), nodes, waits, root=group)
         return drawing.view(planned=row["status"] in GROUP_OPEN)
 

@@ -12,11 +12,11 @@ import msgspec
 from tenuto import tracing
 from tenuto.crash import crash_point
 from tenuto.engine import revival
-from tenuto.engine.births import Birth
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import Ended
 from tenuto.engine.core import Core
 from tenuto.engine.flow_rows import flow_of, group_of
+from tenuto.engine.newborns import Birth
 from tenuto.engine.rows import decode
 from tenuto.model import commands, limits
 from tenuto.model.commands import Command

@@ -21,11 +21,21 @@ from tenuto.model.flow import (
     Group,
     GroupStatus,
 )
-from tenuto.model.task import Status, Task
+from tenuto.model.task import TERMINAL, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
 _RETRIED = frozenset({Status.FAILED, Status.DEAD, Status.CANCELLED})
 _REVIVED = frozenset({Status.FAILED, Status.SKIPPED})
+
+
+class _Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a task is tried again: whether its end matters, and whether it has to wait there."""
+
+    counts: bool
+    held: bool = False
+
+
+_NOWHERE = _Place(counts=False)
 
 
 class Revival:
@@ -39,7 +49,8 @@ class Revival:
 
     def retry(self, task: UUID) -> Script[None]:
         """Give an ended task its tries again; deep, also what ended because of it."""
-        counts = yield from self._reopen_slot(task)
+        place = yield from self._reopen_slot(task)
+        unmet = yield from self._needs(task)
         waited = yield Statement("waited_for", {"ids": [task]})
         by_engine = yield from self._is_control(task)
 
@@ -47,8 +58,9 @@ class Revival:
             if found.status not in _RETRIED:
                 return None
             if by_engine:
-                return commands.Revive(hold="act")
-            return commands.Retry(watched=counts or bool(waited) or self._deep)
+                return commands.Revive(hold="turn:act" if place.held else "act", unmet=unmet)
+            watched = place.counts or bool(waited) or self._deep
+            return commands.Retry(watched=watched, unmet=unmet, held=place.held)
 
         changed = yield from self._cascade.each([task], again, acts=True, ended=True)
         if not changed:
@@ -56,6 +68,27 @@ class Revival:
         self.revived += 1
         if self._deep:
             yield from self._victims([task])
+
+    def _needs(self, task: UUID) -> Script[int]:
+        """How much of what the task waits for has not ended; raises where some ended badly."""
+        rows = yield Statement("needs_locked", {"task": task})
+        left = [row for row in rows if not row["met"]]
+        done = [row["id"] for row in left if row["status"] == Status.COMPLETED]
+        alive = [row["id"] for row in left if Status(row["status"]) not in TERMINAL]
+        for row in left:
+            if row["id"] not in done and row["id"] not in alive:
+                raise Conflict(
+                    f"the task waits for {row['id']}, which is {row['status']}; retry that one,"
+                    " with what ended because of it"
+                )
+        if done:
+            settled = [(task, need, True) for need in done]
+            yield Statement("dependency_settle", rows={"pair": settled})
+        if alive:
+            pairs = [(task, need) for need in alive]
+            yield Statement("dependency_reopen", rows={"pair": pairs})
+            yield Statement("watch", {"ids": alive})
+        return len(alive)
 
     def _is_control(self, task: UUID) -> Script[bool]:
         rows = yield Statement("places", rows={"wanted": [(task, self._workspace)]})
@@ -80,11 +113,12 @@ class Revival:
             if not pairs:
                 return
             yield Statement("dependency_reopen", rows={"pair": pairs})
-            causes = sorted({task for task, _ in pairs})
+            unmet = yield Statement("unmet", {"ids": sorted({task for task, _ in pairs})})
+            left = {row["id"]: row["n"] for row in unmet}
+            # Who waits for something else that failed would wait for ever.
+            causes = sorted(row["id"] for row in unmet if not row["failed"])
             for task in causes:
                 yield from self._reopen_slot(task)
-            unmet = yield Statement("unmet", {"ids": causes})
-            left = {row["id"]: row["n"] for row in unmet}
             yield from self._revive(causes, left)
 
     def _revive(self, ids: list[UUID], unmet: dict[UUID, int]) -> Script[None]:
@@ -99,39 +133,67 @@ class Revival:
 
     # Where the task stands.
 
-    def _reopen_slot(self, task: UUID) -> Script[bool]:
-        """Count the task's slot as open again; false when its end will matter to nobody."""
+    def _reopen_slot(self, task: UUID) -> Script[_Place]:
+        """Count the task's slot as open again, where its end will matter to somebody."""
         rows = yield Statement("places", rows={"wanted": [(task, self._workspace)]})
         if not rows or rows[0]["flow"] is None:
-            return False
+            return _NOWHERE
+        states = yield Statement("task_state", {"ids": [task]})
+        bad = states[0]["status"] != Status.SKIPPED
         row = rows[0]
         if row["group_id"] is None:
-            return (yield from self._reopen_flow(row["flow"]))
-        return (yield from self._reopen_group(row["group_id"], row["slot"]))
+            return (yield from self._reopen_flow(row["flow"], bad=bad))
+        return (yield from self._reopen_group(row["group_id"], row["slot"], bad=bad))
 
-    def _reopen_group(self, group_id: UUID, slot: int) -> Script[bool]:
+    def _reopen_group(self, group_id: UUID, slot: int, *, bad: bool = True) -> Script[_Place]:
         rows = yield Statement("groups_locked", {"ids": [group_id]})
         group = group_of(rows[0])
         if group.status in GROUP_OPEN:
-            yield self._cascade.group_change(_with_slot(group))
-            return True
-        if not self._deep or group.status is GroupStatus.COMPLETED:
-            return False
-        if not (yield from self._reopen_above(group)):
-            return False
-        again = msgspec.structs.replace(
-            _with_slot(group),
-            status=GroupStatus.RUNNING,
-            finished_at=None,
-            turn=slot if group.kind == "sequential" else None,
-        )
+            to_come = group.kind == "sequential" and group.turn is not None and group.turn < slot
+            turn = slot if group.kind == "sequential" and group.turn is None else group.turn
+            yield self._cascade.group_change(_with_slot(group, turn, bad=bad))
+            return _Place(counts=True, held=to_come or group.status is GroupStatus.PAUSED)
+        if not self._deep or group.status is not GroupStatus.FAILED:
+            return _NOWHERE  # ended from outside, it has left more behind than this one
+        above = yield from self._reopen_above(group)
+        if not above.counts:
+            return _NOWHERE
+        yield from self._revive_turns(group)
+        yield from self._watch_open(group)
+        again = yield from self._recounted(group, slot)
         yield self._cascade.group_change(again, "group_reopened")
         if again.made < again.total:
             self._cascade.later("expand", group.id, group.workspace)
-        yield from self._revive_turns(group)
-        return True
+        return _Place(counts=True, held=above.held)
 
-    def _reopen_above(self, group: Group) -> Script[bool]:
+    def _watch_open(self, group: Group) -> Script[None]:
+        """What was tried again before, when its end did not matter, counts from now on."""
+        params = {"group_id": group.id, "workspace": group.workspace, "most": 10 * CASCADE}
+        rows = yield Statement("group_tasks_open", params)
+        ids = [row["id"] for row in rows]
+        if ids:
+            yield Statement("tasks_locked", {"ids": ids})
+            yield Statement("watch", {"ids": ids})
+
+    def _recounted(self, group: Group, slot: int) -> Script[Group]:
+        """The group as its children's rows have it, with this slot open."""
+        params = {"parent": group.id, "workspace": group.workspace}
+        rows = yield Statement("slot_ends", params)
+        ended = [row for row in rows if not row["open"] and row["slot"] != slot]
+        bad = sum(row["bad"] for row in ended)
+        skipped = sum(row["skipped"] and not row["bad"] for row in ended)
+        unmade = group.total - group.made
+        return msgspec.structs.replace(
+            group,
+            status=GroupStatus.RUNNING,
+            finished_at=None,
+            turn=slot if group.kind == "sequential" else None,
+            open=len(rows) + unmade - len(ended),
+            succeeded=len(ended) - bad - skipped,
+            failed=bad,
+        )
+
+    def _reopen_above(self, group: Group) -> Script[_Place]:
         if group.parent is None:
             return (yield from self._reopen_flow(group.flow))
         return (yield from self._reopen_group(group.parent, group.slot))
@@ -151,22 +213,24 @@ class Revival:
                 )
                 yield self._cascade.group_change(waiting, "group_reopened")
 
-    def _reopen_flow(self, flow_id: UUID) -> Script[bool]:
+    def _reopen_flow(self, flow_id: UUID, *, bad: bool = True) -> Script[_Place]:
         rows = yield Statement("flows_locked", {"ids": [flow_id]})
         flow = flow_of(rows[0])
-        after = msgspec.structs.replace(flow, open=flow.open + 1, failed=max(flow.failed - 1, 0))
+        failed = max(flow.failed - bad, 0)
+        after = msgspec.structs.replace(flow, open=flow.open + 1, failed=failed)
         if flow.status in FLOW_OPEN:
             yield self._cascade.flow_change(after)
-            return True
-        if not self._deep or flow.status is FlowStatus.COMPLETED:
-            return False
+            return _Place(counts=True, held=flow.status is FlowStatus.PAUSED)
+        if not self._deep or flow.status is not FlowStatus.FAILED:
+            return _NOWHERE
         again = msgspec.structs.replace(after, status=FlowStatus.RUNNING, finished_at=None)
         yield self._cascade.flow_change(again, "flow_reopened")
-        return True
+        return _Place(counts=True)
 
 
-def _with_slot(group: Group) -> Group:
-    return msgspec.structs.replace(group, open=group.open + 1, failed=max(group.failed - 1, 0))
+def _with_slot(group: Group, turn: int | None, *, bad: bool) -> Group:
+    failed = max(group.failed - bad, 0)
+    return msgspec.structs.replace(group, open=group.open + 1, failed=failed, turn=turn)
 
 
 def go_on(cascade: Cascade, work: Row) -> Script[None]:

@@ -223,29 +223,26 @@ class Schedules:
 
         What they start may be stored by the same transaction, so it is not looked for.
         """
-        rows = yield self._named([each.name for each in wanted])
+        actions = yield from self.compare(wanted)
+        rows = yield self._named(list(actions))
         stored = {row["name"]: schedule_of(row) for row in rows}
-        done = {}
         for each in wanted:
-            check_key("name", each.name)
-            check(each.schedule)
-            found = stored.get(each.name)
-            if found is None:
+            if actions[each.name] == "created":
                 made = self._made(each.name, each.target, each.schedule, _input(each.input))
                 if each.schedule.kind == "immediate":
                     made = msgspec.structs.replace(made, queued=queue_text([made.created_at]))
                 yield from self._add(settled(made), [Noted("schedule_created")])
-                done[each.name] = "created"
-            elif _differs(found, each):
+            elif actions[each.name] == "updated":
                 told = ScheduleChange(target=each.target, schedule=each.schedule)
-                yield from self._set(found, told, _input(each.input))
-                done[each.name] = "updated"
-            else:
-                done[each.name] = "unchanged"
-        return done
+                yield from self._set(stored[each.name], told, _input(each.input))
+        return actions
 
     def compare(self, wanted: Sequence[Wanted]) -> Script[dict[str, str]]:
-        """What `put` would do."""
+        """What `put` would do; raises `Invalid` for what cannot be kept."""
+        for each in wanted:
+            check_key("name", each.name)
+            check(each.schedule)
+            _input(each.input)
         rows = yield self._named([each.name for each in wanted])
         stored = {row["name"]: schedule_of(row) for row in rows}
         return {each.name: _action(stored, each) for each in wanted}

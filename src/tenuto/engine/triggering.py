@@ -151,7 +151,8 @@ class Triggering:
             plans[place],
             given,
             source=source_of(str(trigger["id"]), depth),
-            fire_key=f"trigger:{trigger['id']}:{event['xid']}:{event['position']}",
+            # The position alone: a restore numbers transactions anew.
+            fire_key=f"trigger:{trigger['id']}:{event['position']}",
         )
 
         def script(cascade: Cascade) -> Script[None]:
@@ -287,7 +288,7 @@ def _given(match: _Match, place: _Place) -> dict[str, Any]:
     ids = {name: getattr(place, name) for name in ("task", "flow", "group")}
     return {
         "name": match.name,
-        "id": f"{event['xid']}:{event['position']}",
+        "id": str(event["position"]),
         "subject": str(event["task"]),
         "data": decode(event["data"]),
         **{name: None if id_ is None else str(id_) for name, id_ in ids.items()},

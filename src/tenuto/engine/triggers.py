@@ -150,22 +150,19 @@ class Triggers:
 
         What they start may be stored by the same transaction, so it is not looked for.
         """
-        rows = yield self._named([each.name for each in wanted])
-        stored = {row["name"]: row for row in rows}
-        done = {}
+        actions = yield from self.compare(wanted)
+        stored = {row["name"]: row for row in (yield self._named(list(actions)))}
         for each in wanted:
-            _check(each)
-            action = done[each.name] = _action(stored, each)
-            if action == "created":
+            if actions[each.name] == "created":
                 yield from self._add(self._core.clock.new_id(), each)
-            elif action == "updated":
+            elif actions[each.name] == "updated":
                 fields = {name: getattr(each, name) for name in ("event", "filter", "target")}
                 fields |= {"active_at": self._core.now(), "last_error": None}
                 yield self._set(stored[each.name], fields, "trigger_changed")
-        return done
+        return actions
 
     def compare(self, wanted: Sequence[Wanted]) -> Script[dict[str, str]]:
-        """What `put` would do."""
+        """What `put` would do; raises `Invalid` for what cannot be kept."""
         for each in wanted:
             _check(each)
         rows = yield self._named([each.name for each in wanted])

@@ -164,6 +164,10 @@ class Retry(Command, frozen=True, kw_only=True):
     name = "retry"
     watched: bool = True
     """Whether something may wait for how it ends this time."""
+    unmet: int = 0
+    """How much of what it waits for has not ended."""
+    held: bool = False
+    """Whether its turn, or the end of its flow's pause, is still to come."""
 
 
 class Revive(Command, frozen=True, kw_only=True):

@@ -176,8 +176,13 @@ def decided(task: Task, command: c.Decide, moment: Moment) -> Change:
 def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
     if task.attempt >= ATTEMPT_CAP:
         raise Conflict(f"the task had {ATTEMPT_CAP} attempts; rerun it instead", "attempts_used_up")
-    status = Status.PENDING if is_ready(task, moment.now) else Status.WAITING
+    over = not command.held and (task.hold or "").partition(":")[0] in ("turn", "paused")
+    hold = None if over else task.hold
+    again = msgspec.structs.replace(task, unmet=command.unmet, hold=hold)
+    status = Status.PENDING if is_ready(again, moment.now) else Status.WAITING
     reset: dict[str, Any] = {
+        "unmet": command.unmet,
+        "hold": hold,
         "tries": 0,
         "free_ends": 0,
         "losses": 0,

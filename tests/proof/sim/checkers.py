@@ -39,6 +39,7 @@ BY_KIND: dict[str, str] = {
     "cancelled": "cancel expire",
     "skipped": "skip decide",
     "retried": "retry",
+    "revived": "revive",
     "failed": "fail not_started refuse decide",
     "dead": "fail expire not_started abort time_out park release",
 }
@@ -48,6 +49,7 @@ STAYS = frozenset(
 )
 PASSES = {"cancel": ("cancel",), "pause": ("pause", "cancel", "checkpoint")}
 """What may still be accepted from an attempt that was asked to stop."""
+AFTER_THE_END = frozenset({"archived", "retried", "revived", "swept"})
 FREE = frozenset({"released", "parked", "not_started"})
 
 
@@ -230,7 +232,7 @@ def trails(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
         for event in task.trail:
             if event.previous != status:
                 yield "I13", f"{task.title}: {event.kind} from {event.previous}, was {status}"
-            if status in TERMINAL and event.kind not in ("archived", "retried", "swept"):
+            if status in TERMINAL and event.kind not in AFTER_THE_END:
                 yield "I12", f"{task.title}: {event.kind} after {status}"
             if not _legal(event):
                 yield "I11", f"{task.title}: {event.kind} {event.previous} to {event.new}"

@@ -55,6 +55,8 @@ class Twist(msgspec.Struct, frozen=True, kw_only=True):
     echoes: int
     """Results that arrive once more."""
     dependents: int
+    revives: int
+    """How often something that ended badly is tried again, with what ended because of it."""
 
     @property
     def items(self) -> int:
@@ -74,6 +76,7 @@ def make_twist(seed: int) -> Twist:
         stops=meddled and rng.random() < 0.1,
         echoes=rng.choice([0, 20, 60]),
         dependents=rng.choice([0, 8, 40]),
+        revives=rng.choice([0, 3, 6]),
     )
 
 
@@ -181,6 +184,7 @@ class FlowOperator(Operator):
             (twist.cancels, self._cancel_one),
             (twist.pauses, self._pause_one),
             (twist.holds, self._hold),
+            (twist.revives if twist.cancels else 0, self._revive),
             (twist.echoes, self._echo),
             (int(twist.stops), self._stop),
             (twist.dependents // 4, self._late_dependents),
@@ -312,6 +316,11 @@ class FlowOperator(Operator):
             await asyncio.sleep(self._rng.uniform(0, 5))
             await self._insist(lambda: calls.resume(flow))
 
+    async def _revive(self) -> None:
+        ended = "select id from task where status in ('FAILED', 'DEAD', 'CANCELLED') order by id"
+        if (task := self._some(ended)) is not None:
+            await self._engine.retry(task, cascade=self._rng.random() < 0.7)
+
     async def _stop(self) -> None:
         if (flow := self._some("select id from flow where status = 'RUNNING'")) is not None:
             await self._engine.flows.cancel(flow)
@@ -349,7 +358,7 @@ def bounded(bound: int) -> Iterator[None]:
 STORY = Story(FlowOperator, flow_checkers.ORACLES)
 
 
-def simulate_flow(seed: int, plan: Plan | None = None) -> Result:
-    """Play the story under a seed's faults, or under another plan."""
+def simulate_flow(seed: int) -> Result:
+    """Play the story under a seed's faults."""
     with bounded(make_twist(seed).bound):
-        return simulate(seed, plan or make_flow_plan(seed), STORY)
+        return simulate(seed, make_flow_plan(seed), STORY)

@@ -19,6 +19,14 @@ where task_group.flow = :flow and task_group.workspace = :workspace
   and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
 order by task_group.id limit :most;
 
+-- name: flow_failures
+-- The tasks of a flow that ended badly, oldest first.
+-- params: flow uuid, workspace uuid, most bigint
+select task.id, body.key, body.title, task.status, task.last_error
+from task_body body join task on task.id = body.task
+where body.flow = :flow and body.workspace = :workspace and task.status in ('FAILED', 'DEAD')
+order by task.id limit :most;
+
 -- fragment: task_node
 body.task as id, body.key, body.title, body.kind, task.status, body.activation,
   body.group_id as parent, body.slot, task.progress_percent, 0 as made, 0 as is_group,

@@ -19,19 +19,40 @@ order by task.id {fragment:lock_tasks};
 update task set watched = true
 where task.id in (select value from {each:ids}) and not task.watched;
 
--- name: dependents
--- Tasks that wait for any of these, locked in id order: each with what it waits for.
--- params: ids uuid[], most bigint
-select dependency.task as id, dependency.needs, body.on_dependency_failure,
-  case when task.status = 'WAITING' and task.hold is null and task.run_at is null
+-- fragment: plain
+case when task.status = 'WAITING' and task.hold is null and task.run_at is null
     and task.queue_ttl_s is null and task.resume_at is null and task.wait_until is null
     then true else false end as plain
+
+-- fragment: waiters only postgres
+-- From what has ended to who waits for it, each by its key: never through a workspace's tasks.
+select pair.task as id, pair.needs, pair.on_dependency_failure, task.plain
+from (
+  select d.task, d.needs,
+    (select body.on_dependency_failure from task_body body
+      where body.workspace = d.workspace and body.task = d.task) as on_dependency_failure
+  from task_dependency d
+  where d.needs = any (:ids) and not d.met and not d.failed
+  order by d.task, d.needs limit :most
+) pair
+cross join lateral (
+  select {fragment:plain} from task where task.id = pair.task offset 0 for update
+) task
+order by pair.task, pair.needs
+
+-- fragment: waiters only sqlite
+select dependency.task as id, dependency.needs, body.on_dependency_failure, {fragment:plain}
 from task_dependency dependency
 join task on task.id = dependency.task
 join task_body body on body.workspace = task.workspace and body.task = task.id
 where dependency.needs in (select value from {each:ids})
   and not dependency.met and not dependency.failed
-order by task.id, dependency.needs limit :most {fragment:lock_tasks};
+order by task.id, dependency.needs limit :most
+
+-- name: dependents
+-- Tasks that wait for any of these, locked in id order: each with what it waits for.
+-- params: ids uuid[], most bigint
+{fragment:waiters};
 
 -- fragment: settled only postgres
 -- Found by their key, pair by pair, whatever the planner guesses the number of pairs to be.
@@ -537,11 +558,41 @@ from {rows:pair}
 where task_dependency.task = pair.task and task_dependency.needs = pair.needs;
 
 -- name: unmet
--- How much tasks still wait for.
+-- How much tasks still wait for, and how much of that ended badly.
 -- params: ids uuid[]
-select dependency.task as id, count(*) as n from task_dependency dependency
+select dependency.task as id, count(*) as n,
+  sum(case when dependency.failed then 1 else 0 end) as failed
+from task_dependency dependency
 where dependency.task in (select value from {each:ids}) and not dependency.met
 group by dependency.task;
+
+-- name: needs_locked
+-- What a task waits for, locked in id order, and how that stands.
+-- params: task uuid
+select dependency.needs as id, dependency.met, dependency.failed, task.status
+from task_dependency dependency join task on task.id = dependency.needs
+where dependency.task = :task
+order by task.id {fragment:lock_tasks};
+
+-- name: slot_ends
+-- How the places of a group stand: whether something in them is open, ended badly, or was skipped.
+-- params: parent uuid, workspace uuid
+select found.slot, max(found.open) as open, max(found.bad) as bad, max(found.skipped) as skipped
+from (
+  select body.slot,
+    case when task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') then 0
+      else 1 end as open,
+    case when task.status in ('FAILED', 'DEAD', 'CANCELLED') then 1 else 0 end as bad,
+    case when task.status = 'SKIPPED' then 1 else 0 end as skipped
+  from task_body body join task on task.id = body.task
+  where body.group_id = :parent and body.workspace = :workspace
+  union all
+  select task_group.slot,
+    case when task_group.status in ('WAITING', 'RUNNING', 'PAUSED') then 1 else 0 end,
+    case when task_group.status in ('FAILED', 'CANCELLED') then 1 else 0 end,
+    case when task_group.status = 'SKIPPED' then 1 else 0 end
+  from task_group where task_group.parent = :parent
+) found group by found.slot;
 
 -- name: waited_for
 -- Those of the tasks that somebody still waits for.

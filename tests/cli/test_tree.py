@@ -1,0 +1,62 @@
+"""How a flow is drawn: branches, loops, many items, and titles that come from strangers."""
+
+from tenuto.cli.tree import lines
+from tenuto.engine.flow_graph import GraphEdge, GraphNode, GraphView
+
+
+def node(name: str, status: str = "COMPLETED", **more: object) -> GraphNode:
+    fields = {"id": name, "key": name, "title": name, "kind": "agent", "activation": 1, **more}
+    return GraphNode(status=status, **fields)  # type: ignore[arg-type]
+
+
+def drawn(*nodes: GraphNode, edges: tuple[GraphEdge, ...] = (), most: int = 30) -> list[str]:
+    graph = GraphView(nodes=list(nodes), edges=list(edges))
+    return [f"{line.branch}{line.text}" for line in lines(graph, most)]
+
+
+def test_groups_hold_what_is_in_them() -> None:
+    assert drawn(
+        node("all", "RUNNING", kind="sequential"),
+        node("b", "RUNNING", parent="all", slot=1, progress=40),
+        node("a", parent="all", slot=0, title="The first"),
+        node("end", "PLANNED", activation=None),
+    ) == [
+        "├─ ▶ all (sequential)  RUNNING",
+        "│  ├─ ✓ a  The first  COMPLETED",
+        "│  └─ ▶ b  RUNNING 40%",
+        "└─   end  PLANNED",
+    ]
+
+
+def test_branches_and_jumps_are_named() -> None:
+    assert drawn(
+        node("if", kind="condition"),
+        node("again", kind="goto"),
+        node("work", "RETRY_WAIT", activation=2, error="no\nmore"),
+        edges=(GraphEdge("if", "again", "false"), GraphEdge("again", "work", "goto")),
+    ) == [
+        "├─ ✓ if (condition)  COMPLETED",
+        "├─ ✓ false: again (goto to work)  COMPLETED",
+        "└─ ↻ work #2  RETRY_WAIT: no…",
+    ]
+
+
+def test_of_many_the_interesting_ones_are_shown() -> None:
+    many = [node(f"n{at}", "DEAD" if at == 7 else "COMPLETED", slot=at) for at in range(9)]
+    assert drawn(*many, most=3) == [
+        "├─ ✓ n0  COMPLETED",
+        "├─ ✓ n1  COMPLETED",
+        "├─ ✗ n7  DEAD",
+        "└─ … 6 more: 6 COMPLETED",
+    ]
+
+
+def test_a_title_cannot_harm_a_terminal() -> None:
+    [line] = drawn(node("a", title="x\x1b[2J\ny", error="\x1b]0;z\x07", status="FAILED"))
+    assert "\x1b" not in line
+    assert "\n" not in line
+
+
+def test_a_drawing_that_is_cut_says_so() -> None:
+    graph = GraphView(nodes=[node("a")], edges=[], truncated=True)
+    assert "more than can be shown" in lines(graph)[-1].text

@@ -1,0 +1,73 @@
+"""What schedules do at a look: no time twice, none lost, whenever somebody looks."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenuto.model.firing import Standing, first_look, next_look, turn
+from tenuto.model.schedule import ScheduleSpec, following
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+LOOKS = st.lists(st.tuples(st.integers(1, 40_000), st.booleans(), st.floats(0, 0.999)), max_size=30)
+SPECS = st.builds(
+    ScheduleSpec,
+    type=st.just("cron"),
+    expression=st.sampled_from(["*/10 * * * *", "0 * * * *", "30 2 * * *"]),
+    timezone=st.sampled_from(["UTC", "Europe/Berlin"]),
+    overlap=st.sampled_from(["skip", "queue", "cancel_previous"]),
+    catch_up=st.sampled_from(["none", "last", "all"]),
+    catch_up_limit=st.sampled_from([1, 7, 100]),
+    jitter_s=st.sampled_from([0.0, 30.0, 1200.0]),
+    until=st.sampled_from([None, START + timedelta(days=1)]),
+)
+
+
+@settings(deadline=None)
+@given(spec=SPECS, looks=LOOKS)
+def test_every_time_is_accounted_for_once(spec: ScheduleSpec, looks: list[Any]) -> None:
+    now, running = START, 0
+    standing = Standing(last=first_look(spec, now))
+    started: list[datetime] = []
+    out = 0
+    for seconds, ends, roll in looks:
+        now += timedelta(seconds=seconds)
+        running = 0 if ends else running
+        before = standing
+        done = turn(
+            spec, Standing(last=before.last, queued=before.queued, running=running), now, roll
+        )
+        if done.start is not None:
+            assert done.cancel == (running > 0)
+            assert running == 0 or spec.overlap == "cancel_previous"
+            started.append(done.start)
+            running = 1
+        out += done.missed + len(done.skipped)
+        assert done.next is None or done.next > now
+        assert spec.overlap == "queue" or done.queued == ()
+        assert set(done.waiting) <= set(done.queued)
+        standing = Standing(last=done.last, queued=done.queued)
+    times = [time for time in following(spec, START, 1000) if time <= now]
+    if len(times) < 1000:
+        assert started == sorted(set(started))
+        assert set(started) | set(standing.queued) <= set(times)
+        assert len(started) + len(standing.queued) + out == len(times)
+
+
+@settings(deadline=None)
+@given(spec=SPECS, roll=st.floats(0, 0.999))
+def test_a_look_finds_what_it_was_set_for(spec: ScheduleSpec, roll: float) -> None:
+    at = next_look(spec, START, roll)
+    assert at is not None
+    first = following(spec, START, 1)[0]
+    assert first <= at <= first + timedelta(seconds=spec.jitter_s)
+    assert turn(spec, Standing(last=START), at, roll).start is not None
+
+
+def test_a_jitter_ends_with_its_range() -> None:
+    at = START + timedelta(hours=1)
+    spec = ScheduleSpec(type="range", at=at, until=at + timedelta(minutes=1), jitter_s=600)
+    assert next_look(spec, START, 0.05) == at + timedelta(seconds=30)
+    assert next_look(spec, START, 0.5) == at
+    assert next_look(spec, at, 0.5) is None
