@@ -10,6 +10,7 @@ from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.model.definition import Approval, Condition, Foreach, Goto
 from tenuto.model.matching import AgentProfile
+from tenuto.model.submission import NewTask
 
 
 async def test_a_chain_runs_in_order(engine: Engine, agent: AgentProfile) -> None:
@@ -370,3 +371,44 @@ async def test_children_wait_for_each_other(engine: Engine, agent: AgentProfile)
     )
     assert await worked(engine, agent) == ["a", "b", "c"]
     assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_child_in_a_sequence_is_handed_what_the_one_before_made(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    seen: dict[str | None, Any] = {}
+
+    def handler(work: Work) -> Any:
+        seen[work.key] = work.previous
+        return {"by": work.key}
+
+    flow = await start(
+        engine,
+        "first",
+        task("first", next="g"),
+        group("g", "a", "if", "inner", "c", next="end"),
+        group("inner", "b"),
+        task("if", control=Condition(expression="result.by == 'a'")),
+        *(task(key) for key in ("a", "b", "c", "end")),
+    )
+    assert await worked(engine, agent, handler) == ["first", "a", "b", "c", "end"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+    assert {key: value and value["by"] for key, value in seen.items()} == {
+        "first": None,
+        "a": "first",
+        "b": "a",
+        "c": "b",
+        "end": "c",
+    }
+
+
+async def test_a_task_that_says_what_follows_can_be_submitted_again(engine: Engine) -> None:
+    await engine.definitions.put(task("then"))
+    first = NewTask(title="first", next="then", idempotency_key="once")
+    assert (await engine.submit(first)).id == (await engine.submit(first)).id
+    by_id = NewTask(title="first", next="then", id=engine.clock.new_id())
+    assert (await engine.submit(by_id)).id == (await engine.submit(by_id)).id == by_id.id
+    other = NewTask(title="other", next="then", idempotency_key="once")
+    assert await refusal(engine.submit(other)) == "idempotency_conflict"
+    waits = NewTask(title="waits", next="then", depends_on=[str(by_id.id)])
+    assert await refusal(engine.submit(waits)) == "invalid_value"

@@ -45,7 +45,17 @@ SPELLINGS = [
 TOLD = " | ".join([*SPELLINGS, b64encode(f"user:{CANARY}".encode()).decode()])
 ENDLESS = CANARY * 20_000
 """Wherever the worker cuts a line that is too long, a canary lies across the cut."""
-SINKS = {"transcript", "task_output", "attempt", "event", "task", "checkpoint", "show", "history"}
+SINKS = {
+    "transcript",
+    "task_output",
+    "attempt",
+    "event",
+    "task",
+    "checkpoint",
+    "inbox_item",
+    "show",
+    "history",
+}
 
 
 class Received:

@@ -152,7 +152,7 @@ def list_(
 @command(
     "show",
     "orchestrate group show nightly --graph",
-    "orchestrate group show nightly --mermaid > nightly.mmd",
+    "orchestrate group show nightly --mermaid",
 )
 @_GROUP
 @options(SHOW)

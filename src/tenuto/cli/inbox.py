@@ -43,7 +43,7 @@ _COMMENT = click.option(
 )
 
 
-@group("inbox", "orchestrate inbox list", "orchestrate inbox approve ID --comment 'go on'")
+@group("inbox", "orchestrate inbox list", "orchestrate inbox list --status all")
 def inbox() -> None:
     """See what waits for a person, and answer."""
 

@@ -21,6 +21,7 @@ from tenuto.engine.consequences import (
     cancelled,
     group_birth,
     group_next,
+    handed_on,
     is_met,
     on_turn,
     simply_met,
@@ -72,6 +73,8 @@ class _SlotEnd(msgspec.Struct, frozen=True):
     group: UUID | None
     slot: int
     end: End
+    last: UUID | None
+    """The task whose result is handed on: to the next in turn, or to what follows the group."""
 
 
 class Cascade:
@@ -273,7 +276,8 @@ class Cascade:
                         raise
                     end = End.FAILURE
             if step is None:
-                self._slots.append(_SlotEnd(row["flow"], row["group_id"], row["slot"], end))
+                last = handed_on(row)
+                self._slots.append(_SlotEnd(row["flow"], row["group_id"], row["slot"], end, last))
             else:
                 self.bear(birth(row, step))
 
@@ -329,6 +333,8 @@ class Cascade:
         if group.status not in GROUP_OPEN:
             return
         after = counted(group, [each.end for each in ends])
+        if after.kind == "sequential":
+            after = msgspec.structs.replace(after, follows=ends[-1].last)
         status = joined(after)
         if status is not None:
             yield from self.finish(after, status)
@@ -353,8 +359,11 @@ class Cascade:
             found = yield Statement("groups_locked", {"ids": [row["id"]]})
             child = group_of(found[0])
             if child.status is GroupStatus.WAITING:
+                child = msgspec.structs.replace(child, follows=group.follows)
                 yield from self.start_group(child)
         else:
+            params = {"id": row["id"], "workspace": group.workspace, "follows": group.follows}
+            yield Statement("follow_on", params)
             yield from self.give_turn(row["id"])
         return msgspec.structs.replace(group, turn=row["slot"])
 
@@ -385,7 +394,7 @@ class Cascade:
             plan = yield from self._plans.plan(group.flow)
             step = group_next(plan, group)
         if step is None:
-            self._slots.append(_SlotEnd(group.flow, group.parent, group.slot, end_of(status)))
+            self._slots.append(_of_group(group, status))
         else:
             self.bear(group_birth(group, step))
 
@@ -455,7 +464,7 @@ class Cascade:
         done = msgspec.structs.replace(group, status=status, finished_at=self._now, turn=None)
         yield self.group_change(done, f"group_{status.lower()}", message=reason)
         self.end_rest(done, cancel=status is GroupStatus.CANCELLED)
-        self._slots.append(_SlotEnd(group.flow, group.parent, group.slot, end_of(status)))
+        self._slots.append(_of_group(group, status))
 
     # What begins.
 
@@ -464,7 +473,7 @@ class Cascade:
         self.lanes |= grown.lanes
         self._acts += grown.acts
         for place in grown.refused:
-            self._slots.append(_SlotEnd(place.flow, place.group, place.slot, End.FAILURE))
+            self._slots.append(_SlotEnd(place.flow, place.group, place.slot, End.FAILURE, None))
         for group in grown.empty:
             status = joined(group)
             assert status is not None, "a group without children ends at once"
@@ -518,3 +527,8 @@ class Cascade:
             },
         )
         return command
+
+
+def _of_group(group: Group, status: GroupStatus) -> _SlotEnd:
+    """The end of the slot that a group stood in."""
+    return _SlotEnd(group.flow, group.parent, group.slot, end_of(status), group.follows)

@@ -34,6 +34,7 @@ def group_statement(group: Group, told: Told, now: datetime, actor: str | None) 
         group.succeeded,
         group.failed,
         group.turn,
+        group.follows,
         group.finished_at,
     )
     data = {"status": group.status, "flow": group.flow}

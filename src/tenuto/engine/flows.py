@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
-from uuid import UUID
+from uuid import UUID, uuid5
 
 import msgspec
 
@@ -147,17 +147,19 @@ class Flows:
         An idempotency key makes one flow, however often it is used.
         """
         check(new)
+        if new.depends_on or new.blocks:
+            text = "a task with next or control waits for nobody; make it the next of what it needs"
+            raise Invalid(text, field="dependsOn")
         task = new.id or self._core.clock.new_id()
-        key = new.key or f"task-{task}"
+        once = _said_once(new)
+        key = new.key or f"task-{uuid5(self._workspace, once) if once else task}"
         kept = msgspec.structs.replace(new, id=None, key=key, idempotency_key=None, group=None)
         if hidden(new.input)[1]:
             raise Invalid(
                 "a flow's task names secrets, it does not hold them", "secret_in_definition"
             )
         plan = await self.plan(key, {key: kept})
-        named = new.idempotency_key
-        params = self._params(plan, None, None, None, "submit", None)
-        params["fire_key"] = None if named is None else f"submit:{named}"
+        params = self._params(plan, None, None, None, "submit", once)
         await self._core.lanes.ensure(_lanes(plan, self._workspace))
 
         def script(cascade: Cascade) -> Script[tuple[UUID, bool]]:
@@ -373,6 +375,13 @@ def spec_of(row: Row) -> Spec:
     if row["kind"] == "group":
         return msgspec.json.decode(row["spec"], type=GroupSpec)
     return msgspec.json.decode(row["spec"], type=NewTask)
+
+
+def _said_once(new: NewTask) -> str | None:
+    """By what a repeated submit is known again."""
+    if new.idempotency_key is not None:
+        return f"submit:{new.idempotency_key}"
+    return None if new.id is None else f"submit-id:{new.id}"
 
 
 def _lanes(plan: Plan, workspace: UUID) -> set[Requirements]:

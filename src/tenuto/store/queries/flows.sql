@@ -284,12 +284,13 @@ select task_group.items from task_group where task_group.id = :id;
 -- name: group_change
 -- Write changed groups, with an event for each that has a new status. The caller holds them.
 -- params: now timestamptz, actor text
--- rows: changed(id uuid, workspace uuid, version bigint, status text, made bigint, open bigint, succeeded bigint, failed bigint, turn bigint, finished_at timestamptz)
+-- rows: changed(id uuid, workspace uuid, version bigint, status text, made bigint, open bigint, succeeded bigint, failed bigint, turn bigint, follows uuid, finished_at timestamptz)
 -- rows: noted(id uuid, workspace uuid, seq bigint, kind text, level text, message text, data json)
 -- as: moved
 update task_group set version = changed.version, status = changed.status, made = changed.made,
   open = changed.open, succeeded = changed.succeeded, failed = changed.failed,
-  turn = changed.turn, finished_at = changed.finished_at, updated_at = :now
+  turn = changed.turn, follows = changed.follows, finished_at = changed.finished_at,
+  updated_at = :now
 from {rows:changed} where task_group.id = changed.id
 returning task_group.id;
 insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
@@ -317,6 +318,11 @@ select found.id, found.slot, found.is_group from (
     order by task_group.slot limit 1
   ) as a_group
 ) found order by found.slot limit 1;
+
+-- name: follow_on
+-- Note which task's result a child is handed.
+-- params: id uuid, workspace uuid, follows uuid
+update task_body set follows = :follows where workspace = :workspace and task = :id;
 
 -- name: children_open
 -- The children of a group that have not ended: tasks and groups.
