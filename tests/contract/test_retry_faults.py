@@ -1,7 +1,7 @@
 """What is tried again after its circumstances have changed still comes to an end."""
 
 import pytest
-from tests.contract.conftest import claim_all, failure, new, refusal, status
+from tests.contract.conftest import Raw, claim_all, failure, new, refusal, status
 from tests.contract.flowing import WORKER, flow_status, group, start, task, worked
 
 from tenuto.engine.engine import Engine
@@ -84,3 +84,22 @@ async def test_what_was_tried_again_alone_counts_once_its_group_runs_again(
     await engine.retry(works["b"].fence.task, cascade=True)
     assert sorted(await worked(engine, agent)) == ["a", "b"]
     assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_an_end_that_was_undone_is_not_told_late(
+    engine: Engine, agent: AgentProfile, raw: Raw
+) -> None:
+    """Children were skipped, and run after all, before what was left of the first end is done."""
+    keys = [f"c{number}" for number in range(600)]
+    await start(engine, "g", group("g", *keys), *(task(key) for key in keys))
+    while await engine.flows.work_once():
+        pass
+    [work] = await engine.claim(agent, WORKER, 1)
+    await engine.fail(work.fence, failure(retryable=False))
+    await engine.retry(work.fence.task, cascade=True)
+    for _ in range(3):
+        [work] = await engine.claim(agent, WORKER, 1)
+        await engine.complete(work.fence)
+    assert len(await worked(engine, agent)) == 597
+    counts = await raw.fetch("select open, succeeded, failed, status from task_group")
+    assert [tuple(row) for row in counts] == [(0, 600, 0, "COMPLETED")]

@@ -49,6 +49,7 @@ class Revival:
 
     def retry(self, task: UUID) -> Script[None]:
         """Give an ended task its tries again; deep, also what ended because of it."""
+        yield Statement("work_forget", {"ids": [task]})
         place = yield from self._reopen_slot(task)
         unmet = yield from self._needs(task)
         waited = yield Statement("waited_for", {"ids": [task]})
@@ -128,6 +129,7 @@ class Revival:
             hold = task.hold if task.hold in ("act", "turn", "turn:act") else None
             return commands.Revive(hold=hold, unmet=unmet.get(task.id, 0))
 
+        yield Statement("work_forget", {"ids": ids})
         changed = yield from self._cascade.each(ids, again, ended=True)
         self.revived += len(changed)
 

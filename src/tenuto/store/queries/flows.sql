@@ -377,6 +377,12 @@ from flow_work where flow_work.id = :id {skip_locked};
 -- params: ids uuid[]
 delete from flow_work where flow_work.id in (select value from {each:ids});
 
+-- name: work_forget
+-- Forget what was left to tell of the ends of tasks that are tried again.
+-- params: ids uuid[]
+delete from flow_work where flow_work.kind = 'ended'
+  and flow_work.subject in (select value from {each:ids});
+
 -- name: work_later
 -- Put a piece off that cannot be done now.
 -- params: id uuid, at timestamptz
