@@ -19,6 +19,13 @@ async def test_a_chain_runs_in_order(engine: Engine, agent: AgentProfile) -> Non
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
+async def test_what_fires_once_starts_one_flow(engine: Engine, agent: AgentProfile) -> None:
+    await engine.definitions.put(task("a"))
+    first = await engine.flows.start("a", fire_key="noon")
+    assert await engine.flows.start("a", fire_key="noon") == first
+    assert await worked(engine, agent) == ["a"]
+
+
 async def test_a_sequence_runs_in_order_and_a_set_at_once(
     engine: Engine, agent: AgentProfile
 ) -> None:

@@ -88,9 +88,17 @@ class Flows:
         params = self._params(plan, input, steps, priority, source, fire_key)
         params["rerun_of"] = rerun_of
         await self._core.lanes.ensure(_lanes(plan, self._workspace))
-        await self._run(lambda cascade: self.begin(cascade, params))
-        flow: UUID = params["id"]
-        return flow
+        return await self._run(lambda cascade: self._begun(cascade, params))
+
+    def _begun(self, cascade: Cascade, params: dict[str, Any]) -> Script[UUID]:
+        """The flow that was made, or the one that the `fire_key` made before."""
+        if (yield from self.begin(cascade, params)):
+            flow: UUID = params["id"]
+            return flow
+        where = {"workspace": self._workspace, "fire_key": params["fire_key"]}
+        rows = yield Statement("flow_fired", where)
+        earlier: UUID = rows[0]["id"]
+        return earlier
 
     async def prepare(
         self, plan: Plan, given: Any, *, source: str, fire_key: str | None = None

@@ -2,7 +2,7 @@
 
 The reader goes through the text once and makes of every part the step that evaluates it; names and
 nesting are checked on the way. What steps do is in operations.py, the language and its
-limits in docs/operations.md.
+limits in docs/expressions.md.
 """
 
 import math

@@ -642,6 +642,11 @@ select body.task as id, flow.plan from flow
 join task_body body on body.flow = flow.id and body.key = flow.key and body.activation = 1
 where flow.workspace = :workspace and flow.fire_key = :fire_key;
 
+-- name: flow_fired
+-- The flow that a key fired before.
+-- params: workspace uuid, fire_key text
+select flow.id from flow where flow.workspace = :workspace and flow.fire_key = :fire_key;
+
 -- name: last_slot
 -- The last slot of a group that a child has.
 -- params: parent uuid, workspace uuid
