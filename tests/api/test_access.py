@@ -36,6 +36,7 @@ def call(route: str) -> tuple[str, str]:
 GUARDED = sorted(route for route, access in ROUTES.items() if access is not PUBLIC)
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 async def test_nothing_but_what_is_public_answers_without_a_token(api: Api) -> None:
     nobody = await api.client()
     for route in GUARDED:
@@ -44,6 +45,7 @@ async def test_nothing_but_what_is_public_answers_without_a_token(api: Api) -> N
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("role", list(Role))
 async def test_a_role_is_enough_or_it_is_not(api: Api, role: Role) -> None:
     client = await api.acting(role)
@@ -57,6 +59,7 @@ async def test_a_role_is_enough_or_it_is_not(api: Api, role: Role) -> None:
         assert refused == (role < access.role), route
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("scope", ["read", "write", "work", "admin"])
 async def test_a_scope_is_enough_or_it_is_not(api: Api, scope: str) -> None:
     client = await api.acting(Role.OWNER, scopes=(scope,))

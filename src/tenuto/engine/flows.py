@@ -97,6 +97,8 @@ class Flows:
             return flow
         where = {"workspace": self._workspace, "fire_key": params["fire_key"]}
         rows = yield Statement("flow_fired", where)
+        if not rows:
+            raise Conflict("a flow with that id exists already", "idempotency_conflict")
         earlier: UUID = rows[0]["id"]
         return earlier
 

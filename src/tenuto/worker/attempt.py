@@ -160,6 +160,7 @@ class Attempt:
         while True:
             if self._held.reason == "lost":
                 tell = self._stopped
+            told = self._held.reason
             try:
                 await tell()
             except Unavailable as error:
@@ -167,10 +168,8 @@ class Attempt:
                 await self._engine.clock.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE_S)
             except Conflict as error:
-                before = self._held.reason
-                if not self._asked(error) or (
-                    tell == self._stopped and before == self._held.reason
-                ):
+                # The heart may have heard of another wish while this end was being told.
+                if not self._asked(error) or (tell == self._stopped and told == self._held.reason):
                     log.warning("%s: %s", self._work.fence.task, error)
                     return
                 tell = self._stopped

@@ -705,7 +705,8 @@ insert into inbox_item (id, workspace, task, kind, title, body, status, created_
 select lost.id, lost.workspace, lost.task, 'escalation', lost.title, lost.body, 'OPEN', :now
 from {rows:lost}
 where (select count(*) from inbox_item item
-  where item.workspace = lost.workspace and item.status = 'OPEN') < :most;
+  where item.workspace = lost.workspace and item.status = 'OPEN') < :most
+on conflict do nothing;
 
 -- name: complexity_set
 -- Change what a workspace says of hard tasks.
