@@ -1,6 +1,7 @@
 """Requests that go wrong, come twice, too often or too large: a clear answer, never a fault."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from uuid import uuid4
 
@@ -9,6 +10,7 @@ import pytest
 from tests.api.conftest import V1, Api, problem, replaced, running
 
 from tenuto.api import idempotency
+from tenuto.api.server import listen
 from tenuto.settings import Settings
 
 TASKS = f"{V1}/agent-tasks"
@@ -295,3 +297,8 @@ async def test_a_claim_waits_for_a_task(owner: httpx2.AsyncClient) -> None:
     made = await owner.post(TASKS, json={"title": "a"})
     [work] = (await waiting).json()["tasks"]
     assert work["id"] == made.json()["id"]
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    with listen(Settings(host="127.0.0.1", port=0)) as bound:
+        assert bound.proto == socket.IPPROTO_TCP

@@ -36,7 +36,8 @@ class _Server(uvicorn.Server):
 def listen(settings: Settings) -> socket.socket:
     """The bound socket; `Unavailable` when somebody else has the port."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    # Named as TCP, or the event loop would leave Nagle's algorithm on: 40 ms a request.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((settings.host, settings.port))
