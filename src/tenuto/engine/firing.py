@@ -10,7 +10,7 @@ import msgspec
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
 from tenuto.engine.flow_rows import flow_of
-from tenuto.engine.flows import Flows, end_roots
+from tenuto.engine.flows import Flows, end_flow
 from tenuto.engine.rows import decode
 from tenuto.engine.schedule_rows import (
     Noted,
@@ -24,7 +24,7 @@ from tenuto.engine.schedules import fire_key, fired
 from tenuto.model import limits
 from tenuto.model.errors import Incompatible, TenutoError, Unavailable
 from tenuto.model.firing import Standing, Turn, turn
-from tenuto.model.flow import FLOW_OPEN, FlowStatus
+from tenuto.model.flow import FLOW_OPEN
 from tenuto.store.protocol import Row, Script, Statement
 
 log = logging.getLogger("tenuto.engine")
@@ -109,12 +109,9 @@ class Firing:
     def _cancel(self, cascade: Cascade, flows: list[UUID], now: datetime) -> Script[None]:
         for row in (yield Statement("flows_locked", {"ids": flows})):
             flow = flow_of(row)
-            if flow.status not in FLOW_OPEN:
-                continue
-            done = msgspec.structs.replace(flow, status=FlowStatus.CANCELLED, finished_at=now)
-            why = "its schedule has started the next one"
-            yield cascade.flow_change(done, "flow_cancelled", message=why)
-            yield from end_roots(cascade, flow)
+            if flow.status in FLOW_OPEN:
+                why = "its schedule has started the next one"
+                yield from end_flow(cascade, flow, why, now)
 
     async def _stop(self, schedule: UUID, why: str, actor: str) -> int:
         def script() -> Script[int]:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
@@ -234,11 +234,7 @@ class Flows:
             found = yield from self._locked(flow)
             if found.status not in FLOW_OPEN:
                 raise Conflict(f"the flow is {found.status}")
-            done = msgspec.structs.replace(
-                found, status=FlowStatus.CANCELLED, finished_at=self._core.now()
-            )
-            yield cascade.flow_change(done, "flow_cancelled", message=reason)
-            yield from end_roots(cascade, found)
+            yield from end_flow(cascade, found, reason, self._core.now())
 
         await self._run(script)
 
@@ -396,6 +392,13 @@ def _said_once(new: NewTask) -> str | None:
 
 def _lanes(plan: Plan, workspace: UUID) -> set[Requirements]:
     return {requirements(new, workspace) for new in plan.tasks.values()}
+
+
+def end_flow(cascade: Cascade, flow: Flow, reason: str | None, now: datetime) -> Script[None]:
+    """End a flow that has not ended, with all that is open in it. The caller holds its row."""
+    done = msgspec.structs.replace(flow, status=FlowStatus.CANCELLED, finished_at=now)
+    yield cascade.flow_change(done, "flow_cancelled", message=reason)
+    yield from end_roots(cascade, flow)
 
 
 def end_roots(cascade: Cascade, flow: Flow) -> Script[None]:
