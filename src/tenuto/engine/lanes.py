@@ -1,7 +1,9 @@
 """Which lanes there are and which of them an agent may take from, remembered between claims."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
+from functools import partial
 from uuid import UUID
 
 import msgspec
@@ -40,17 +42,26 @@ class Lanes:
         self._touched: dict[int, datetime] = {}
         self._known: dict[UUID, _Known] = {}
         self._ids: dict[Requirements, int] = {}
-        self._making = asyncio.Lock()
+        self._under_way: dict[UUID | None, asyncio.Event] = {}
 
     async def ensure(self, wanted: set[Requirements]) -> dict[Requirements, int]:
         """The numbers of the lanes for these requirements, which exist when this returns."""
         now = self._store.clock.now()
-        if not all(self.is_fresh(needs, now) for needs in wanted):
-            async with self._making:  # callers that arrive together make a lane once
-                missing = [needs for needs in wanted if not self.is_fresh(needs, now)]
-                if missing:
-                    await self._touch(missing, now)
+        while missing := [needs for needs in wanted if not self.is_fresh(needs, now)]:
+            await self._together(None, partial(self._touch, missing, now))
         return {needs: self._ids[needs] for needs in wanted}
+
+    async def _together(self, what: UUID | None, work: Callable[[], Awaitable[object]]) -> None:
+        """Do the work, or wait until whoever is at it already has ended; all go on together."""
+        if what in self._under_way:
+            await self._under_way[what].wait()
+            return
+        self._under_way[what] = ended = asyncio.Event()
+        try:
+            await work()
+        finally:
+            del self._under_way[what]
+            ended.set()
 
     def is_fresh(self, needs: Requirements, now: datetime) -> bool:
         """Whether the lane was seen to exist so lately that it still does."""
@@ -85,7 +96,7 @@ class Lanes:
 
     async def eligible(self, agent: AgentProfile, now: datetime) -> tuple[int, list[int]]:
         """The open lanes that the agent may take from, and the version they were read at."""
-        known = self._known.get(agent.workspace) or await self._load(agent.workspace)
+        known = await self._some(agent.workspace)
         key = (agent.id, agent.version)
         mine = known.eligible.get(key)
         if mine is None:
@@ -98,8 +109,7 @@ class Lanes:
 
     async def complexity(self, workspace: UUID) -> ComplexityRules:
         """What the workspace says of hard tasks, as far as is known."""
-        known = self._known.get(workspace) or await self._load(workspace)
-        return known.complexity
+        return (await self._some(workspace)).complexity
 
     def bounded(self, workspace: UUID) -> bool:
         """Whether the workspace has a quota of running tasks, as far as is known."""
@@ -117,6 +127,12 @@ class Lanes:
 
     async def all(self, workspace: UUID) -> list[Lane]:
         return (await self._load(workspace)).lanes
+
+    async def _some(self, workspace: UUID) -> _Known:
+        """What was loaded before, however old."""
+        while (known := self._known.get(workspace)) is None:
+            await self._together(workspace, partial(self._load, workspace))
+        return known
 
     async def _load(self, workspace: UUID) -> _Known:
         # The version first: lanes that appear in between make it look old, never new.
