@@ -298,7 +298,7 @@ async def test_a_tenants_connection_sees_and_writes_its_own_rows_alone(
                     "insert into task_label (task, workspace, label)"
                     " select gen_random_uuid(), gen_random_uuid(), 'x'"
                 )
-            for hidden in ("app_user", "session", "leader", "cursor"):
+            for hidden in ("app_user", "session", "leader", "cursor", "gateway"):
                 with pytest.raises(asyncpg.InsufficientPrivilegeError):
                     await connection.fetch(f"select * from {hidden}")
         finally:

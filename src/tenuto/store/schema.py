@@ -11,9 +11,9 @@ import msgspec
 
 from tenuto.model.errors import Incompatible
 
-NEEDS = 3
+NEEDS = 4
 """The schema number this program needs."""
-KNOWS = 3
+KNOWS = 4
 """The highest `compat` this program may run under."""
 
 BOOKKEEPING = """

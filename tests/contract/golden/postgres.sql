@@ -9,6 +9,16 @@ table agent
   created_at timestamp with time zone not null
   updated_at timestamp with time zone not null
   seen_at timestamp with time zone
+table agent_health
+  agent uuid not null
+  at timestamp with time zone not null
+  workspace uuid not null
+  status text not null
+  task uuid
+  progress_percent bigint
+  current_step text
+  memory_mb double precision
+  cpu_percent double precision
 table app_user
   id uuid not null
   name text not null
@@ -113,6 +123,21 @@ table flow_work
   subject uuid not null
   data json
   due_at timestamp with time zone not null
+table gate
+  workspace uuid not null
+  kind text not null
+  subject text not null
+  reason text
+  until timestamp with time zone
+  created_by text
+  created_at timestamp with time zone not null
+table gateway
+  name text not null
+  failures bigint not null default 0
+  open_until timestamp with time zone
+  last_error text
+  last_ok_at timestamp with time zone
+  updated_at timestamp with time zone not null
 table idempotency
   workspace uuid not null
   key text not null
@@ -153,6 +178,35 @@ table member
   user_id uuid not null
   role text not null
   created_at timestamp with time zone not null
+table message
+  id uuid not null
+  workspace uuid not null
+  agent uuid not null
+  kind text not null
+  scope_key text
+  coalescable boolean not null default false
+  client_message_id text
+  batch_id uuid
+  body json not null
+  task uuid
+  attempt bigint
+  sender text
+  created_at timestamp with time zone not null
+  taken_at timestamp with time zone
+table rate_limit
+  workspace uuid not null
+  name text not null
+  provider text
+  model text
+  account text
+  requests_per_minute bigint
+  tokens_per_minute bigint
+  requests double precision not null
+  tokens double precision not null
+  counted_at timestamp with time zone not null
+  created_by text
+  created_at timestamp with time zone not null
+  updated_at timestamp with time zone not null
 table schedule
   id uuid not null
   workspace uuid not null
@@ -194,6 +248,16 @@ table session
   created_at timestamp with time zone not null
   expires_at timestamp with time zone not null
   revoked_at timestamp with time zone
+table spending
+  task uuid not null
+  attempt bigint not null
+  model text not null
+  workspace uuid not null
+  agent uuid
+  input_tokens bigint not null
+  output_tokens bigint not null
+  cost_usd double precision not null
+  at timestamp with time zone not null
 table task
   id uuid not null
   workspace uuid not null
@@ -292,6 +356,7 @@ table task_body
   next text
   context json
   control json
+  depth bigint
 table task_capability
   task uuid not null
   workspace uuid not null
@@ -355,6 +420,12 @@ table task_tag
   task uuid not null
   workspace uuid not null
   tag text not null
+table task_turn
+  task uuid not null
+  workspace uuid not null
+  key text not null
+  most bigint not null
+  held boolean not null
 table token
   id uuid not null
   workspace uuid not null
@@ -434,6 +505,7 @@ table worker
   status text not null
   started_at timestamp with time zone not null
   seen_at timestamp with time zone not null
+  drain_requested_at timestamp with time zone
 table workspace
   id uuid not null
   name text not null
@@ -444,6 +516,7 @@ table workspace
 constraint agent_pkey on agent PRIMARY KEY (id)
 constraint agent_status_check on agent CHECK ((status = ANY (ARRAY['IDLE'::text, 'WORKING'::text, 'DRAINING'::text, 'STALE'::text, 'ERROR'::text, 'TERMINATED'::text])))
 constraint agent_workspace_name_key on agent UNIQUE (workspace, name)
+constraint agent_health_pkey on agent_health PRIMARY KEY (agent, at)
 constraint app_user_name_key on app_user UNIQUE (name)
 constraint app_user_pkey on app_user PRIMARY KEY (id)
 constraint artifact_pkey on artifact PRIMARY KEY (task, name)
@@ -458,6 +531,9 @@ constraint event_pkey on event PRIMARY KEY (task, seq)
 constraint flow_pkey on flow PRIMARY KEY (id)
 constraint flow_status_check on flow CHECK ((status = ANY (ARRAY['RUNNING'::text, 'PAUSED'::text, 'COMPLETED'::text, 'FAILED'::text, 'CANCELLED'::text])))
 constraint flow_work_pkey on flow_work PRIMARY KEY (id)
+constraint gate_kind_check on gate CHECK ((kind = ANY (ARRAY['lane'::text, 'agent'::text, 'type'::text, 'workspace'::text])))
+constraint gate_pkey on gate PRIMARY KEY (workspace, kind, subject)
+constraint gateway_pkey on gateway PRIMARY KEY (name)
 constraint idempotency_pkey on idempotency PRIMARY KEY (workspace, key, route)
 constraint inbox_item_pkey on inbox_item PRIMARY KEY (id)
 constraint inbox_item_status_check on inbox_item CHECK ((status = ANY (ARRAY['OPEN'::text, 'APPROVED'::text, 'REJECTED'::text, 'ANSWERED'::text, 'EXPIRED'::text])))
@@ -466,6 +542,8 @@ constraint lane_pkey on lane PRIMARY KEY (id)
 constraint leader_pkey on leader PRIMARY KEY (name)
 constraint member_pkey on member PRIMARY KEY (workspace, user_id)
 constraint member_role_check on member CHECK ((role = ANY (ARRAY['OWNER'::text, 'ADMIN'::text, 'MEMBER'::text, 'VIEWER'::text])))
+constraint message_pkey on message PRIMARY KEY (id)
+constraint rate_limit_pkey on rate_limit PRIMARY KEY (workspace, name)
 constraint schedule_pkey on schedule PRIMARY KEY (id)
 constraint schedule_status_check on schedule CHECK ((status = ANY (ARRAY['ACTIVE'::text, 'PAUSED'::text, 'ENDED'::text])))
 constraint schedule_workspace_name_key on schedule UNIQUE (workspace, name)
@@ -474,6 +552,7 @@ constraint secret_pkey on secret PRIMARY KEY (id)
 constraint secret_workspace_name_key on secret UNIQUE (workspace, name)
 constraint session_hash_key on session UNIQUE (hash)
 constraint session_pkey on session PRIMARY KEY (id)
+constraint spending_pkey on spending PRIMARY KEY (task, attempt, model)
 constraint task_check on task CHECK ((tries <= max_attempts))
 constraint task_check1 on task CHECK (((status <> ALL (ARRAY['ASSIGNED'::text, 'RUNNING'::text])) OR ((lease_until IS NOT NULL) AND (lease_token IS NOT NULL) AND (agent IS NOT NULL))))
 constraint task_check2 on task CHECK (((status <> ALL (ARRAY['COMPLETED'::text, 'FAILED'::text, 'DEAD'::text, 'CANCELLED'::text, 'SKIPPED'::text])) OR (finished_at IS NOT NULL)))
@@ -491,6 +570,7 @@ constraint task_output_pkey on task_output PRIMARY KEY (task)
 constraint task_secret_pkey on task_secret PRIMARY KEY (task)
 constraint task_step_pkey on task_step PRIMARY KEY (task, key)
 constraint task_tag_pkey on task_tag PRIMARY KEY (task, tag)
+constraint task_turn_pkey on task_turn PRIMARY KEY (task)
 constraint token_hash_key on token UNIQUE (hash)
 constraint token_pkey on token PRIMARY KEY (id)
 constraint token_role_check on token CHECK ((role = ANY (ARRAY['OWNER'::text, 'ADMIN'::text, 'MEMBER'::text, 'VIEWER'::text])))
@@ -505,6 +585,8 @@ constraint worker_pkey on worker PRIMARY KEY (workspace, id)
 constraint worker_status_check on worker CHECK ((status = ANY (ARRAY['RUNNING'::text, 'DRAINING'::text, 'STOPPED'::text, 'LOST'::text])))
 constraint workspace_name_key on workspace UNIQUE (name)
 constraint workspace_pkey on workspace PRIMARY KEY (id)
+CREATE INDEX agent_health_age ON public.agent_health USING btree (at)
+CREATE UNIQUE INDEX agent_health_pkey ON public.agent_health USING btree (agent, at)
 CREATE UNIQUE INDEX agent_pkey ON public.agent USING btree (id)
 CREATE UNIQUE INDEX agent_workspace_name_key ON public.agent USING btree (workspace, name)
 CREATE UNIQUE INDEX app_user_name_key ON public.app_user USING btree (name)
@@ -529,6 +611,8 @@ CREATE INDEX flow_started_by ON public.flow USING btree (workspace, source) WHER
 CREATE INDEX flow_work_due ON public.flow_work USING btree (due_at, id)
 CREATE UNIQUE INDEX flow_work_pkey ON public.flow_work USING btree (id)
 CREATE INDEX flow_workspace ON public.flow USING btree (workspace, id)
+CREATE UNIQUE INDEX gate_pkey ON public.gate USING btree (workspace, kind, subject)
+CREATE UNIQUE INDEX gateway_pkey ON public.gateway USING btree (name)
 CREATE INDEX idempotency_old ON public.idempotency USING btree (created_at)
 CREATE UNIQUE INDEX idempotency_pkey ON public.idempotency USING btree (workspace, key, route)
 CREATE INDEX inbox_item_open ON public.inbox_item USING btree (workspace, id) WHERE (status = 'OPEN'::text)
@@ -540,6 +624,10 @@ CREATE INDEX lane_workspace ON public.lane USING btree (workspace)
 CREATE UNIQUE INDEX leader_pkey ON public.leader USING btree (name)
 CREATE UNIQUE INDEX member_pkey ON public.member USING btree (workspace, user_id)
 CREATE INDEX member_user ON public.member USING btree (user_id)
+CREATE UNIQUE INDEX message_once ON public.message USING btree (workspace, agent, client_message_id) WHERE (client_message_id IS NOT NULL)
+CREATE UNIQUE INDEX message_pkey ON public.message USING btree (id)
+CREATE INDEX message_waiting ON public.message USING btree (workspace, agent, id) WHERE (taken_at IS NULL)
+CREATE UNIQUE INDEX rate_limit_pkey ON public.rate_limit USING btree (workspace, name)
 CREATE INDEX schedule_due ON public.schedule USING btree (next_at) WHERE ((status = 'ACTIVE'::text) AND (next_at IS NOT NULL))
 CREATE UNIQUE INDEX schedule_pkey ON public.schedule USING btree (id)
 CREATE INDEX schedule_queued ON public.schedule USING btree (updated_at) WHERE ((status = 'ACTIVE'::text) AND (queued IS NOT NULL))
@@ -549,6 +637,7 @@ CREATE UNIQUE INDEX secret_pkey ON public.secret USING btree (id)
 CREATE UNIQUE INDEX secret_workspace_name_key ON public.secret USING btree (workspace, name)
 CREATE UNIQUE INDEX session_hash_key ON public.session USING btree (hash)
 CREATE UNIQUE INDEX session_pkey ON public.session USING btree (id)
+CREATE UNIQUE INDEX spending_pkey ON public.spending USING btree (task, attempt, model)
 CREATE INDEX task_attention ON public.task USING btree (status, id) WHERE (status = ANY (ARRAY['WAITING'::text, 'PAUSED'::text, 'RETRY_WAIT'::text, 'FAILED'::text, 'DEAD'::text, 'CANCELLED'::text, 'SKIPPED'::text]))
 CREATE UNIQUE INDEX task_body_flow ON public.task_body USING btree (flow, key, activation) WHERE (flow IS NOT NULL)
 CREATE INDEX task_body_group ON public.task_body USING btree (group_id, slot) WHERE (group_id IS NOT NULL)
@@ -575,6 +664,8 @@ CREATE UNIQUE INDEX task_secret_pkey ON public.task_secret USING btree (task)
 CREATE UNIQUE INDEX task_step_pkey ON public.task_step USING btree (task, key)
 CREATE INDEX task_tag_by_name ON public.task_tag USING btree (workspace, tag, task)
 CREATE UNIQUE INDEX task_tag_pkey ON public.task_tag USING btree (task, tag)
+CREATE INDEX task_turn_key ON public.task_turn USING btree (workspace, key, held, task)
+CREATE UNIQUE INDEX task_turn_pkey ON public.task_turn USING btree (task)
 CREATE UNIQUE INDEX token_hash_key ON public.token USING btree (hash)
 CREATE UNIQUE INDEX token_pkey ON public.token USING btree (id)
 CREATE INDEX token_workspace ON public.token USING btree (workspace, id)
@@ -593,6 +684,8 @@ CREATE UNIQUE INDEX workspace_name_key ON public.workspace USING btree (name)
 CREATE UNIQUE INDEX workspace_pkey ON public.workspace USING btree (id)
 policy system on agent to tenuto_system using true check true
 policy tenant on agent to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on agent_health to tenuto_system using true check true
+policy tenant on agent_health to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on app_user to tenuto_system using true check true
 policy system on artifact to tenuto_system using true check true
 policy tenant on artifact to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
@@ -609,6 +702,9 @@ policy system on flow to tenuto_system using true check true
 policy tenant on flow to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on flow_work to tenuto_system using true check true
 policy tenant on flow_work to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on gate to tenuto_system using true check true
+policy tenant on gate to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on gateway to tenuto_system using true check true
 policy system on idempotency to tenuto_system using true check true
 policy tenant on idempotency to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on inbox_item to tenuto_system using true check true
@@ -618,11 +714,17 @@ policy tenant on lane to tenuto_runtime using (workspace = ( SELECT (NULLIF(curr
 policy system on leader to tenuto_system using true check true
 policy system on member to tenuto_system using true check true
 policy tenant on member to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on message to tenuto_system using true check true
+policy tenant on message to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on rate_limit to tenuto_system using true check true
+policy tenant on rate_limit to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on schedule to tenuto_system using true check true
 policy tenant on schedule to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on secret to tenuto_system using true check true
 policy tenant on secret to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on session to tenuto_system using true check true
+policy system on spending to tenuto_system using true check true
+policy tenant on spending to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on task to tenuto_system using true check true
 policy tenant on task to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on task_body to tenuto_system using true check true
@@ -643,6 +745,8 @@ policy system on task_step to tenuto_system using true check true
 policy tenant on task_step to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on task_tag to tenuto_system using true check true
 policy tenant on task_tag to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on task_turn to tenuto_system using true check true
+policy tenant on task_turn to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on token to tenuto_system using true check true
 policy tenant on token to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on transcript to tenuto_system using true check true

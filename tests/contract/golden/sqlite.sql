@@ -12,6 +12,19 @@ CREATE TABLE agent (
   seen_at integer,
   unique (workspace, name)
 ) strict;
+CREATE TABLE agent_health (
+  agent text not null,
+  at integer not null,
+  workspace text not null,
+  status text not null,
+  task text,
+  progress_percent integer,
+  current_step text,
+  memory_mb real,
+  cpu_percent real,
+  primary key (agent, at)
+) strict;
+CREATE INDEX agent_health_age on agent_health (at);
 CREATE TABLE app_user (
   id text primary key,
   name text not null unique,
@@ -141,6 +154,24 @@ CREATE TABLE flow_work (
   due_at integer not null
 ) strict;
 CREATE INDEX flow_work_due on flow_work (due_at, id);
+CREATE TABLE gate (
+  workspace text not null,
+  kind text not null check (kind in ('lane', 'agent', 'type', 'workspace')),
+  subject text not null,
+  reason text,
+  until integer,
+  created_by text,
+  created_at integer not null,
+  primary key (workspace, kind, subject)
+) strict;
+CREATE TABLE gateway (
+  name text primary key,
+  failures integer not null default 0,
+  open_until integer,
+  last_error text,
+  last_ok_at integer,
+  updated_at integer not null
+) strict;
 CREATE TABLE idempotency (
   workspace text not null,
   key text not null,
@@ -193,6 +224,41 @@ CREATE TABLE member (
   primary key (workspace, user_id)
 ) strict;
 CREATE INDEX member_user on member (user_id);
+CREATE TABLE message (
+  id text primary key,
+  workspace text not null,
+  agent text not null,
+  kind text not null,
+  scope_key text,
+  coalescable integer not null default false,
+  client_message_id text,
+  batch_id text,
+  body text not null,
+  task text,
+  attempt integer,
+  sender text,
+  created_at integer not null,
+  taken_at integer
+) strict;
+CREATE UNIQUE INDEX message_once on message (workspace, agent, client_message_id)
+  where client_message_id is not null;
+CREATE INDEX message_waiting on message (workspace, agent, id) where taken_at is null;
+CREATE TABLE rate_limit (
+  workspace text not null,
+  name text not null,
+  provider text,
+  model text,
+  account text,
+  requests_per_minute integer,
+  tokens_per_minute integer,
+  requests real not null,
+  tokens real not null,
+  counted_at integer not null,
+  created_by text,
+  created_at integer not null,
+  updated_at integer not null,
+  primary key (workspace, name)
+) strict;
 CREATE TABLE schedule (
   id text primary key,
   workspace text not null,
@@ -238,6 +304,18 @@ CREATE TABLE session (
   created_at integer not null,
   expires_at integer not null,
   revoked_at integer
+) strict;
+CREATE TABLE spending (
+  task text not null,
+  attempt integer not null,
+  model text not null,
+  workspace text not null,
+  agent text,
+  input_tokens integer not null,
+  output_tokens integer not null,
+  cost_usd real not null,
+  at integer not null,
+  primary key (task, attempt, model)
 ) strict;
 CREATE TABLE task (
   id text primary key,
@@ -344,7 +422,7 @@ CREATE TABLE task_body (
   idempotency_key text,
   fingerprint text,
   trace_id text,
-  created_by text, slot integer, follows text, next text, context text, control text,
+  created_by text, slot integer, follows text, next text, context text, control text, depth integer,
   primary key (workspace, task)
 ) strict;
 CREATE UNIQUE INDEX task_body_flow on task_body (flow, key, activation) where flow is not null;
@@ -420,6 +498,14 @@ CREATE TABLE task_tag (
   task text not null, workspace text not null, tag text not null, primary key (task, tag)
 ) strict;
 CREATE INDEX task_tag_by_name on task_tag (workspace, tag, task);
+CREATE TABLE task_turn (
+  task text primary key,
+  workspace text not null,
+  key text not null,
+  most integer not null,
+  held integer not null
+) strict;
+CREATE INDEX task_turn_key on task_turn (workspace, key, held, task);
 CREATE TABLE token (
   id text primary key,
   workspace text not null,
@@ -513,7 +599,7 @@ CREATE TABLE worker (
   slots integer not null,
   status text not null check (status in ('RUNNING', 'DRAINING', 'STOPPED', 'LOST')),
   started_at integer not null,
-  seen_at integer not null,
+  seen_at integer not null, drain_requested_at integer,
   primary key (workspace, id)
 ) strict;
 CREATE TABLE workspace (
