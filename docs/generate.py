@@ -411,7 +411,6 @@ def metrics() -> str:
         "events": "each API, for the deployment",
         "sampler": "each API, for the deployment",
         "process": "each process, for itself",
-        "later": "nobody yet; stays 0",
     }
     rows = [
         (

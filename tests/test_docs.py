@@ -234,6 +234,18 @@ def test_the_example_handlers_run(cli: Orchestrate, worker: None) -> None:
     assert (child["outputResult"], child["parentId"]) == ("approved", view["id"])
 
 
+TEAM = ["--app", "team:handlers", "--slots", "1"]
+
+
+@pytest.mark.parametrize("worker", [TEAM], indirect=True, ids=["team"])
+def test_the_example_team_reports(cli: Orchestrate, worker: None) -> None:
+    topics = '{"topics": ["tea", "rain"]}'
+    task = cli.ok("task", "create", "--name", "Report", "--type", "report", "--input", topics)
+    view = ended(cli, task)
+    text = ["All about tea.", "All about rain."]
+    assert view["outputResult"] == {"published": True, "text": text}
+
+
 @pytest.mark.parametrize("worker", [[]], indirect=True, ids=["commands"])
 def test_the_example_command_reports(cli: Orchestrate, worker: None) -> None:
     [line] = [words for where, words in command_lines() if "crawl.py" in where]

@@ -23,6 +23,7 @@ from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
 from tenuto.engine.engine import Engine
+from tenuto.engine.tree import Tree
 from tenuto.model.errors import Invalid, Unavailable
 from tenuto.model.matching import AgentProfile
 from tenuto.settings import Settings
@@ -32,6 +33,7 @@ from tenuto.store.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from tenuto.api.service import Service
+    from tenuto.coordinator.dispatch import Dispatcher
     from tenuto.vault import Vault
     from tenuto.worker.session import Supervisor
     from tenuto.worker.worker import Connect, Worker
@@ -151,7 +153,9 @@ async def connect(
     """An engine on the settings' database."""
     async with opened(settings, listen=listen) as (store, wakeups):
         vault = cache(lambda: open_vault(settings))
-        yield Engine(store, wakeups, actor=actor, vault=vault)
+        engine = Engine(store, wakeups, actor=actor, vault=vault)
+        engine.core.tree = Tree(settings.max_depth, settings.max_children)
+        yield engine
 
 
 def open_vault(settings: Settings) -> "Vault":
@@ -331,7 +335,7 @@ async def _api(settings: Settings) -> int:
 
 async def _coordinator(settings: Settings) -> int:
     stop = stop_on_signals()
-    async with connect(settings, listen=False) as engine:
+    async with connect(settings, listen=bool(settings.gateways)) as engine:
         await _coordinate(engine, settings, stop)
     return 0
 
@@ -349,7 +353,39 @@ async def _coordinate(engine: Engine, settings: Settings, stop: asyncio.Event) -
     log.info("coordinator %s", name)
     sender = Sender(Guard(_listed(settings.webhook_allow)), settings.webhook_timeout_s)
     deliverer = Deliverer(Deliveries(engine.system), sender, settings.tick_s)
-    await asyncio.gather(Coordinator(engine, settings, name=name).run(stop), deliverer.run(stop))
+    duties = [Coordinator(engine, settings, name=name).run(stop), deliverer.run(stop)]
+    if settings.gateways:
+        duties.append(_dispatcher(engine, settings, name).run(stop))
+    await asyncio.gather(*duties)
+
+
+def _dispatcher(engine: Engine, settings: Settings, name: str) -> "Dispatcher":
+    """What pushes tasks to gateways while this coordinator leads."""
+    from tenuto.api.attempt_tokens import AttemptTokens  # noqa: PLC0415  not for every command
+    from tenuto.coordinator.coordinator import NAME  # noqa: PLC0415
+    from tenuto.coordinator.dispatch import DEADLINE, Dispatcher, Means  # noqa: PLC0415
+    from tenuto.coordinator.gateway import Gateway  # noqa: PLC0415
+    from tenuto.engine.dispatch import Dispatching  # noqa: PLC0415
+
+    tokens = AttemptTokens(open_vault(settings), engine.clock)
+
+    async def leads() -> bool:
+        if not settings.leader:
+            return True
+        leader = await engine.upkeep.leader(NAME)
+        return leader is not None and leader.holder == name and leader.until > engine.clock.now()
+
+    deadline_s = DEADLINE * settings.spawn_timeout_s
+    means = Means(
+        gateways={
+            each: Gateway(each, url, settings.gateway_token, deadline_s=deadline_s)
+            for each, url in settings.gateway_urls().items()
+        },
+        issue=lambda agent, workspace, fence: tokens.issue(agent, workspace, fence)[0],
+        leads=leads,
+        actor=name,
+    )
+    return Dispatcher(Dispatching(engine.system), means, settings)
 
 
 async def _up(settings: Settings, workers: int) -> int:
@@ -357,7 +393,8 @@ async def _up(settings: Settings, workers: int) -> int:
     from tenuto.worker.children import Children  # noqa: PLC0415
 
     stop = stop_on_signals()
-    async with connect(settings, listen=False) as engine, service(settings) as served:
+    listen = bool(settings.gateways)
+    async with connect(settings, listen=listen) as engine, service(settings) as served:
         children = Children(engine, settings, workers)
         log.info("up on %s with %d worker(s); Ctrl-C drains", shown(settings.url()), workers)
         await asyncio.gather(

@@ -16,14 +16,13 @@ _SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LONG = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 _TRIES = (1.0, 2.0, 3.0, 5.0, 10.0, 25.0, 100.0)
 
-Teller = Literal["events", "sampler", "process", "later"]
+Teller = Literal["events", "sampler", "process"]
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """One metric. `values`: what its only label can be, told from the start so that rates see it.
 
-    `told` says from where: the audit events, the sampler, what one process does itself, or later
-    work, until when it stays 0.
+    `told` says from where: the audit events, the sampler, or what one process does itself.
     """
 
     name: str
@@ -58,7 +57,7 @@ TABLE = (
     _gauge("tenuto_retries_due", "Tasks whose retry is due and that nobody has promoted yet."),
     _gauge("tenuto_workers", "Workers by status.", "status"),
     _gauge("tenuto_agents", "Agents by status.", "status"),
-    _gauge("tenuto_stale_agents", "Agents that run tasks and were not heard of in time."),
+    _gauge("tenuto_stale_agents", "Agents that fell silent: STALE or ERROR."),
     _gauge("tenuto_coordinator_leader", "1 while a coordinator leads, else 0."),
     _gauge("tenuto_outbox_lag", "Events that the slowest subscriber has not been handed yet."),
     _gauge("tenuto_broker_lag", "Messages that wait in a broker; 0 without one.", "broker"),
@@ -112,6 +111,24 @@ TABLE = (
         "How long a cycle of this leading coordinator took.",
         _SECONDS,
     ),
+    _histogram(
+        "tenuto_coordinator_duty_seconds",
+        "process",
+        "How long a duty took in a cycle of this coordinator.",
+        _SECONDS,
+        "duty",
+    ),
+    _counter(
+        "tenuto_coordinator_conflicts_total",
+        "process",
+        "Times that this coordinator found another leading though it had not given up the lead.",
+    ),
+    Metric(
+        name="tenuto_database_down_seconds",
+        kind="gauge",
+        told="process",
+        help="How long the database has not answered this coordinator; 0 while it does.",
+    ),
     _counter("tenuto_broker_errors_total", "process", "Hints that this process could not send."),
     _counter(
         "tenuto_webhook_deliveries_total",
@@ -130,9 +147,18 @@ TABLE = (
         "route",
         "status",
     ),
-    _counter("tenuto_agents_spawned_total", "later", "Sessions that a gateway was asked for."),
-    _counter("tenuto_tokens_total", "later", "Tokens that models used.", "model"),
-    _counter("tenuto_cost_usd_total", "later", "What models cost, in US dollars."),
+    _counter("tenuto_agents_spawned_total", "process", "Sessions that a gateway was asked for."),
+    _counter(
+        "tenuto_tokens_total",
+        "process",
+        "Tokens that models used, as attempts told this process; of 100 models by name.",
+        "model",
+    ),
+    _counter(
+        "tenuto_cost_usd_total",
+        "process",
+        "What models cost, in US dollars, as attempts told this process.",
+    ),
 )
 """Every metric; the names are a promise."""
 NAMED = {metric.name: metric for metric in TABLE}

@@ -1,6 +1,7 @@
 """Settings: defaults, then `tenuto.toml`, then `TENUTO_*`, then flags."""
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,14 +45,30 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seconds that running tasks get to finish when a worker is asked to stop."""
     transcript_kb: int = 1024
     """Kilobytes of output kept per attempt."""
+    max_depth: int = 16
+    """Levels of tasks that make tasks below the first one."""
+    max_children: int = 1000
+    """Tasks that the attempts at one task may make."""
     webhook_allow: str = ""
     """Where webhooks may go though private or without TLS: `host`, `host:port`, CIDR, by commas."""
     webhook_timeout_s: float = 10.0
     """Seconds that an endpoint has to answer a webhook, name lookup included; at most 30."""
+    gateways: str = ""
+    """Who spawns sessions of agents with that gateway: `name=url` by commas."""
+    gateway_token: str = ""
+    """What gateways are sent as a bearer token; empty: nothing."""
+    public_url: str = ""
+    """Where sessions of gateways reach the API; empty: the host and port that it listens on."""
+    spawn_timeout_s: float = 60.0
+    """Seconds that a gateway has to spawn a session."""
+    dispatch_per_s: float = 20.0
+    """Tasks a second at most that a coordinator pushes to gateways."""
     log: str = ""
     """`json`: a JSON object per line of the log; empty: lines for people."""
     metrics_token: str = ""
     """What a reader of the API's `/metrics` must send as a bearer token; empty: nothing."""
+    alert_url: str = ""
+    """Where to POST that the database is down for long, and up again; empty: nowhere."""
     otel: bool = False
     """Whether to send traces as the `OTEL_*` variables say; an endpoint among them will do."""
     leader: bool = True
@@ -63,6 +80,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return Path(self.data).expanduser()
         base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
         return Path(base).expanduser() / "tenuto"
+
+    def gateway_urls(self) -> dict[str, str]:
+        """Where the gateways are, by name."""
+        pairs = (part.partition("=") for part in self.gateways.split(",") if part.strip())
+        return {name.strip(): url.strip() for name, _, url in pairs}
+
+    def callback_url(self) -> str:
+        """Where sessions of gateways reach the API."""
+        return self.public_url.rstrip("/") or f"http://{self.host}:{self.port}"
 
     def url(self) -> str:
         """The database's address."""
@@ -91,13 +117,34 @@ def _check(settings: Settings) -> None:
     for name in ("heartbeat_s", "lease_s", "tick_s", "poll_s", "slots", "transcript_kb"):
         if not 0 < getattr(settings, name) < 1e9:
             raise Invalid(f"the setting {name} must be above 0, not {getattr(settings, name)}")
+    for name in ("max_depth", "max_children"):
+        if not 0 <= getattr(settings, name) <= 100_000:
+            raise Invalid(f"the setting {name} must be between 0 and 100,000")
     if settings.log not in ("", "json"):
         raise Invalid(f"the setting log must be json or empty, not {settings.log!r}")
+    if settings.alert_url and not settings.alert_url.startswith(("http://", "https://")):
+        raise Invalid("the setting alert_url must begin with http:// or https://")
     if not 0 < settings.webhook_timeout_s <= 30:
         raise Invalid("the setting webhook_timeout_s must be above 0 and at most 30")
+    _check_gateways(settings)
     for name in ("grace_s", "drain_s"):
         if not 0 <= getattr(settings, name) < 1e9:
             raise Invalid(f"the setting {name} must not be negative")
+
+
+def _check_gateways(settings: Settings) -> None:
+    urls = settings.gateway_urls()
+    for name, url in urls.items():
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", name):
+            raise Invalid(f"the setting gateways has no name that can be used: {name!r}")
+        if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
+            raise Invalid(f"the setting gateways has no URL for {name}: use http(s)://host:port")
+    if not 1 <= settings.spawn_timeout_s <= 3600:
+        raise Invalid("the setting spawn_timeout_s must be between 1 and 3600")
+    if not 0 < settings.dispatch_per_s <= 100_000:
+        raise Invalid("the setting dispatch_per_s must be above 0 and at most 100,000")
+    if urls and not settings.public_url and settings.port == 0:
+        raise Invalid("gateways need the setting public_url where the API's port is any free one")
 
 
 def _read(path: Path) -> dict[str, Any]:

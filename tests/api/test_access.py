@@ -30,6 +30,7 @@ def call(route: str) -> tuple[str, str]:
         "task agent webhook delivery workspace user token flow group item schedule trigger"
     ).split():
         path = path.replace(f"{{{name}_id}}", str(uuid4()))
+    path = path.replace("{kind}", "type").replace("{subject}", "t")
     return method, path.replace("{worker_id}", "w").replace("{name}", "n").replace("{key}", "k")
 
 

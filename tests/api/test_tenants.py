@@ -27,12 +27,14 @@ BODIES: dict[str, Any] = {
     "POST /agent-tasks/{task_id}/transcript": {"lines": [{"number": 0, "text": "t"}]},
     "POST /agent-tasks/{task_id}/steps": {"key": "k"},
     "POST /agent-tasks/{task_id}/children": {"key": "k", "task": {"title": "t"}},
+    "POST /agent-tasks/{task_id}/ask": {"key": "k", "title": "t"},
     "POST /inbox/{item_id}/answer": {"comment": "c"},
     "PATCH /webhooks/{webhook_id}": {"enabled": False},
     "PATCH /schedules/{schedule_id}": {"input": 1},
     "PATCH /triggers/{trigger_id}": {"event": "mine"},
     "PATCH /users/{user_id}": {"role": "VIEWER"},
     "PUT /workspaces/{workspace_id}/quota": {"pending": 0},
+    "POST /agents/{agent_id}/messages": {"kind": "note", "body": "b"},
     "POST /agent-tasks/{task_id}/assign": {"agentId": None},
     "POST /agent-tasks/{task_id}/reassign": {"agentId": None},
 }
@@ -68,6 +70,9 @@ async def furnished(api: Api) -> tuple[httpx2.AsyncClient, dict[str, str]]:
     schedule = (await client.post(f"{V1}/schedules", json=timed)).json()
     rule = {"name": SECRET, "target": SECRET, "event": "x"}
     trigger = (await client.post(f"{V1}/triggers", json=rule)).json()
+    await client.post(f"{V1}/gates", json={"kind": "type", "subject": SECRET})
+    limit = {"provider": SECRET, "requestsPerMinute": 1}
+    await client.put(f"{V1}/rate-limits/{SECRET}", json=limit)
     wanted = {"url": "https://1.1.1.1/x", "events": ["*"]}
     hook = (await client.post(f"{V1}/webhooks", json=wanted)).json()
     return client, {
@@ -86,6 +91,8 @@ async def furnished(api: Api) -> tuple[httpx2.AsyncClient, dict[str, str]]:
         "worker_id": "hers",
         "name": SECRET,
         "key": SECRET,
+        "kind": "type",
+        "subject": SECRET,
     }
 
 
@@ -141,6 +148,9 @@ async def untouched(hers: httpx2.AsyncClient, ids: dict[str, str]) -> None:
     for path in (f"schedules/{ids['schedule_id']}", f"triggers/{ids['trigger_id']}"):
         kept = (await hers.get(f"{V1}/{path}")).json()
         assert (kept["status"], kept["version"]) == ("ACTIVE", 1)
+    gates = (await hers.get(f"{V1}/gates")).json()["gates"]
+    assert [(each["kind"], each["subject"]) for each in gates] == [("type", SECRET)]
+    assert len((await hers.get(f"{V1}/rate-limits")).json()["rateLimits"]) == 1
 
 
 LISTS = (
@@ -160,6 +170,8 @@ LISTS = (
     "flows",
     "groups",
     "inbox",
+    "gates",
+    "rate-limits",
     "coordinator/status",
     "coordinator/logs",
     "me",

@@ -60,7 +60,8 @@ def test_the_contract_s_commands_exist() -> None:
         " definition list; definition show; definition delete; flow start; flow list; flow show;"
         " flow tasks; flow cancel; flow pause; flow resume; flow rerun; group create; group list;"
         " group show; group start; group cancel; group pause; group resume; inbox list;"
-        " inbox show; inbox approve; inbox reject; inbox answer"
+        " inbox show; inbox approve; inbox reject; inbox answer; worker drain; agent explain;"
+        " agent message; agent messages"
     )
     assert {tuple(name.split()) for name in names.split(";")} <= set(PATHS)
 

@@ -61,6 +61,12 @@ def test_nobody_coordinates_or_works_yet(cli: Orchestrate) -> None:
     cli.ok("task", "create", "--name", "x")
     status = cli.json("coordinator", "status")
     assert (status["active"], status["holder"], status["tasks"]["PENDING"]) == (False, None, 1)
+    assert (status["cycles"], status["lastCycle"], status["standby"]) == (0, None, [])
     assert cli.ok("coordinator", "status").startswith("leads:   nobody")
+    done = cli.json("coordinator", "recover")
+    assert done == {"ok": True, "expired": 0, "promoted": 0, "flowed": 0}
+    assert cli.ok("coordinator", "recover").startswith("0 leases ended, 0 timers followed")
+    assert cli("coordinator", "recover", "--workspace", "nonsense").code == 2
+    assert cli.json("coordinator", "logs", "--level", "INFO")["logs"]
     assert cli.json("worker", "list") == {"workers": []}
     assert cli.ok("worker", "list").split() == ["ID", "STATUS", "BUSY", "SEEN", "AGENTS"]

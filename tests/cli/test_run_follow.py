@@ -85,6 +85,12 @@ def test_cancel_kills_a_running_command(up: Orchestrate, tmp_path: Path) -> None
 
 def test_doctor_and_coordinator_see_what_runs(up: Orchestrate) -> None:
     eventually_sync(lambda: up.json("coordinator", "status")["active"], PATIENCE, every=0.1)
+    eventually_sync(lambda: up.json("coordinator", "status")["lastCycle"], PATIENCE, every=0.1)
+    status = up.json("coordinator", "status")
+    assert status["cycles"] > 1
+    assert status["since"] < status["until"]
+    assert status["lastCycle"]["seconds"] > 0
+    assert "it took:" in up.ok("coordinator", "status")
     said = up.ok("doctor")
     assert " leads" in said
     assert "1 alive with " in said

@@ -268,3 +268,22 @@ def test_dead_letters_are_listed_requeued_and_purged(cli: Orchestrate, die: Die)
     fourth = die("four")
     assert cli.json("dlq", "requeue", "--all")["done"] == [fourth]
     assert cli.json("dlq", "requeue", "--all")["done"] == []
+
+
+def test_a_tree_shows_what_a_task_has_made(cli: Orchestrate) -> None:
+    root = cli.ok("task", "create", "--name", "root")
+    first = cli.ok("task", "create", "--name", "first", "--parent", root)
+    second = cli.ok("task", "create", "--name", "second", "--parent", root)
+    inner = cli.ok("task", "create", "--name", "inner", "--parent", first)
+    shown = cli.ok("task", "tree", root).splitlines()
+    assert shown[0] == f"root  PENDING  {root}"
+    assert f"│  └─ inner  PENDING  {inner}" in shown
+    assert f"└─ second  PENDING  {second}" in shown
+    tree = cli.json("task", "tree", first)
+    below = [{"id": inner, "title": "inner", "status": "PENDING", "children": []}]
+    assert tree["root"]["children"] == below
+    assert tree["truncated"] is False
+    cli.ok("task", "cancel", root, "--yes")
+    statuses = {line.split()[-2] for line in cli.ok("task", "tree", root).splitlines()}
+    assert statuses == {"CANCELLED"}
+    assert cli("task", "tree", NOBODY).code == cli("task", "show", NOBODY).code != 0

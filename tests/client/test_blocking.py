@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from tenuto import AsyncClient, Client
-from tenuto.client import blocking
+from tenuto.client import blocking, blocking_agents
 from tenuto.client.client import Stats
 from tenuto.client.follow import TaskEvent
 from tenuto.client.waiter import Group, Waiter
@@ -72,7 +72,8 @@ def test_a_group_has_the_same_methods(twin: type, kinds: Sequence[type]) -> None
 
 
 def test_every_group_is_compared() -> None:
-    every = {each for each in vars(blocking).values() if inspect.isclass(each)}
+    modules = (blocking, blocking_agents)
+    every = {each for module in modules for each in vars(module).values() if inspect.isclass(each)}
     known = {each for each in every if issubclass(each, Group) and each is not Group}
     assert set(groups()) == known
 

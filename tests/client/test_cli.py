@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from tests.cli.orchestrate import PATIENCE, Orchestrate, Remote, serving, started, token_of
@@ -196,8 +197,14 @@ def test_webhooks(cli: Remote) -> None:
 
 def test_the_coordinator(cli: Remote) -> None:
     assert cli.json("coordinator", "status")["active"] is False
-    assert cli.json("coordinator", "recover") == {"ok": True}
+    nothing = {"ok": True, "expired": 0, "promoted": 0, "flowed": 0}
+    assert cli.json("coordinator", "recover") == nothing
+    own = cli.json("workspace", "list")["workspaces"][0]["id"]
+    assert cli.json("coordinator", "recover", "--workspace", own) == nothing
+    assert cli("coordinator", "recover", "--workspace", "x").code == 2
+    assert cli("coordinator", "recover", "--workspace", str(uuid4())).code == 1
     assert "logs" in cli.json("coordinator", "logs", "--level", "ERROR")
+    assert "logs" in cli.json("coordinator", "logs", "--workspace", own)
 
 
 def test_what_needs_a_server_says_so(local: Orchestrate) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.api.conftest import Api
 
 from tenuto.client.remote import AnyEngine, RemoteEngine, reach
+from tenuto.engine.children import Child, Question, Waited
 from tenuto.engine.claim import Work
 from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
@@ -198,6 +199,26 @@ async def test_an_attempt_s_ends(far: RemoteEngine, near: Engine) -> None:
     work = await claimed(far, name="g")
     await far.park(work.fence, "input", wait_until=far.clock.now() + timedelta(hours=1))
     assert await ended(work) == "WAITING"
+
+
+async def test_waits_reach_the_engine(far: RemoteEngine, near: Engine) -> None:
+    work = await claimed(far, name="a")
+    fence = work.fence
+    child = await far.spawn(fence, "child", NewTask(title="child", agent_type="nobody"))
+    assert await far.wait(fence, [], 5) == Waited(parked=False)
+    [late] = (await far.wait(fence, ["child"], 0, "now")).children
+    assert late == Child(child, "child", "PENDING")
+    question = Question(kind="question", title="which?", default=3)
+    assert (await far.wait(fence)).parked
+    await near.cancel(child)
+    [work] = await far.claim(await far.register_agent(an_agent(far, name="a")), WORKER, 1)
+    [ended] = (await far.wait(work.fence)).children
+    assert ended.status == "CANCELLED"
+    assert (await far.ask(work.fence, "q", question)).parked
+    [item] = await far.inbox.list()
+    await far.inbox.dismiss(item.id, "this one")
+    [work] = await far.claim(await far.register_agent(an_agent(far, name="a")), WORKER, 1)
+    assert (await far.ask(work.fence, "q", question)).answer["answer"] == "this one"
 
 
 async def test_a_claim_asked_again_gives_the_same(far: RemoteEngine, near: Engine) -> None:

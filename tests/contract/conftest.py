@@ -19,6 +19,7 @@ from tenuto.clock import Clock
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
 from tenuto.engine.rows import CorruptRow, task_of
+from tenuto.engine.upkeep import APART
 from tenuto.engine.views import LogLine, TaskView
 from tenuto.model import commands
 from tenuto.model.commands import Failure
@@ -213,7 +214,10 @@ async def check_trail(raw: Raw) -> None:
     rows = await raw.fetch(
         "select task, seq, kind, previous, new from event"
         " where task not in (select id from flow) and task not in (select id from task_group)"
-        " and kind not like 'schedule_%' and kind not like 'trigger_%' and kind <> 'event'"
+        " and kind not like 'agent_%' and kind not like 'schedule_%'"
+        " and kind not like 'trigger_%' and kind <> 'event'"
+        " and kind not like 'gate_%' and kind not like 'limit_%'"
+        f" and workspace <> '{APART}'"
         " order by 1, 2"
     )
     for task, seq, kind, previous, new in rows:

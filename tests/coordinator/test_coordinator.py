@@ -1,7 +1,6 @@
 """The coordinator: who leads, what it repairs, and what it leaves alone after a pause."""
 
 import asyncio
-import logging
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -10,16 +9,16 @@ from uuid import UUID
 
 import pytest
 from tests.contract.conftest import ManualClock, Raw, check_attempts, check_trail, opened
-from tests.proof.crash.inside import migrated
-from tests.proof.crash.system import PATIENCE, SHORT, Process, System, system
-from tests.services.postgres import PostgresServer
+from tests.proof.crash.system import PATIENCE, Process, System, stopped, system
 from tests.waiting import eventually
+from tests.worker.test_worker_process import nobody_writes
 
-from tenuto import app
 from tenuto.coordinator.coordinator import NAME, Coordinator
+from tenuto.engine.coordination import happened
 from tenuto.engine.engine import Engine
-from tenuto.engine.upkeep import Leadership
-from tenuto.model.errors import Unavailable
+from tenuto.engine.upkeep import STANDBY_S, Cycle, Leadership
+from tenuto.metrics import HERE
+from tenuto.model.errors import Invalid, Unavailable
 from tenuto.model.matching import AgentProfile
 from tenuto.model.submission import NewTask
 from tenuto.settings import Settings
@@ -27,6 +26,7 @@ from tenuto.store.protocol import Row
 
 LEASE_S = 20
 SETTINGS = Settings(heartbeat_s=5, tick_s=2)
+CONFLICTS = "tenuto_coordinator_conflicts_total"
 
 
 class Stage:
@@ -120,9 +120,11 @@ async def test_a_pause_in_the_middle_of_a_cycle_counts_too(
     [task] = await stage.lease()
     lead = stage.engine.upkeep.lead
 
-    async def slow(name: str, holder: str, seconds: float) -> Leadership | None:
+    async def slow(
+        name: str, holder: str, seconds: float, cycle: Cycle | None = None
+    ) -> Leadership | None:
         stage.clock.advance(hours=1)
-        return await lead(name, holder, seconds)
+        return await lead(name, holder, seconds, cycle)
 
     monkeypatch.setattr(stage.engine.upkeep, "lead", slow)
     assert (await coordinator.cycle_once()).expired == 0
@@ -248,6 +250,107 @@ async def test_a_duty_that_fails_every_time_does_not_keep_the_reaper_waiting(
     assert await stage.status(task) == "PENDING"
 
 
+async def test_a_leader_that_slept_past_its_lease_tells_of_the_conflict(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = stage.coordinator("one"), stage.coordinator("two")
+    await one.cycle_once()
+    await two.cycle_once()
+    stage.clock.advance(SETTINGS.tick_s * 3 + 1)
+    assert (await two.cycle_once()).leading
+    before = HERE.value(CONFLICTS)
+    assert not (await one.cycle_once()).leading
+    assert not (await one.cycle_once()).leading
+    assert HERE.value(CONFLICTS) == before + 1
+    assert caplog.text.count("lost the lead to two, epoch 2") == 1
+    [line] = await happened(stage.engine, "WARN", 10)
+    assert (line.event, line.level, line.actor) == ("coordinator.conflict", "WARN", "one")
+    assert line.data == {"before": 1, "epoch": 2}
+    # The other way round, when nobody leads any more as it wakes.
+    stage.clock.advance(SETTINGS.tick_s * 3 + 1)
+    assert (await one.cycle_once()).leading
+    stage.clock.advance(SETTINGS.tick_s * 3 + 1)
+    assert (await two.cycle_once()).leading
+    assert (HERE.value(CONFLICTS), two.epoch) == (before + 2, 4)
+    assert "lost the lead to another, epoch 3" in caplog.text
+
+
+async def test_who_leads_alone_or_resigns_tells_of_no_conflict(stage: Stage) -> None:
+    before = HERE.value(CONFLICTS)
+    one = stage.coordinator("one")
+    for _ in range(3):
+        await one.cycle_once()
+        stage.clock.advance(3600)
+    assert (HERE.value(CONFLICTS), one.epoch) == (before, 1)
+    lines = await happened(stage.engine, "INFO", 10)
+    assert [line.event for line in lines] == ["coordinator.led"]
+
+
+async def test_what_a_leader_tells_of_its_last_cycle(stage: Stage) -> None:
+    coordinator = stage.coordinator()
+    await cycle(coordinator, stage, 20)
+    await stage.lease(3)
+    for _ in range(int(LEASE_S / SETTINGS.tick_s) + 2):
+        stage.clock.advance(SETTINGS.tick_s)
+        await coordinator._guarded()
+        if coordinator._last and coordinator._last.counts["expired"]:
+            break
+    led = stage.clock.now()
+    await coordinator._guarded()
+    leader = await stage.engine.upkeep.leader(NAME)
+    assert leader is not None
+    assert leader.cycle is not None
+    assert (leader.cycle.counts["expired"], leader.cycle.counts["promoted"]) == (3, 3)
+    assert {"flow", "expire", "promote", "fire", "relay"} <= set(leader.cycle.duties)
+    assert (leader.cycle.error, leader.seen_at) == (None, led)
+    assert leader.since is not None
+    assert leader.since < led
+    assert HERE.value("tenuto_coordinator_duty_seconds_count", duty="expire") > 0
+
+
+async def test_a_failed_cycle_is_told_by_the_next(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = stage.coordinator()
+
+    async def broken(*_: object) -> int:
+        raise Invalid("a duty that does not work")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.engine.upkeep, "promote_once", broken)
+        await coordinator._guarded()
+    await coordinator._guarded()
+    leader = await stage.engine.upkeep.leader(NAME)
+    assert leader is not None
+    assert leader.cycle is not None
+    assert leader.cycle.error == "a duty that does not work"
+    await coordinator._guarded()
+    leader = await stage.engine.upkeep.leader(NAME)
+    assert leader is not None
+    assert leader.cycle is not None
+    assert leader.cycle.error is None
+
+
+async def test_who_stands_by_is_known_until_it_falls_silent(stage: Stage) -> None:
+    one, two, three = (stage.coordinator(name) for name in ("one", "two", "three"))
+    upkeep = stage.engine.upkeep
+    for each in (one, two, three):
+        await each.cycle_once()
+    assert await upkeep.standbys(NAME) == ["three", "two"]
+    for _ in range(int(STANDBY_S / SETTINGS.tick_s)):
+        stage.clock.advance(SETTINGS.tick_s)
+        await one.cycle_once()
+        await two.cycle_once()
+    stage.clock.advance(1)
+    assert await upkeep.standbys(NAME) == ["two"]
+    await upkeep.resign(NAME, "one")
+    stage.clock.advance(0.001)
+    await two.cycle_once()
+    assert await upkeep.standbys(NAME) == [], "who leads does not stand by"
+    await upkeep.resign(NAME, "two")
+    assert await stage.raw.count("leader") == 1 + 1, "the silent one is forgotten by the next"
+
+
 @pytest.fixture
 async def world(database_url: str, tmp_path: Path) -> AsyncIterator[System]:
     async with system(database_url, tmp_path) as made:
@@ -262,16 +365,36 @@ async def leader(world: System, *among: Process) -> Process | None:
     return next((each for each in among if f":{each.pid}:" in found.holder), None)
 
 
+async def leads(world: System) -> Leadership:
+    found = await world.engine.upkeep.leader(NAME)
+    assert found is not None
+    return found
+
+
+async def told(world: System, kind: str) -> list[str]:
+    """What coordinators have noted themselves, of one kind."""
+    lines = await happened(world.engine, "INFO", 100)
+    return [line.text for line in lines if line.event == kind]
+
+
 async def test_another_takes_over_when_the_leader_is_killed(world: System) -> None:
     both = world.coordinator(), world.coordinator()
     first = await eventually(lambda: leader(world, *both), PATIENCE)
     second = both[1] if first is both[0] else both[0]
+    assert (await leads(world)).epoch == 1
     [task] = await world.submit(world.task("[ $TENUTO_ATTEMPT -gt 1 ] && exit 0; sleep 100"))
     victim = world.worker()
     await eventually(world.sessions, PATIENCE)
     first.signal(signal.SIGKILL)
+    await first.ended()
+    until = (await leads(world)).until
     victim.signal(signal.SIGKILL)
     await eventually(lambda: leader(world, second), PATIENCE)
+    found = await leads(world)
+    assert found.epoch == 2
+    assert found.since is not None
+    assert found.since >= until, "the lease of the dead ended first"
+    assert len(await told(world, "coordinator.led")) == 2
     world.worker()
     await world.check([task])
 
@@ -281,27 +404,30 @@ async def test_another_takes_over_when_the_leader_ends(world: System) -> None:
     await eventually(lambda: leader(world, first), PATIENCE)
     second = world.coordinator()
     await eventually(lambda: "coordinator" in second.text(), PATIENCE)
+    before = await leads(world)
     first.signal(signal.SIGTERM)
     assert await first.ended() == 0
     await eventually(lambda: leader(world, second), 20)
+    after = await leads(world)
+    assert after.epoch == 2
+    assert after.since is not None
+    assert after.since < before.until, "nobody waited for the end of the lease"
 
 
-async def test_cycles_go_on_after_an_outage(caplog: pytest.LogCaptureFixture) -> None:
-    with PostgresServer(fast=True) as server:
-        url = server.create_database()
-        await migrated(url)
-        settings = Settings(database=url, **SHORT)
-        async with app.connect(settings) as engine:
-            coordinator = Coordinator(engine, settings)
-            stop = asyncio.Event()
-            running = asyncio.create_task(coordinator.run(stop))
-            await eventually(lambda: coordinator.cycles > 2)
-            with caplog.at_level(logging.WARNING, "tenuto.coordinator"):
-                await asyncio.to_thread(server.stop, "immediate")
-                await eventually(lambda: caplog.text.count("cycle failed") > 2, PATIENCE)
-                await asyncio.to_thread(server.start)
-            before = coordinator.cycles
-            await eventually(lambda: coordinator.cycles > before + 2, PATIENCE)
-            stop.set()
-            await running
-            assert await engine.upkeep.audit() == []
+async def test_a_leader_that_was_stopped_past_its_lease_says_so(world: System) -> None:
+    both = world.coordinator(), world.coordinator()
+    first = await eventually(lambda: leader(world, *both), PATIENCE)
+    second = both[1] if first is both[0] else both[0]
+    with stopped(first, free=nobody_writes(world)):
+        await eventually(lambda: leader(world, second), PATIENCE)
+        [task] = await world.submit(world.task("exit 0"))
+        world.worker()
+        await world.in_status([task], "COMPLETED")
+    await eventually(lambda: "lost the lead to" in first.text(), PATIENCE)
+    holder = (await leads(world)).holder
+    assert f":{second.pid}:" in holder
+    assert f"lost the lead to {holder}, epoch 2" in first.text()
+    [note] = await eventually(lambda: told(world, "coordinator.conflict"), PATIENCE)
+    assert note == f"coordinator.conflict: lost the lead to {holder}, epoch 2"
+    assert "lost the lead" not in second.text()
+    await world.check([task])

@@ -9,6 +9,7 @@ COUNTERS = {
     "tenuto_broker_errors_total": set(),
     "tenuto_claims_total": {"result"},
     "tenuto_compute_seconds_total": set(),
+    "tenuto_coordinator_conflicts_total": set(),
     "tenuto_cost_usd_total": set(),
     "tenuto_dead_total": set(),
     "tenuto_lease_expirations_total": set(),
@@ -24,6 +25,7 @@ GAUGES = {
     "tenuto_agents": {"status"},
     "tenuto_broker_lag": {"broker"},
     "tenuto_coordinator_leader": set[str](),
+    "tenuto_database_down_seconds": set(),
     "tenuto_outbox_lag": set(),
     "tenuto_retries_due": set(),
     "tenuto_stale_agents": set(),
@@ -33,6 +35,7 @@ GAUGES = {
 }
 HISTOGRAMS = {
     "tenuto_coordinator_cycle_seconds": set[str](),
+    "tenuto_coordinator_duty_seconds": {"duty"},
     "tenuto_http_request_seconds": set(),
     "tenuto_task_attempts": set(),
     "tenuto_task_duration_seconds": set(),

@@ -163,6 +163,8 @@ def test_every_name_is_understood(text: str, field: str, value: Any) -> None:
             "3:8: tools: says something else than metadata.tools",
         ),
         ("id: a\nescalation: {reason: x}", "2:13: escalation: prompt is missing"),
+        ("id: a\nbudget: {}", "2:9: budget: names neither tokens nor costUsd"),
+        ("id: a\nbudget: {tokens: many}", "2:18: budget.tokens: must be a whole number, not text"),
         (
             "id: a\nescalation: {reason: '', prompt: x}",
             "2:22: escalation.reason: must not be empty",

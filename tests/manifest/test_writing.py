@@ -20,6 +20,7 @@ from tenuto.model.commands import Escalation
 from tenuto.model.definition import Approval, Condition, Foreach, Goto, GroupSpec
 from tenuto.model.plan import Spec
 from tenuto.model.retry import RetryPolicy
+from tenuto.model.spending import Budget
 from tenuto.model.submission import NewTask
 
 EVERYTHING = NewTask(
@@ -57,6 +58,7 @@ EVERYTHING = NewTask(
     next="n",
     complexity="Hard",
     escalation=Escalation("why", "what"),
+    budget=Budget(tokens=1000, cost_usd=2.5),
 )
 SPECS: list[Spec] = [
     EVERYTHING,

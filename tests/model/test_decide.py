@@ -111,7 +111,10 @@ DUTIES: dict[str, Callable[[Fence], Command]] = {
 FLOWS: dict[str, Callable[[Fence], Command]] = {
     "met": lambda _: c.Met(n=0),
     "turn": lambda _: c.Turn(),
+    "wake": lambda _: c.Wake(),
+    "wake in vain": lambda _: c.Wake(progress=False),
     "ask": lambda _: c.Ask(hold="approval", timeout_s=60),
+    "exceed": lambda _: c.Exceed(hold="budget:1", reason="used up"),
     "block": lambda _: c.Block(),
     "approve": lambda _: c.Decide(status=Status.COMPLETED, output="{}"),
     "reject": lambda _: c.Decide(status=Status.FAILED, message="no", code="rejected"),
@@ -243,6 +246,27 @@ def test_timers_choose_the_command() -> None:
     assert [chosen(cancelled, at) for at in (29, 30)] == [None, "Expire"]
     for status in TERMINAL | {Status.PAUSED}:
         assert chosen(task(status, timeout_s=1, queue_ttl_s=1), 10**9) is None
+
+
+@pytest.mark.parametrize(("hold", "progress"), [("children", False), ("approval", True)])
+def test_a_handlers_wait_that_is_over_lets_the_task_go_on(hold: str, *, progress: bool) -> None:
+    parked = task(Status.WAITING, hold=hold, wait_until=NOW, free_ends=7)
+    assert on_due(parked, Moment(NOW)) == c.Wake(progress=progress)
+    woken = decide(parked, c.Wake(progress=progress), Moment(NOW))
+    assert woken is not None
+    after = woken.task
+    assert (after.status, after.hold, after.wait_until) == (Status.PENDING, None, None)
+    assert after.free_ends == (0 if progress else 7)
+    never_ran = msgspec.structs.replace(parked, attempt=0, tries=0)
+    assert isinstance(on_due(never_ran, Moment(NOW)), c.Refuse)
+    assert attempted(never_ran, c.Wake()) == "out_of_turn"
+
+
+def test_a_woken_task_may_have_more_to_wait_for() -> None:
+    for more in ({"unmet": 1}, {"run_at": NOW + timedelta(hours=1)}):
+        woken = decide(task(Status.WAITING, hold="children", **more), c.Wake(), Moment(NOW))
+        assert woken is not None
+        assert (woken.task.status, woken.task.hold) == (Status.WAITING, None)
 
 
 def claimed(before: Task, now: datetime) -> Task:

@@ -58,7 +58,7 @@ def test_every_metric_is_told_and_nothing_else() -> None:
 def test_no_label_names_a_tenant_or_a_task() -> None:
     labels = {label for metric in TABLE for label in metric.labels}
     assert labels == {
-        "broker", "error_class", "method", "model", "outcome", "result", "route", "status"
+        "broker", "duty", "error_class", "method", "model", "outcome", "result", "route", "status"
     }  # fmt: skip
 
 

@@ -148,8 +148,9 @@ def expiry_keeps_the_lease(stack: ExitStack) -> None:
 def capacity_not_counted(stack: ExitStack) -> None:
     """An agent gets what it asks for, whatever it has already."""
 
-    def all_of_it(_claiming: Claiming, wish: Any) -> Script[Any]:
-        return (yield wish.statement)
+    def all_of_it(_claiming: Claiming, wish: Any) -> Script[int]:
+        yield from ()
+        return int(wish.params["n"])
 
     swap(stack, Claiming, "_within_capacity", all_of_it)
 
@@ -320,7 +321,7 @@ def bulk_in_parts(stack: ExitStack) -> None:
 @plant("I3", "I5", harsh=True)
 def checkpoint_not_fenced(stack: ExitStack) -> None:
     """Any attempt may save as long as the task runs."""
-    owned = report.Reporting._owned
+    owned = report.Reporting.owned
 
     def lenient(self: report.Reporting, fence: Fence, *, pausing: bool = False) -> Script[Task]:
         if not pausing:
@@ -331,7 +332,7 @@ def checkpoint_not_fenced(stack: ExitStack) -> None:
             raise Conflict("nobody runs the task", "lease_lost")
         return task
 
-    swap(stack, report.Reporting, "_owned", lenient)
+    swap(stack, report.Reporting, "owned", lenient)
 
 
 @plant("step", harsh=True)

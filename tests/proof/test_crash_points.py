@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tests.proof.crash.system import Process, System, system
 from tests.proof.test_flow_processes import FLOW_POINTS
+from tests.proof.test_gateway import DISPATCH_POINTS
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 from tests.webhooks.test_crash import WEBHOOK_POINTS
@@ -85,7 +86,7 @@ async def all_killed(crashing: dict[str, Process]) -> None:
 
 def test_no_point_is_forgotten() -> None:
     tried = (WORKER_POINTS, DRAIN_POINTS, COORDINATOR_POINTS, RELAY_POINTS, ENGINE_POINTS)
-    assert {*WEBHOOK_POINTS, *FLOW_POINTS}.union(*tried) == POINTS
+    assert {*WEBHOOK_POINTS, *FLOW_POINTS, *DISPATCH_POINTS}.union(*tried) == POINTS
 
 
 async def test_workers_that_crash_lose_and_double_nothing(world: System) -> None:

@@ -17,6 +17,7 @@ from tests.contract.conftest import (
 )
 from tests.secrets.conftest import NEW, OLD, dump, stored_bytes
 
+from tenuto.engine.children import Question
 from tenuto.engine.engine import Engine
 from tenuto.engine.report import Line
 from tenuto.model.commands import Failure
@@ -293,4 +294,19 @@ async def test_a_child_gets_a_secret_of_its_own(engine: Engine, raw: Raw) -> Non
     work = await claim_one(engine)
     assert work.input == {"note": "***", "secrets": {"mine": CANARY}}
     assert (work.metadata, work.secrets) == ({"k": "***"}, (CANARY,))
+    assert await nowhere(raw)
+
+
+async def test_questions_and_waits_are_struck(engine: Engine, raw: Raw) -> None:
+    await engine.submit(new(input=INPUT))
+    fence = (await claim_one(engine)).fence
+    question = Question(
+        kind="question", title=f"use {CANARY}?", body=[CANARY], timeout_s=60, default=CANARY
+    )
+    assert await refusal(engine.ask(fence, CANARY, question)) == "invalid_value"
+    await engine.spawn(fence, "child", new("child", agent_type="nobody"))
+    assert not (await engine.wait(fence, ["child"], 0, CANARY)).parked
+    assert (await engine.ask(fence, "q", question)).parked
+    [item] = await engine.inbox.list()
+    assert (item.title, item.body) == ("use ***?", ["***"])
     assert await nowhere(raw)

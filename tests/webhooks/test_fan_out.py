@@ -4,7 +4,7 @@ import asyncio
 from uuid import UUID
 
 import pytest
-from tests.contract.conftest import Another, Raw, failure, new, running
+from tests.contract.conftest import Another, ManualClock, Raw, failure, new, profile, running
 from tests.contract.test_relay import connected
 from tests.waiting import eventually
 from tests.webhooks.conftest import World, deliveries_of, hooks_of, store_of
@@ -13,6 +13,7 @@ from tests.webhooks.receiver import Receiver
 from tenuto.engine.deliveries import CURSOR, Occurrence
 from tenuto.engine.engine import Engine
 from tenuto.engine.hooks import WebhookChange
+from tenuto.engine.registry import AgentUpkeep
 from tenuto.model.task import Status
 from tenuto.store.protocol import Script, Statement
 
@@ -264,3 +265,15 @@ async def test_nothing_waits_for_a_webhook_that_was_deleted_meanwhile(
     messages = await world.messages(made.id)
     assert {each.error for each in messages} == {"the webhook was deleted"}
     assert len(messages) == 3
+
+
+async def test_an_agent_that_falls_silent_is_told_of(world: World, clock: ManualClock) -> None:
+    hook = await world.hook(["agent.*"])
+    agent = await world.engine.register_agent(profile())
+    clock.advance(100)
+    assert await AgentUpkeep(world.engine.system).stale_once("keeper") == 1
+    await world.fan_out()
+    assert (await world.only(hook.webhook.id)).event == "agent.stale"
+    await world.deliver()
+    [body] = world.bodies()
+    assert (body["event"], body["agentId"], body["taskId"]) == ("agent.stale", str(agent.id), None)

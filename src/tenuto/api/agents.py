@@ -10,11 +10,13 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from tenuto.api.service import AtDesk
 from tenuto.api.shapes import AgentBody, TerminateBody
 from tenuto.api.tasks import Limit, TaskPage
+from tenuto.engine.agent_explain import AgentExplanation
 from tenuto.engine.query import Filter
-from tenuto.engine.registry import AgentHealth, AgentToken, AgentView, health_of
+from tenuto.engine.registry import AgentHealth, AgentToken, AgentView
 from tenuto.model.access import Role
 from tenuto.model.errors import Conflict, NotFound
 from tenuto.model.matching import AgentProfile
+from tenuto.model.registry import rules_of
 
 
 class AgentPage(msgspec.Struct, frozen=True, rename="camel"):
@@ -60,18 +62,20 @@ def profile_of(desk: AtDesk, agent_id: UUID, data: AgentBody) -> AgentProfile:
         task_types=None if data.task_types is None else tuple(data.task_types),
         task_tags=tuple(data.task_tags),
         capabilities=tuple(data.capabilities),
-        choose_rules=tuple(data.choose_rules),
+        choose_rules=rules_of(data.choose_rules),
         runtimes=tuple(data.runtimes),
         accept_commands=data.accept_commands,
         region=data.region,
         models=None if data.models is None else tuple(data.models),
         max_concurrent=data.limit("max_concurrent"),
         model=data.model,
+        account=data.account,
         skills=tuple(data.skills),
         tags=tuple(data.tags),
         heartbeat_interval_s=data.limit("heartbeat_interval_s"),
         stale_threshold_s=data.limit("stale_threshold_s"),
         coordinator_enabled=data.coordinator_enabled,
+        gateway=data.gateway,
     )
 
 
@@ -80,14 +84,15 @@ async def put_agent(desk: AtDesk, agent_id: FromPath[UUID], data: JSONBody[Agent
     """Register an agent, or change it."""
     profile = profile_of(desk, agent_id, data)
     if not profile.runtimes:
-        profile = msgspec.structs.replace(profile, runtimes=("http",))
+        runtime = "http" if profile.gateway is None else "gateway"
+        profile = msgspec.structs.replace(profile, runtimes=(runtime,))
     try:
         known = await desk.registry.show(agent_id)
     except NotFound:
         known = None
     if known is not None and known.name != data.name:
         raise Conflict(f"the agent is called {known.name!r}", "name_taken")
-    made = await desk.engine.register_agent(profile)
+    made = await desk.engine.register_agent(profile, managed=True)
     if made.id != agent_id:
         raise Conflict(f"another agent is called {data.name!r}", "name_taken")
     return await desk.registry.show(agent_id)
@@ -100,9 +105,15 @@ async def drop(desk: AtDesk, agent_id: FromPath[UUID]) -> None:
 
 
 @get("/agents/{agent_id:uuid}/health")
-async def health(desk: AtDesk, agent_id: FromPath[UUID]) -> AgentHealth:
-    """Whether the agent lives."""
-    return health_of(await desk.registry.show(agent_id))
+async def health(desk: AtDesk, agent_id: FromPath[UUID], limit: Limit = 60) -> AgentHealth:
+    """Whether the agent lives, and how it said it was within the last hour, newest first."""
+    return await desk.registry.health(agent_id, limit)
+
+
+@get("/agents/{agent_id:uuid}/explain")
+async def explain(desk: AtDesk, agent_id: FromPath[UUID]) -> AgentExplanation:
+    """What the agent may take, what waits for it, and why it takes nothing else."""
+    return await desk.engine.explain_agent(agent_id)
 
 
 @get("/agents/{agent_id:uuid}/tasks")
@@ -124,13 +135,12 @@ async def tasks(
 async def terminate(
     desk: AtDesk, agent_id: FromPath[UUID], data: JSONBody[TerminateBody | None] = None
 ) -> AgentView:
-    """Let the agent take no more tasks; unless gracefully, its running ones are cancelled."""
+    """Let the agent take no more tasks; unless gracefully, its running ones are cancelled.
+
+    It is DRAINING until the last of them has ended, then TERMINATED.
+    """
     wish = data or TerminateBody()
-    await desk.registry.show(agent_id)
-    if not wish.graceful:
-        running = Filter(agent=agent_id, status=("ASSIGNED", "RUNNING"))
-        await desk.engine.act("cancel", running, reason=wish.reason or "agent terminated")
-    await desk.registry.move(agent_id, "TERMINATED")
+    await desk.engine.terminate_agent(agent_id, wish.reason, graceful=wish.graceful)
     return await desk.registry.show(agent_id)
 
 
@@ -149,4 +159,4 @@ async def token(desk: AtDesk, agent_id: FromPath[UUID]) -> AgentToken:
     return AgentToken(made.id, made.token, made.expires_at)
 
 
-HANDLERS = [find, show, put_agent, drop, health, tasks, terminate, token]
+HANDLERS = [find, show, put_agent, drop, health, explain, tasks, terminate, token]

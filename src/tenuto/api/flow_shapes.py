@@ -16,6 +16,7 @@ from tenuto.model.definition import (
     Order,
 )
 from tenuto.model.errors import Invalid
+from tenuto.model.spending import Budget
 
 KINDS: dict[str, type] = {
     "foreach": Foreach,
@@ -155,6 +156,12 @@ class CommentBody(Strict):
     """What a person says to it."""
 
     comment: str | None = None
+
+
+class ApproveBody(CommentBody):
+    """The same, with what a task may use from now on whose budget is used up."""
+
+    budget: Budget | None = None
 
 
 class AnswerBody(Strict):

@@ -7,11 +7,12 @@ import msgspec
 from litestar import get, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
-from tenuto.api.flow_shapes import AnswerBody, CommentBody
+from tenuto.api.flow_shapes import AnswerBody, ApproveBody, CommentBody
 from tenuto.api.service import AtDesk
 from tenuto.api.tasks import Limit
 from tenuto.engine.inbox import InboxItem
 from tenuto.model.errors import Forbidden
+from tenuto.model.spending import Budget
 
 Status = Annotated[
     Literal["OPEN", "APPROVED", "REJECTED", "ANSWERED", "EXPIRED"] | None,
@@ -46,10 +47,11 @@ async def show(desk: AtDesk, item_id: FromPath[UUID]) -> InboxItem:
 
 @post("/inbox/{item_id:uuid}/approve", status_code=200)
 async def approve(
-    desk: AtDesk, item_id: FromPath[UUID], data: JSONBody[CommentBody | None] = None
+    desk: AtDesk, item_id: FromPath[UUID], data: JSONBody[ApproveBody | None] = None
 ) -> InboxItem:
     """Say yes; the first answer counts, and the task goes on by it."""
-    return await _answered(desk, item_id, data, approve=True)
+    budget = None if data is None else data.budget
+    return await _answered(desk, item_id, data, approve=True, budget=budget)
 
 
 @post("/inbox/{item_id:uuid}/reject", status_code=200)
@@ -69,11 +71,16 @@ async def answer(desk: AtDesk, item_id: FromPath[UUID], data: JSONBody[AnswerBod
 
 
 async def _answered(
-    desk: AtDesk, item: UUID, data: CommentBody | None, *, approve: bool
+    desk: AtDesk,
+    item: UUID,
+    data: CommentBody | None,
+    *,
+    approve: bool,
+    budget: Budget | None = None,
 ) -> InboxItem:
     _check_person(desk)
     comment = None if data is None else data.comment
-    await desk.engine.inbox.answer(item, approve=approve, comment=comment)
+    await desk.engine.inbox.answer(item, approve=approve, comment=comment, budget=budget)
     return await desk.engine.inbox.show(item)
 
 

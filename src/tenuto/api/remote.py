@@ -7,13 +7,13 @@ reports by their fence.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 from weakref import WeakValueDictionary
 
 import msgspec
 from litestar import Request, get, post
-from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from tenuto.api.agents import profile_of
 from tenuto.api.polls import polling
@@ -21,9 +21,12 @@ from tenuto.api.service import AtDesk
 from tenuto.api.shapes import AgentBody, FailBody, Fenced, Said, TaskBody
 from tenuto.api.tasks import Limit, Lines
 from tenuto.api.work import LONGEST_WAIT_S, Claims, Ended, claimed, ended, fence_of, lease_of
+from tenuto.engine.children import Question
 from tenuto.engine.claim import Work
+from tenuto.engine.query import Filter
 from tenuto.engine.registry import AgentView
 from tenuto.engine.upkeep import Upkeep
+from tenuto.engine.views import Page
 from tenuto.model import limits
 from tenuto.model.errors import Forbidden, NotFound
 from tenuto.store.protocol import Statement
@@ -114,6 +117,26 @@ class ChildBody(Fenced, kw_only=True):
     task: TaskBody
 
 
+class AskBody(Fenced, kw_only=True):
+    """What people are asked; `default` is the answer when none comes in time."""
+
+    key: str
+    title: str
+    kind: Literal["approval", "question"] = "approval"
+    body: Any = None
+    timeout_seconds: float | None = None
+    default: Any = None
+
+
+class AskView(msgspec.Struct, frozen=True):
+    """Whether the attempt is over; if not, what people answered."""
+
+    id: UUID
+    status: str
+    parked: bool
+    answer: Any = None
+
+
 class ReceiptBody(Fenced):
     """How the session ended."""
 
@@ -165,7 +188,8 @@ async def claim(
     limits.number("limit", data.limit, 0, limits.MAX_PAGE)
     limits.number("waitSeconds", data.wait_seconds, 0, LONGEST_WAIT_S)
     limits.number("the length of claimToken", len(data.claim_token), LEAST_TOKEN, limits.MAX_NAME)
-    agent = await desk.registry.profile(data.agent_id)
+    ask = desk.registry.claimant if data.limit else desk.registry.profile
+    agent = await ask(data.agent_id)
     await desk.registry.seen(agent.id)
     lease_s = lease_of(desk, agent, data.lease_seconds)
 
@@ -247,6 +271,33 @@ async def spawn(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ChildBody]
     return Found(await desk.engine.spawn(fence, data.key, data.task.task()))
 
 
+@get("/agent-tasks/{task_id:uuid}/children")
+async def children(
+    desk: AtDesk,
+    task_id: FromPath[UUID],
+    limit: Limit = 100,
+    cursor: FromQuery[UUID | None] = None,
+) -> Page:
+    """The tasks that attempts at the task have made, newest first."""
+    await desk.engine.show(task_id)
+    return await desk.engine.list(Filter(parent=task_id), limit, cursor)
+
+
+@post("/agent-tasks/{task_id:uuid}/ask", status_code=200)
+async def ask(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[AskBody]) -> AskView:
+    """Ask people something, once per key; until they answer, the task waits without a slot."""
+    fence = fence_of(desk, task_id, data)
+    question = Question(
+        kind=data.kind,
+        title=data.title,
+        body=data.body,
+        timeout_s=data.timeout_seconds,
+        default=data.default,
+    )
+    asked = await desk.engine.ask(fence, data.key, question)
+    return AskView(task_id, (await ended(desk, task_id)).status, asked.parked, asked.answer)
+
+
 @post("/agent-tasks/{task_id:uuid}/not-started", status_code=200)
 async def not_started(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[FailBody]) -> Ended:
     """The session could not be started; the try is given back."""
@@ -300,6 +351,8 @@ HANDLERS: Sequence[Any] = [
     steps,
     record_step,
     spawn,
+    children,
+    ask,
     not_started,
     timed_out,
     confirm_cancel,

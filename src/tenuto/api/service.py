@@ -16,9 +16,11 @@ from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
 from tenuto.engine.core import Core
 from tenuto.engine.engine import Engine
+from tenuto.engine.gateways import Gateways
 from tenuto.engine.hooks import Check, Hooks
 from tenuto.engine.identity import Identity
 from tenuto.engine.registry import Registry
+from tenuto.engine.tree import Tree
 from tenuto.engine.upkeep import Upkeep
 from tenuto.model.access import Caller, Role
 from tenuto.model.errors import Forbidden, Unauthenticated
@@ -76,7 +78,9 @@ class Service:
         self.callers = Callers(self.identity, self.attempts)
         self.rates = Rates(store.clock, settings)
         self.hub = Hub(store)
-        self.system = Upkeep(Core(store, wakeups, vault))
+        core = Core(store, wakeups, vault)
+        self.system = Upkeep(core)
+        self.gateways = Gateways(core)
         self.stopping = asyncio.Event()
         """Set when the server ends: streams and long polls end with it."""
         self._engines: OrderedDict[UUID, Engine] = OrderedDict()
@@ -90,6 +94,7 @@ class Service:
         engine = self._engines.get(workspace)
         if engine is None:
             engine = Engine(self.store, self.wakeups, workspace=workspace, vault=self.vault)
+            engine.core.tree = Tree(self.settings.max_depth, self.settings.max_children)
             self._engines[workspace] = engine
             if len(self._engines) > ENGINES:
                 self._engines.popitem(last=False)

@@ -23,7 +23,9 @@ from tenuto.model.commands import Escalation, Failure
 from tenuto.model.definition import Join, Kind, Order
 from tenuto.model.errors import Invalid
 from tenuto.model.retry import ErrorClass, RetryPolicy
+from tenuto.model.spending import Budget, Usage
 from tenuto.model.submission import Complexity, NewTask, OnFailure
+from tenuto.model.turns import Concurrency
 
 
 class Written(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -107,6 +109,8 @@ class TaskBody(Written):
     complexity: Complexity | None = None
     complexity_level: Complexity | None = None
     escalation: EscalationBody | None = None
+    concurrency: Concurrency | None = None
+    budget: Budget | None = None
     input: Any = None
     input_context: Any = None
     metadata: dict[str, Any] | None = None
@@ -166,6 +170,8 @@ class TaskBody(Written):
             depends_on=self.depends_on,
             blocks=self.blocks,
             on_dependency_failure=self.on_dependency_failure,
+            concurrency=self.concurrency,
+            budget=self.budget,
             **self._place(),
         )
 
@@ -278,13 +284,14 @@ class AgentBody(Written):
     name: str
     agent_type: str | None = None
     model: str | None = None
+    account: str | None = None
     models: list[str] | None = None
     skills: list[str] = []
     tags: list[str] = []
     task_types: list[str] | None = None
     task_tags: list[str] = []
     capabilities: list[str] = []
-    choose_rules: tuple[Literal["superset", "single", "exact"], ...] = ("superset",)
+    choose_rules: tuple[Literal["superset", "all", "single", "exact"], ...] = ("superset",)
     runtimes: list[str] = []
     accept_commands: bool = False
     region: str | None = None
@@ -295,6 +302,7 @@ class AgentBody(Written):
     stale_threshold_s: int | None = None
     stale_threshold_seconds: int | None = None
     coordinator_enabled: bool = True
+    gateway: str | None = None
 
     def limit(self, field: str) -> int | None:
         """A number that has two names."""
@@ -340,6 +348,7 @@ class ProgressBody(Fenced):
     estimated_completion_at: datetime | None = None
     checkpoint_data: Any = msgspec.UNSET
     checkpoint_seq: int | None = None
+    usage: Usage | None = None
 
 
 class CompleteBody(Fenced):
@@ -348,6 +357,7 @@ class CompleteBody(Fenced):
     output_result: Any = None
     output: Any = None
     summary: str | None = None
+    usage: Usage | None = None
 
     def result(self) -> Any:
         return one("outputResult", outputResult=self.output_result, output=self.output)
@@ -363,6 +373,7 @@ class FailBody(Fenced, kw_only=True):
     exit_code: int | None = None
     escalation: EscalationBody | None = None
     resume_at: datetime | None = None
+    usage: Usage | None = None
 
     def failure(self) -> Failure:
         return Failure(
@@ -395,6 +406,11 @@ class ParkBody(Fenced):
     hold: Literal["quota", "input", "children"] = "quota"
     resume_at: datetime | None = None
     wait_until: datetime | None = None
+    children: list[str] | None = None
+    """Ids or keys of children; `hold: children` without them means all that were made."""
+    timeout_seconds: float | None = None
+    key: str | None = None
+    """The name of a wait with a timeout: its time does not begin anew under the same name."""
 
 
 class ReleaseBody(Fenced):

@@ -1,9 +1,9 @@
 """The agents' side: claim, report, live. Every write carries the fence of its attempt."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -24,13 +24,18 @@ from tenuto.api.shapes import (
     TranscriptBody,
     WorkerBeatBody,
 )
+from tenuto.engine.children import Child, Waited
 from tenuto.engine.claim import Work
+from tenuto.engine.dispatch import lease_of as pushed_lease
+from tenuto.engine.registry import Felt
 from tenuto.engine.report import Line
 from tenuto.model import limits
+from tenuto.model.attempts import HUNG
 from tenuto.model.errors import Conflict, Invalid, TenutoError
 from tenuto.model.matching import AgentProfile
 from tenuto.model.task import Fence
 
+T = TypeVar("T")
 ESCALATES = "escalation"
 LONGEST_WAIT_S = 60
 MOST = 100
@@ -80,6 +85,8 @@ class Alive(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     cancel: bool = False
     pause: bool = False
     messages: int = 0
+    warning: str | None = None
+    """Why the attempt will be aborted unless it reports progress."""
     token: str | None = None
 
 
@@ -89,8 +96,10 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     lost: list[UUID]
     cancel: list[UUID]
     pause: list[UUID]
+    hung: list[UUID] = []
     messages: int = 0
     lease_until: datetime | None = None
+    drain: bool = False
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -98,6 +107,15 @@ class Ended(msgspec.Struct, frozen=True):
 
     id: UUID
     status: str
+
+
+class Parked(msgspec.Struct, frozen=True):
+    """Whether the attempt is over; if not, how the children ended that it asked for."""
+
+    id: UUID
+    status: str
+    parked: bool
+    children: list[Child] = []
 
 
 class Saved(msgspec.Struct, frozen=True, rename="camel"):
@@ -120,7 +138,7 @@ async def claim(
     wish = data or ClaimBody()
     limits.number("limit", wish.limit, 1, MOST)
     limits.number("waitSeconds", wish.wait_seconds, 0, LONGEST_WAIT_S)
-    agent = await desk.registry.profile(agent_id)
+    agent = await desk.registry.claimant(agent_id)
     worker = wish.worker or f"http:{agent.name}"
     lease_s = lease_of(desk, agent, wish.lease_seconds)
 
@@ -143,9 +161,11 @@ async def _give_back(desk: AtDesk, works: list[Work]) -> None:
 
 
 def lease_of(desk: AtDesk, agent: AgentProfile, asked: int | None) -> int:
-    """Seconds that a lease holds: at least three heartbeats of the agent's."""
+    """Seconds that a lease holds: three heartbeats of the agent's, or until it counts as stale."""
     beats = 3 * (agent.heartbeat_interval_s or 0)
     least = max(desk.service.settings.lease_s, beats)
+    if agent.gateway is not None:
+        least = max(pushed_lease(agent), beats)
     if asked is None:
         return least
     limits.number("leaseSeconds", asked, 1, limits.MAX_LEASE_S)
@@ -201,6 +221,18 @@ def fence_of(desk: AtDesk, task: UUID, said: Fenced | None) -> Fence:
     return Fence(task, attempt, token)
 
 
+async def begun(desk: AtDesk, fence: Fence, report: Callable[[], Awaitable[T]]) -> T:
+    """Take a report. A session that reports has begun, though its gateway is still to say so."""
+    try:
+        return await report()
+    except Conflict as error:
+        if error.code != "out_of_turn":
+            raise
+    with suppress(Conflict):  # it was told meanwhile, or this is not what is wrong
+        await desk.engine.begin(fence)
+    return await report()
+
+
 @patch("/agent-tasks/{task_id:uuid}/progress")
 async def progress(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ProgressBody]) -> Saved:
     """Say how far the attempt is, and keep what the next one would need."""
@@ -208,6 +240,8 @@ async def progress(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[Progres
     seq = None
     if data.checkpoint_data is not msgspec.UNSET:
         seq = await desk.engine.checkpoint(fence, data.checkpoint_data, data.checkpoint_seq)
+    if data.usage is not None:
+        await desk.engine.used(fence, data.usage)
     await desk.engine.progress(
         fence, data.progress_percent, data.current_step, data.estimated_completion_at
     )
@@ -220,7 +254,11 @@ async def complete(
 ) -> Ended:
     """Finish the task with its result; repeated by the same attempt, it is one result."""
     wish = data or CompleteBody()
-    await desk.engine.complete(fence_of(desk, task_id, wish), wish.result(), wish.summary)
+    fence = fence_of(desk, task_id, wish)
+    engine = desk.engine
+    await begun(
+        desk, fence, lambda: engine.complete(fence, wish.result(), wish.summary, wish.usage)
+    )
     return Ended(task_id, "COMPLETED")
 
 
@@ -248,17 +286,38 @@ async def fail(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[FailBody]) 
     fence = fence_of(desk, task_id, data)
     if data.escalation is None:
         await _check_silence(desk)
-    await desk.engine.fail(fence, data.failure(), data.resume_at)
+    engine = desk.engine
+    await begun(desk, fence, lambda: engine.fail(fence, data.failure(), data.resume_at, data.usage))
     return await ended(desk, task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/park", status_code=200)
-async def park(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ParkBody]) -> Ended:
-    """Give the slot up until something happens; the try is given back."""
-    await desk.engine.park(
-        fence_of(desk, task_id, data), data.hold, data.resume_at, data.wait_until
-    )
-    return await ended(desk, task_id)
+async def park(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ParkBody]) -> Parked:
+    """Give the slot up until something happens; the try is given back.
+
+    Children that have all ended are answered at once, and the attempt goes on.
+    """
+    fence, engine = fence_of(desk, task_id, data), desk.engine
+    waited = Waited(parked=True)
+    if data.children is not None or data.hold == "children":
+        seconds = _seconds(desk, data)
+        waited = await begun(
+            desk, fence, lambda: engine.wait(fence, data.children, seconds, data.key)
+        )
+    else:
+        await begun(
+            desk, fence, lambda: engine.park(fence, data.hold, data.resume_at, data.wait_until)
+        )
+    status = (await ended(desk, task_id)).status
+    return Parked(task_id, status, waited.parked, waited.children)
+
+
+def _seconds(desk: AtDesk, said: ParkBody) -> float | None:
+    """How long a wait is to take; `waitUntil` says it as an instant."""
+    limits.instant("waitUntil", said.wait_until)
+    if said.wait_until is None:
+        return said.timeout_seconds
+    return max((said.wait_until - desk.service.clock.now()).total_seconds(), 0.0)
 
 
 @post("/agent-tasks/{task_id:uuid}/release", status_code=200)
@@ -285,10 +344,10 @@ async def heartbeat(
     """The agent lives; the lease of its task holds on, and it hears what is asked of it."""
     said = data or HeartbeatBody()
     agent = await desk.registry.profile(agent_id)
-    await desk.registry.seen(agent_id)
+    messages = await desk.registry.seen(agent_id, _felt(said))
     task = said.current_task_id
     if task is None and desk.caller.fence is None:
-        return Alive()
+        return Alive(messages=messages)
     own = desk.caller.fence
     if own is not None and task not in (None, own.task):
         raise Conflict("the attempt no longer owns the task", "lease_lost")
@@ -297,10 +356,31 @@ async def heartbeat(
     pulse = beat.held.get(fence.task)
     if pulse is None:
         raise Conflict("the attempt no longer owns the task", "lease_lost")
+    if not pulse.begun:
+        with suppress(Conflict):  # its gateway told it meanwhile, or it is to stop
+            await desk.engine.begin(fence)
     if said.progress_percent is not None or said.current_step is not None:
         await desk.engine.progress(fence, said.progress_percent, said.current_step)
     token, _ = desk.service.attempts.issue(agent_id, desk.workspace, fence)
-    return Alive(lease_until=pulse.lease_until, cancel=pulse.cancel, pause=pulse.pause, token=token)
+    return Alive(
+        lease_until=pulse.lease_until,
+        cancel=pulse.cancel,
+        pause=pulse.pause,
+        messages=messages,
+        warning=HUNG if pulse.hung else None,
+        token=token,
+    )
+
+
+def _felt(said: HeartbeatBody) -> Felt:
+    return Felt(
+        status=said.status or "healthy",
+        current_task_id=said.current_task_id,
+        progress_percent=said.progress_percent,
+        current_step=said.current_step,
+        memory_mb=said.memory_mb,
+        cpu_percent=said.cpu_percent,
+    )
 
 
 def _known(task: UUID | None) -> UUID:
@@ -317,7 +397,7 @@ async def worker_beat(
     said = data or WorkerBeatBody()
     limits.number("the number of leases", len(said.leases), 0, limits.MAX_CLAIM)
     limits.text("worker", worker_id, limits.MAX_TITLE, empty=False)
-    await desk.engine.worker_beat(
+    drain = await desk.engine.worker_beat(
         worker_id, said.host, said.pid, said.agents, said.slots, said.status
     )
     fences = [Fence(each.task_id, each.attempt, each.lease_token) for each in said.leases]
@@ -328,7 +408,10 @@ async def worker_beat(
         lost=[fence.task for fence in beat.lost],
         cancel=[task for task, pulse in held.items() if pulse.cancel],
         pause=[task for task, pulse in held.items() if pulse.pause],
+        hung=[task for task, pulse in held.items() if pulse.hung],
         lease_until=min((pulse.lease_until for pulse in held.values()), default=None),
+        drain=drain,
+        messages=await desk.engine.mailboxes.waiting(said.agents),
     )
 
 

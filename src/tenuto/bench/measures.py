@@ -318,6 +318,12 @@ async def flows(bench: Bench) -> Figures:
     return await ordered.take(bench)
 
 
+async def scale(bench: Bench) -> Figures:
+    from tenuto.bench import scale as many  # noqa: PLC0415  it builds on this module
+
+    return await many.take(bench)
+
+
 MEASURES = {
     "submit": Measure(submit_one),
     "callers": Measure(submit_64),
@@ -333,4 +339,5 @@ MEASURES = {
     "help": Measure(help_time),
     "api": Measure(api, usual=False),
     "flows": Measure(flows, usual=False),
+    "scale": Measure(scale, usual=False),
 }

@@ -7,12 +7,13 @@ import click
 
 from tenuto.cli.base import F, Globals, command, group
 from tenuto.cli.embedded import ask
-from tenuto.cli.tell import Columns, tell_done, tell_list, tell_one, words
+from tenuto.cli.tell import Columns, tell_done, tell_list, tell_one, word, words
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from tenuto.client.client import AsyncClient
+    from tenuto.engine.mailbox import Message
     from tenuto.engine.registry import AgentView
     from tenuto.engine.views import TaskSummary
 
@@ -22,6 +23,7 @@ _FIELDS: Columns = {
     "status": lambda agent: agent.status,
     "type": lambda agent: agent.agent_type,
     "model": lambda agent: agent.model,
+    "account": lambda agent: agent.account,
     "running": lambda agent: agent.running_tasks,
     "at most": lambda agent: agent.max_concurrent_tasks,
     "task types": lambda agent: agent.task_types,
@@ -29,7 +31,11 @@ _FIELDS: Columns = {
     "capabilities": lambda agent: agent.capabilities,
     "skills": lambda agent: agent.skills,
     "runtimes": lambda agent: agent.runtimes,
+    "gateway": lambda agent: agent.gateway,
     "accepts commands": lambda agent: agent.accept_commands,
+    "rules": lambda agent: agent.choose_rules,
+    "stale after": lambda agent: f"{agent.stale_threshold_seconds} s",
+    "managed": lambda agent: agent.managed,
     "last heartbeat": lambda agent: agent.last_heartbeat,
     "created": lambda agent: agent.created_at,
 }
@@ -42,7 +48,23 @@ _LISTED: Columns = {
     "TAGS": lambda agent: agent.task_tags,
     "ID": lambda agent: agent.id,
 }
-_LISTS = ("task_types", "task_tags", "capabilities", "skills", "runtimes")
+_FELT: Columns = {
+    "AT": lambda each: each.at,
+    "SAID": lambda each: each.status,
+    "PROGRESS": lambda each: each.progress_percent,
+    "MEMORY MB": lambda each: each.memory_mb,
+    "CPU %": lambda each: each.cpu_percent,
+    "STEP": lambda each: each.current_step,
+}
+_SAID: Columns = {
+    "AT": lambda each: each.created_at,
+    "KIND": lambda each: each.kind,
+    "SCOPE": lambda each: each.scope_key,
+    "FROM": lambda each: each.sender,
+    "TAKEN": lambda each: each.taken_at,
+    "BODY": lambda each: each.body,
+}
+_LISTS = ("task_types", "task_tags", "capabilities", "skills", "tags", "runtimes", "choose_rules")
 
 
 @group(
@@ -57,6 +79,7 @@ def _profile(function: F) -> F:
     options: Sequence[Callable[[F], F]] = (
         click.option("--agent-type", metavar="T", help="The kind of agent it is."),
         click.option("--model", help="The model it uses."),
+        click.option("--account", help="The account it uses, for rate limits."),
         click.option("--task-type", "task_types", multiple=True, help="A type it takes; else all."),
         click.option(
             "--task-tags", "--task-tag", "task_tags", multiple=True, help="Tags tasks may ask for."
@@ -74,7 +97,32 @@ def _profile(function: F) -> F:
             help="Whether tasks may bring commands.",
         ),
         click.option(
+            "--gateway", metavar="NAME", help="The gateway that spawns its sessions, by push."
+        ),
+        click.option(
             "--max-concurrent", type=click.IntRange(1), metavar="N", help="Tasks at once."
+        ),
+        click.option("--tags", "--tag", "tags", multiple=True, help="Labels, for people to see."),
+        click.option(
+            "--choose-rule",
+            "choose_rules",
+            multiple=True,
+            metavar="RULE",
+            help="Which task tags it accepts: superset (or all), single, exact; any that does.",
+        ),
+        click.option(
+            "--heartbeat-interval",
+            "heartbeat_interval_s",
+            type=click.IntRange(1),
+            metavar="S",
+            help="Seconds between its heartbeats.",
+        ),
+        click.option(
+            "--stale-threshold",
+            "stale_threshold_s",
+            type=click.IntRange(1),
+            metavar="S",
+            help="Seconds of silence after which it is stale.",
         ),
     )
     for option in reversed(options):
@@ -134,20 +182,108 @@ def show(given: Globals, name: str) -> None:
     tell_one(given, ask(given, lambda client: client.agents.get(name)), _FIELDS)
 
 
-@command("health", "orchestrate agent health dev-1")
+@command("health", "orchestrate agent health dev-1", "orchestrate agent health dev-1 --limit 6")
 @click.argument("name")
+@click.option("--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="Most.")
 @click.pass_obj
-def health(given: Globals, name: str) -> int:
-    """Say whether an agent lives; exit code 1 if it does not."""
-    found = ask(given, lambda client: client.agents.health(name))
+def health(given: Globals, name: str, limit: int) -> int:
+    """Say whether an agent lives, and how it said it was; exit code 1 if it does not."""
+    from tenuto.cli.render import print_table
+
+    found = ask(given, lambda client: client.agents.health(name, limit))
     fields: Columns = {
         "status": lambda each: each.status,
         "healthy": lambda each: each.healthy,
         "last heartbeat": lambda each: each.last_heartbeat,
+        "stale after": lambda each: f"{each.stale_threshold_seconds} s",
         "running": lambda each: each.running_tasks,
     }
     tell_one(given, found, fields)
+    if found.history and not given.json:
+        rows = [[word(show(each)) for show in _FELT.values()] for each in found.history]
+        print_table(list(_FELT), rows, wide="STEP")
     return 0 if found.healthy else 1
+
+
+@command("explain", "orchestrate agent explain dev-1", "orchestrate agent explain dev-1 --json")
+@click.argument("name")
+@click.pass_obj
+def explain(given: Globals, name: str) -> None:
+    """Say what an agent may take, how much of it waits, and why it takes nothing else."""
+    from tenuto.cli.render import moment, print_json, printable
+
+    found = ask(given, lambda client: client.agents.explain(name))
+    if given.json:
+        print_json(found)
+        return
+    print(f"{found.status}: {printable(found.summary)}")
+    held, most = found.capacity, found.capacity.most
+    print(f"runs {held.running} of {'any number' if most is None else f'at most {most}'}")
+    for gate in found.gates:
+        clears = "" if gate.clears_at is None else f" (until {moment(gate.clears_at)})"
+        print(f"  {printable(gate.gate)}: {printable(gate.detail)}{clears}")
+    for lane in found.lanes:
+        needs = ", ".join(f"{key}={word(value)}" for key, value in lane.requires.items())
+        why = "; ".join(lane.obstacles) or "may take it"
+        for gate in lane.gates:
+            until = "" if gate.clears_at is None else f" until {moment(gate.clears_at)}"
+            why += f"; {gate.detail}{until}"
+        print(f"  {lane.pending:>5} waiting  {printable(needs)}: {printable(why)}")
+    if found.more:
+        print(f"  and {found.more:,} more lanes")
+
+
+@command(
+    "message",
+    "orchestrate agent message dev-1 'The deploy waits for you'",
+    'orchestrate agent message dev-1 --kind config --scope models --coalesce \'{"model": "x"}\'',
+)
+@click.argument("name")
+@click.argument("text")
+@click.option("--kind", default="note", show_default=True, help="What kind of message it is.")
+@click.option("--scope", metavar="KEY", help="What it is about.")
+@click.option("--coalesce", is_flag=True, help="Replace what waits of the kind and scope.")
+@click.option("--message-id", metavar="ID", help="Your own name for it: repeated, it is one.")
+@click.pass_obj
+def message(
+    given: Globals,
+    name: str,
+    text: str,
+    kind: str,
+    scope: str | None,
+    coalesce: bool,
+    message_id: str | None,
+) -> None:
+    """Put a message into an agent's mailbox: a text, or JSON that begins with { or [."""
+    from tenuto.model.limits import parse_json
+
+    body = parse_json("TEXT", text) if text.lstrip()[:1] in ("{", "[") else text
+
+    async def send(client: "AsyncClient") -> "Message":
+        return await client.agents.message(
+            name,
+            body,
+            kind=kind,
+            scope_key=scope,
+            coalescable=coalesce,
+            client_message_id=message_id,
+        )
+
+    tell_one(given, ask(given, send), {"id": lambda each: each.id})
+
+
+@command("messages", "orchestrate agent messages dev-1", "orchestrate agent messages dev-1 --all")
+@click.argument("name")
+@click.option("--all", "all_", is_flag=True, help="Also what it took within the last days.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="Most.")
+@click.pass_obj
+def messages(given: Globals, name: str, all_: bool, limit: int) -> None:
+    """List what waits in an agent's mailbox, oldest first."""
+
+    async def read(client: "AsyncClient") -> "list[Message]":
+        return (await client.agents.messages(name, limit, waiting=not all_)).messages
+
+    tell_list(given, "messages", ask(given, read), _SAID, wide="BODY")
 
 
 @command("tasks", "orchestrate agent tasks dev-1 --status RUNNING")
@@ -179,7 +315,7 @@ def tasks(given: Globals, name: str, status: tuple[str, ...], limit: int) -> Non
 @click.option("--reason", metavar="TEXT", help="Why, for the audit trail.")
 @click.pass_obj
 def terminate(given: Globals, name: str, at_once: bool, reason: str | None) -> None:
-    """Let an agent take no more tasks; what it runs may finish."""
+    """Let an agent take no more tasks; it ends when what it runs has finished."""
 
     async def order(client: "AsyncClient") -> "AgentView":
         return await client.agents.terminate(name, reason, graceful=not at_once)
@@ -210,5 +346,6 @@ def token(given: Globals, name: str) -> None:
         print(made.token)
 
 
-for _each in (create, list_, show, update, health, tasks, terminate, delete, token):
+_COMMANDS = (create, list_, show, update, health, explain, tasks, message, messages)
+for _each in (*_COMMANDS, terminate, delete, token):
     agent.add_command(_each)

@@ -13,6 +13,7 @@ from tenuto.cli.base import Globals, command
     "orchestrate bench --tasks 20000 --rounds 5 submit callers --json-file bench.json",
     "orchestrate bench api",
     "orchestrate bench flows --rounds 1",
+    "orchestrate bench scale --rounds 1 --database postgresql://localhost/postgres",
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--tasks", type=click.IntRange(1), metavar="N", help="Tasks per measurement.")

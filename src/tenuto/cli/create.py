@@ -11,8 +11,10 @@ from tenuto.cli.embedded import call
 from tenuto.cli.parse import (
     after,
     ahead,
+    bound_options,
     folder,
     place_options,
+    read_bounds,
     read_json,
     read_place,
     read_text,
@@ -46,6 +48,8 @@ def print_submitted(given: Globals, submitted: "Submitted") -> None:
     "orchestrate task create --name Report --prompt-file ask.md --run-at +10m --tag nightly",
     "orchestrate task create --name Import --type import --input @rows.json --max-attempts 5",
     "orchestrate task create --name Deploy --prompt 'Ship it' --depends-on 0198c0de-5b1c",
+    "orchestrate task create --name Deploy --prompt 'Ship it' --concurrency-key deploy",
+    "orchestrate task create --name Research --prompt 'Look into it' --budget-usd 5",
 )
 @click.option("--name", required=True, metavar="TITLE", help="What the task is called.")
 @click.option("--prompt", metavar="TEXT", help="What the agent is asked to do.")
@@ -74,6 +78,7 @@ def print_submitted(given: Globals, submitted: "Submitted") -> None:
 @click.option("--max-attempts", type=int, metavar="N", help="Tries in all; 3 if not given.")
 @click.option("--idempotency-key", metavar="KEY", help="A repeated submit gives the same task.")
 @place_options
+@bound_options
 @click.pass_obj
 def create(
     given: Globals,
@@ -94,6 +99,7 @@ def create(
         raise click.UsageError("give either --prompt or --prompt-file")
     if prompt_file is not None:
         prompt = read_text("prompt", prompt_file)
+    read_bounds(fields)
     if input_ is not None:
         fields["input"] = read_json("input", input_)
     told = {key: value for key, value in fields.items() if value is not None}

@@ -7,7 +7,7 @@ import click
 from tenuto.cli.base import Globals, command, group, one_task, the_task
 from tenuto.cli.control import confirm, count, print_result, state_of, wants_asking
 from tenuto.cli.embedded import call
-from tenuto.cli.read import print_tasks, print_view
+from tenuto.cli.read import print_view, tell_tasks
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -61,18 +61,11 @@ async def _dead_one(engine: "AnyEngine", name: str) -> "TaskView":
 @click.pass_obj
 def list_(given: Globals, limit: int, cursor: "UUID | None") -> None:
     """List dead tasks, newest first."""
-    from tenuto.cli.render import print_json
 
     async def read(engine: "AnyEngine") -> "tuple[Page, datetime]":
         return await _dead(engine, limit, cursor), engine.clock.now()
 
-    page, now = call(given, read)
-    if given.json:
-        print_json(page)
-        return
-    print_tasks(page.tasks, now)
-    if page.next_cursor is not None:
-        click.echo(f"more: --cursor {page.next_cursor}", err=True)
+    tell_tasks(given, *call(given, read))
 
 
 @command("show", "orchestrate dlq show 0198c0de-5b1c")

@@ -8,7 +8,7 @@ import click
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.embedded import ask, call
 from tenuto.cli.parse import read_json
-from tenuto.cli.tell import Columns, tell_list, tell_one
+from tenuto.cli.tell import Columns, tell_one, tell_page
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -136,12 +136,7 @@ def list_(
     given: Globals, status: str | None, key: str | None, limit: int, cursor: "UUID | None"
 ) -> None:
     """List flows, newest first."""
-    from tenuto.cli.render import print_json
-
     page: FlowPage = call(given, lambda engine: engine.flow_views.page(status, key, limit, cursor))
-    if given.json:
-        print_json(page)
-        return
     columns: Columns = {
         "ID": lambda each: each.id,
         "STATUS": lambda each: each.status,
@@ -149,9 +144,7 @@ def list_(
         "KEY": lambda each: each.key,
         "TITLE": lambda each: each.title,
     }
-    tell_list(given, "flows", page.flows, columns, wide="TITLE")
-    if page.next_cursor is not None:
-        click.echo(f"more: --cursor {page.next_cursor}", err=True)
+    tell_page(given, page, page.flows, columns, wide="TITLE")
 
 
 @command(
@@ -210,20 +203,13 @@ def tell_view(
 @click.pass_obj
 def tasks(given: Globals, flow_name: str, limit: int, cursor: "UUID | None") -> None:
     """List the tasks of a flow, newest first."""
-    from tenuto.cli.read import print_tasks
-    from tenuto.cli.render import print_json
+    from tenuto.cli.read import tell_tasks
 
     async def read(engine: "AnyEngine") -> Any:
         found = await engine.flow_views.find(flow_name)
         return await engine.flow_views.tasks(found, limit, cursor), engine.clock.now()
 
-    page, now = call(given, read)
-    if given.json:
-        print_json(page)
-        return
-    print_tasks(page.tasks, now)
-    if page.next_cursor is not None:
-        click.echo(f"more: --cursor {page.next_cursor}", err=True)
+    tell_tasks(given, *call(given, read))
 
 
 @command("cancel", "orchestrate flow cancel nightly --reason 'not today'")

@@ -8,7 +8,7 @@ from tenuto.cli.base import Globals, command, group
 from tenuto.cli.embedded import ask, call
 from tenuto.cli.flow import LIMIT, SHOW, START, STATUS, options, started, tell_view
 from tenuto.cli.parse import read_json
-from tenuto.cli.tell import Columns, tell_list, tell_one, words
+from tenuto.cli.tell import Columns, tell_one, tell_page, words
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -126,14 +126,9 @@ def list_(
     cursor: "UUID | None",
 ) -> None:
     """List the runs of groups, newest first."""
-    from tenuto.cli.render import print_json
-
     page: GroupPage = call(
         given, lambda engine: engine.flow_views.groups(status, key, flow, limit, cursor)
     )
-    if given.json:
-        print_json(page)
-        return
     columns: Columns = {
         "ID": lambda each: each.id,
         "STATUS": lambda each: each.status,
@@ -144,9 +139,7 @@ def list_(
         "KEY": lambda each: each.key,
         "TITLE": lambda each: each.title,
     }
-    tell_list(given, "groups", page.groups, columns, wide="TITLE")
-    if page.next_cursor is not None:
-        click.echo(f"more: --cursor {page.next_cursor}", err=True)
+    tell_page(given, page, page.groups, columns, wide="TITLE")
 
 
 @command(

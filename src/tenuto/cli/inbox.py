@@ -1,12 +1,13 @@
 """`orchestrate inbox`: what waits for a person, and the answers."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.embedded import ask
 from tenuto.cli.flow import LIMIT
+from tenuto.cli.parse import budget_options, read_budget
 from tenuto.cli.tell import Columns, tell_list, tell_one
 
 if TYPE_CHECKING:
@@ -89,13 +90,23 @@ def show(given: Globals, item_id: "UUID") -> None:
     tell_one(given, ask(given, lambda client: client.inbox.show(item_id)), _FIELDS)
 
 
-@command("approve", "orchestrate inbox approve 0198c0de-0000-7000-8000-000000000000")
+@command(
+    "approve",
+    "orchestrate inbox approve 0198c0de-0000-7000-8000-000000000000",
+    "orchestrate inbox approve 0198c0de-0000-7000-8000-000000000000 --budget-usd 20",
+)
 @_ITEM
 @_COMMENT
+@budget_options
 @click.pass_obj
-def approve(given: Globals, item_id: "UUID", comment: str | None) -> None:
-    """Say yes; the first answer counts, and the flow goes on."""
-    tell_one(given, ask(given, lambda client: client.inbox.approve(item_id, comment)), _FIELDS)
+def approve(given: Globals, /, item_id: "UUID", comment: str | None, **budget: Any) -> None:
+    """Say yes; the first answer counts, and the task goes on.
+
+    A task whose budget is used up may use twice as much, or what the options say.
+    """
+    wanted = read_budget(budget)
+    item = ask(given, lambda client: client.inbox.approve(item_id, comment, wanted))
+    tell_one(given, item, _FIELDS)
 
 
 @command(

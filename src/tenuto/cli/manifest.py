@@ -6,7 +6,7 @@ import click
 
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.embedded import ask
-from tenuto.cli.tell import Columns, tell_done, tell_list
+from tenuto.cli.tell import Columns, tell_done, tell_page
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -106,12 +106,7 @@ def definition() -> None:
 @click.pass_obj
 def list_(given: Globals, limit: int, cursor: "UUID | None") -> None:
     """List the definitions, newest first."""
-    from tenuto.cli.render import print_json
-
     page: DefinitionPage = ask(given, lambda client: client.definitions.page(limit, cursor))
-    if given.json:
-        print_json(page)
-        return
     columns: Columns = {
         "KEY": lambda each: each.key,
         "KIND": lambda each: each.kind,
@@ -119,9 +114,7 @@ def list_(given: Globals, limit: int, cursor: "UUID | None") -> None:
         "CHANGED": lambda each: each.updated_at,
         "TITLE": lambda each: each.title,
     }
-    tell_list(given, "definitions", page.definitions, columns, wide="TITLE")
-    if page.next_cursor is not None:
-        click.echo(f"more: --cursor {page.next_cursor}", err=True)
+    tell_page(given, page, page.definitions, columns, wide="TITLE")
 
 
 @command("show", "orchestrate definition show task-200")

@@ -11,6 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from tenuto.client.remote import AnyEngine
+    from tenuto.model.spending import Budget
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -152,6 +153,61 @@ def place_options(function: F) -> F:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def budget_options(function: F) -> F:
+    """Adds the options that bound what a task may use; `read_budget` reads them."""
+    for option in (
+        click.option(
+            "--budget-usd", type=float, metavar="USD", help="What its models may cost at most."
+        ),
+        click.option(
+            "--budget-tokens", type=int, metavar="N", help="Tokens that its models may use at most."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def read_budget(fields: dict[str, Any]) -> "Budget | None":
+    """The budget that the options say, taken out of what was given."""
+    from tenuto.model.spending import Budget
+
+    tokens, cost = fields.pop("budget_tokens"), fields.pop("budget_usd")
+    return None if tokens is None and cost is None else Budget(tokens=tokens, cost_usd=cost)
+
+
+def bound_options(function: F) -> F:
+    """Adds the options that hold a task back; `read_bounds` reads them."""
+    for option in (
+        click.option(
+            "--concurrency-policy",
+            type=click.Choice(["queue", "cancel_old", "cancel_new"]),
+            help="What to do when all places of its key are taken; queue if not given.",
+        ),
+        click.option(
+            "--concurrency-limit", type=int, metavar="N", help="Places of its key; 1 if not given."
+        ),
+        click.option(
+            "--concurrency-key", metavar="KEY", help="Tasks with the same key run one at a time."
+        ),
+    ):
+        function = option(function)
+    return budget_options(function)
+
+
+def read_bounds(fields: dict[str, Any]) -> None:
+    """Put a budget and a concurrency key in the place of the options for them."""
+    from tenuto.model.turns import Concurrency
+
+    fields["budget"] = read_budget(fields)
+    key = fields.pop("concurrency_key")
+    said = {name: fields.pop(f"concurrency_{name}") for name in ("limit", "policy")}
+    known = {name: value for name, value in said.items() if value is not None}
+    if key is not None:
+        fields["concurrency"] = Concurrency(key, **known)
+    elif known:
+        raise click.UsageError("--concurrency-limit and --concurrency-policy need a key")
 
 
 async def read_place(engine: "AnyEngine", fields: dict[str, Any]) -> None:

@@ -35,15 +35,19 @@ def list_(given: Globals, /, limit: int, cursor: UUID | None, **chosen: Any) -> 
         now = engine.clock.now()
         return await engine.list(read_filter(now, chosen), limit, cursor), now
 
-    page, now = call(given, read)
-    if given.json:
-        from tenuto.cli.render import print_json
+    tell_tasks(given, *call(given, read))
 
+
+def tell_tasks(given: Globals, page: "Page", now: "datetime") -> None:
+    """Print a page of tasks, and how to see the next one."""
+    from tenuto.cli.render import print_json
+    from tenuto.cli.tell import tell_more
+
+    if given.json:
         print_json(page)
         return
     print_tasks(page.tasks, now)
-    if page.next_cursor is not None:
-        click.echo(f"more: --cursor {page.next_cursor}", err=True)
+    tell_more(page.next_cursor)
 
 
 def print_tasks(tasks: "Sequence[TaskSummary]", now: "datetime") -> None:
@@ -105,6 +109,9 @@ def print_view(given: Globals, view: "TaskView") -> None:
             ("flow", _text(view.flow)),
             ("group", _text(view.group_id)),
             ("depends on", ", ".join(str(each) for each in view.depends_on)),
+            ("concurrency", _concurrency(view)),
+            ("budget", _budget(view)),
+            ("used", _used(view)),
             ("next", view.next),
             ("complexity", view.complexity),
             ("parent", _text(view.parent)),
@@ -130,6 +137,27 @@ def print_view(given: Globals, view: "TaskView") -> None:
 
 def _text(value: UUID | None) -> str | None:
     return None if value is None else str(value)
+
+
+def _concurrency(view: "TaskView") -> str | None:
+    wish = view.concurrency
+    if wish is None:
+        return None
+    return f"{wish['key']} (limit {wish['limit']}, {wish['policy']})"
+
+
+def _budget(view: "TaskView") -> str | None:
+    said = view.budget or {}
+    parts = [] if said.get("tokens") is None else [f"{said['tokens']:,} tokens"]
+    parts += [] if said.get("costUsd") is None else [f"${said['costUsd']:,.4f}"]
+    return ", ".join(parts) or None
+
+
+def _used(view: "TaskView") -> str | None:
+    if not (view.input_tokens or view.output_tokens or view.cost_usd):
+        return None
+    tokens = f"{view.input_tokens:,} tokens in, {view.output_tokens:,} out"
+    return f"{tokens}, ${view.cost_usd:,.4f}"
 
 
 def _state(view: "TaskView") -> list[tuple[str, str | None]]:
@@ -300,6 +328,8 @@ def explain(given: Globals, task: str | None, named: str | None) -> None:
     for gate in found.gates:
         clears = "" if gate.clears_at is None else f" (until {moment(gate.clears_at)})"
         print(f"  {printable(gate.gate)}: {printable(gate.detail)}{clears}")
+    if found.lane is not None:
+        print(f"lane: {printable(found.lane)}")
     if found.agents:
         print("agents:")
     for agent, reasons in found.agents.items():

@@ -31,6 +31,9 @@ LAZY = {
     "event": ("tenuto.cli.trigger:event", "Tell the workspace that something happened."),
     "trigger": ("tenuto.cli.trigger:trigger", "Start definitions after events."),
     "explain": ("tenuto.cli.read:explain", "Say why a task is not running."),
+    "pause": ("tenuto.cli.gates:pause", "Let nobody claim some tasks."),
+    "resume": ("tenuto.cli.gates:resume", "Let what was paused go on."),
+    "limit": ("tenuto.cli.gates:limit", "Limit requests and tokens a minute."),
     "dlq": ("tenuto.cli.dlq:dlq", "Look after tasks that used up their tries."),
     "top": ("tenuto.cli.top:top", "Watch what is going on."),
     "agent": ("tenuto.cli.agent:agent", "Register and look after agents."),
@@ -46,6 +49,7 @@ LAZY = {
     "db": ("tenuto.cli.db:db", "Migrate and check the database."),
     "doctor": ("tenuto.cli.doctor:doctor", "Say what is right and wrong with this machine."),
     "bench": ("tenuto.cli.bench:bench", "Measure throughput and latency on this machine."),
+    "chaos": ("tenuto.cli.chaos:chaos", "Break a deployment on purpose and check what is left."),
     "completion": ("tenuto.cli.completion:completion", "Complete commands in a shell."),
 }
 

@@ -7,7 +7,8 @@ import click
 
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.embedded import ask
-from tenuto.cli.tell import Columns, tell_done, tell_list, tell_one
+from tenuto.cli.starting import add_shared
+from tenuto.cli.tell import Columns, tell_one
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -34,7 +35,15 @@ _FIELDS: Columns = {
     "last error": lambda each: each.last_error,
     "created": lambda each: each.created_at,
 }
-_SCHEDULE = click.argument("schedule_name", metavar="NAME")
+_COLUMNS: Columns = {
+    "NAME": lambda each: each.name,
+    "STATUS": lambda each: each.status,
+    "NEXT": lambda each: each.next_at,
+    "FIRED": lambda each: each.fired,
+    "MISSED": lambda each: each.missed,
+    "TARGET": lambda each: each.target,
+    "TIMES": lambda each: times(each.schedule),
+}
 _WAYS = ("cron", "iso", "at", "immediate")
 
 
@@ -154,65 +163,6 @@ def create(
     tell_one(given, made, _FIELDS)
 
 
-@command("list", "orchestrate schedule list")
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Most.")
-@click.option("--cursor", type=click.UUID, metavar="ID", help="Only older than this one.")
-@click.pass_obj
-def list_(given: Globals, limit: int, cursor: Any) -> None:
-    """List the schedules, newest first."""
-    from tenuto.cli.render import print_json
-
-    page = ask(given, lambda client: client.schedules.page(limit, cursor))
-    if given.json:
-        print_json(page)
-        return
-    columns: Columns = {
-        "NAME": lambda each: each.name,
-        "STATUS": lambda each: each.status,
-        "NEXT": lambda each: each.next_at,
-        "FIRED": lambda each: each.fired,
-        "MISSED": lambda each: each.missed,
-        "TARGET": lambda each: each.target,
-        "TIMES": lambda each: times(each.schedule),
-    }
-    tell_list(given, "schedules", page.schedules, columns, wide="TIMES")
-    if page.next_cursor is not None:
-        click.echo(f"more: --cursor {page.next_cursor}", err=True)
-
-
-@command("show", "orchestrate schedule show nightly")
-@_SCHEDULE
-@click.pass_obj
-def show(given: Globals, schedule_name: str) -> None:
-    """Show a schedule and what it did."""
-    tell_one(given, ask(given, lambda client: client.schedules.get(schedule_name)), _FIELDS)
-
-
-@command("pause", "orchestrate schedule pause nightly")
-@_SCHEDULE
-@click.pass_obj
-def pause(given: Globals, schedule_name: str) -> None:
-    """Start nothing until it is resumed; what runs goes on."""
-    tell_one(given, ask(given, lambda client: client.schedules.pause(schedule_name)), _FIELDS)
-
-
-@command("resume", "orchestrate schedule resume nightly")
-@_SCHEDULE
-@click.pass_obj
-def resume(given: Globals, schedule_name: str) -> None:
-    """Go on with the times from now on."""
-    tell_one(given, ask(given, lambda client: client.schedules.resume(schedule_name)), _FIELDS)
-
-
-@command("delete", "orchestrate schedule delete nightly")
-@_SCHEDULE
-@click.pass_obj
-def delete(given: Globals, schedule_name: str) -> None:
-    """Forget a schedule; what it started goes on."""
-    ask(given, lambda client: client.schedules.delete(schedule_name))
-    tell_done(given, f"deleted {schedule_name}")
-
-
 @command(
     "next",
     "orchestrate schedule next nightly -n 10",
@@ -265,5 +215,14 @@ def _line(time: "datetime", zone: str) -> str:
     return text if zone == "UTC" else f"{text}  {time.astimezone(ZoneInfo(zone)).isoformat()}"
 
 
-for _each in (create, list_, show, pause, resume, delete, next_):
-    schedule.add_command(_each)
+schedule.add_command(create)
+add_shared(
+    schedule,
+    lambda client: client.schedules,
+    "nightly",
+    _FIELDS,
+    _COLUMNS,
+    paused="Start nothing until it is resumed; what runs goes on.",
+    resumed="Go on with the times from now on.",
+)
+schedule.add_command(next_)

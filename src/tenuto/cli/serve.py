@@ -81,7 +81,10 @@ def serve(given: Globals, host: str | None, port: int | None) -> int:
     "orchestrate worker --app myproject.agents:handlers",
     "orchestrate worker --url http://tenuto.example:8484 --agent builder",
     "orchestrate worker list",
-    lazy={"list": ("tenuto.cli.fleet:worker_list", "List the workers.")},
+    lazy={
+        "list": ("tenuto.cli.fleet:worker_list", "List the workers."),
+        "drain": ("tenuto.cli.drain:worker_drain", "Let workers finish and end."),
+    },
     invoke_without_command=True,
 )
 @click.option(

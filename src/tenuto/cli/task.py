@@ -11,6 +11,7 @@ LAZY = {
     "status": ("tenuto.cli.read:status", "Show how a task is doing."),
     "logs": ("tenuto.cli.read:logs", "Print a task's audit trail and output."),
     "attempts": ("tenuto.cli.read:attempts", "List the tries at a task."),
+    "tree": ("tenuto.cli.children:tree", "Show a task with the tasks that it made."),
     "explain": ("tenuto.cli.read:explain", "Say why a task is not running."),
     "update": ("tenuto.cli.control:update", "Change a task's priority and words."),
     "cancel": ("tenuto.cli.control:cancel", "End tasks; running ones are killed."),

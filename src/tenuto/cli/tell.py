@@ -25,6 +25,23 @@ def tell_list(given: Globals, name: str, found: Sequence[Any], columns: Columns,
     print_table(list(columns), rows, wide=wide)
 
 
+def tell_page(given: Globals, page: Any, found: Sequence[Any], columns: Columns, wide: str) -> None:
+    """Print a page of things, as JSON whole, and how to see the next one."""
+    from tenuto.cli.render import print_json
+
+    if given.json:
+        print_json(page)
+        return
+    tell_list(given, "", found, columns, wide)
+    tell_more(page.next_cursor)
+
+
+def tell_more(cursor: Any) -> None:
+    """Say how to see what comes after, if anything does."""
+    if cursor is not None:
+        click.echo(f"more: --cursor {cursor}", err=True)
+
+
 def tell_one(given: Globals, found: Any, fields: Columns) -> None:
     """Print one thing."""
     from tenuto.cli.render import print_fields, print_json

@@ -6,7 +6,8 @@ import click
 
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.embedded import ask
-from tenuto.cli.tell import Columns, tell_done, tell_list, tell_one
+from tenuto.cli.starting import add_shared
+from tenuto.cli.tell import Columns, tell_one
 
 _FIELDS: Columns = {
     "id": lambda each: each.id,
@@ -21,7 +22,15 @@ _FIELDS: Columns = {
     "last error": lambda each: each.last_error,
     "created": lambda each: each.created_at,
 }
-_TRIGGER = click.argument("trigger_name", metavar="NAME")
+_COLUMNS: Columns = {
+    "NAME": lambda each: each.name,
+    "STATUS": lambda each: each.status,
+    "FIRED": lambda each: each.fired,
+    "EVENT": lambda each: each.event,
+    "TARGET": lambda each: each.target,
+    "ERROR": lambda each: each.last_error,
+    "FILTER": lambda each: each.filter,
+}
 
 
 @group("event", "orchestrate event publish deploy.finished")
@@ -88,65 +97,14 @@ def create(given: Globals, name: str, event_: str, target: str, filter_: str | N
     tell_one(given, made, _FIELDS)
 
 
-@command("list", "orchestrate trigger list")
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Most.")
-@click.option("--cursor", type=click.UUID, metavar="ID", help="Only older than this one.")
-@click.pass_obj
-def list_(given: Globals, limit: int, cursor: Any) -> None:
-    """List the triggers, newest first."""
-    from tenuto.cli.render import print_json
-
-    page = ask(given, lambda client: client.triggers.page(limit, cursor))
-    if given.json:
-        print_json(page)
-        return
-    columns: Columns = {
-        "NAME": lambda each: each.name,
-        "STATUS": lambda each: each.status,
-        "FIRED": lambda each: each.fired,
-        "EVENT": lambda each: each.event,
-        "TARGET": lambda each: each.target,
-        "ERROR": lambda each: each.last_error,
-        "FILTER": lambda each: each.filter,
-    }
-    tell_list(given, "triggers", page.triggers, columns, wide="FILTER")
-    if page.next_cursor is not None:
-        click.echo(f"more: --cursor {page.next_cursor}", err=True)
-
-
-@command("show", "orchestrate trigger show tests")
-@_TRIGGER
-@click.pass_obj
-def show(given: Globals, trigger_name: str) -> None:
-    """Show a trigger and what it did."""
-    tell_one(given, ask(given, lambda client: client.triggers.get(trigger_name)), _FIELDS)
-
-
-@command("pause", "orchestrate trigger pause tests")
-@_TRIGGER
-@click.pass_obj
-def pause(given: Globals, trigger_name: str) -> None:
-    """Let events pass until it is resumed."""
-    tell_one(given, ask(given, lambda client: client.triggers.pause(trigger_name)), _FIELDS)
-
-
-@command("resume", "orchestrate trigger resume tests")
-@_TRIGGER
-@click.pass_obj
-def resume(given: Globals, trigger_name: str) -> None:
-    """Look at the events from now on."""
-    tell_one(given, ask(given, lambda client: client.triggers.resume(trigger_name)), _FIELDS)
-
-
-@command("delete", "orchestrate trigger delete tests")
-@_TRIGGER
-@click.pass_obj
-def delete(given: Globals, trigger_name: str) -> None:
-    """Forget a trigger; what it started goes on."""
-    ask(given, lambda client: client.triggers.delete(trigger_name))
-    tell_done(given, f"deleted {trigger_name}")
-
-
 event.add_command(publish)
-for _each in (create, list_, show, pause, resume, delete):
-    trigger.add_command(_each)
+trigger.add_command(create)
+add_shared(
+    trigger,
+    lambda client: client.triggers,
+    "tests",
+    _FIELDS,
+    _COLUMNS,
+    paused="Let events pass until it is resumed.",
+    resumed="Look at the events from now on.",
+)

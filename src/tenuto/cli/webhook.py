@@ -6,7 +6,7 @@ import click
 
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.embedded import ask
-from tenuto.cli.tell import Columns, tell_done, tell_list, tell_one, words
+from tenuto.cli.tell import Columns, tell_done, tell_list, tell_one, tell_page, words
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -133,12 +133,7 @@ def rotate_secret(given: Globals, webhook_id: "UUID") -> None:
 @click.pass_obj
 def deliveries(given: Globals, webhook_id: "UUID", limit: int, cursor: "UUID | None") -> None:
     """List what was sent to an endpoint, newest first."""
-    from tenuto.cli.render import print_json
-
     page = ask(given, lambda client: client.webhooks.deliveries(webhook_id, limit, cursor))
-    if given.json:
-        print_json(page)
-        return
     columns: Columns = {
         "ID": lambda each: each.id,
         "STATUS": lambda each: each.status,
@@ -147,9 +142,7 @@ def deliveries(given: Globals, webhook_id: "UUID", limit: int, cursor: "UUID | N
         "EVENT": lambda each: each.event,
         "ERROR": lambda each: each.error,
     }
-    tell_list(given, "deliveries", page.deliveries, columns, wide="ERROR")
-    if page.next_cursor is not None:
-        click.echo(f"more: --cursor {page.next_cursor}", err=True)
+    tell_page(given, page, page.deliveries, columns, wide="ERROR")
 
 
 @command("redeliver", "orchestrate webhook redeliver 0198c0de-0000-7000-8000-000000000000")

@@ -12,6 +12,7 @@ from tenuto.client.bodies import camel
 from tenuto.client.link import Ask, Link
 from tenuto.client.remote import AnyEngine, RemoteEngine
 from tenuto.client.work import V1
+from tenuto.engine.coordination import Recovered, happened, recover
 from tenuto.engine.hooks import (
     DeliveryPage,
     DeliveryView,
@@ -20,6 +21,7 @@ from tenuto.engine.hooks import (
     WebhookView,
 )
 from tenuto.engine.people import Me, MemberView, NewWorkspace, Token, TokenView, WorkspaceView
+from tenuto.engine.upkeep import Cycle
 from tenuto.engine.views import LogLine
 
 T = TypeVar("T")
@@ -28,14 +30,17 @@ LEADER = "coordinator"
 
 
 class CoordinatorStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Who coordinates; `until` is when its leadership ends, if the database itself was asked."""
+    """Who coordinates since when, how its last cycle went, and who would take over."""
 
     active: bool
     instance_id: str | None = None
     epoch: int = 0
     cycle_count: int = 0
     last_heartbeat: datetime | None = None
+    since: datetime | None = None
     until: datetime | None = None
+    last_cycle: Cycle | None = None
+    standby: list[str] = []
 
 
 class _Lines(msgspec.Struct):
@@ -186,32 +191,40 @@ class Coordinators(Resource):
         if isinstance(self._engine, RemoteEngine):
             return await self._get(CoordinatorStatus, "coordinator/status")
         leader = await self._engine.upkeep.leader(LEADER)
+        standby = await self._engine.upkeep.standbys(LEADER)
         if leader is None:
-            return CoordinatorStatus(active=False)
+            return CoordinatorStatus(active=False, standby=standby)
         return CoordinatorStatus(
             active=leader.until > self._engine.clock.now(),
             instance_id=leader.holder,
             epoch=leader.epoch,
             cycle_count=leader.cycles,
             last_heartbeat=leader.seen_at,
+            since=leader.since,
             until=leader.until,
+            last_cycle=leader.cycle,
+            standby=standby,
         )
 
-    async def recover(self) -> None:
-        """Look for expired leases and due timers now, not at the next tick."""
-        if isinstance(self._engine, RemoteEngine):
-            await self._send(type(None), "POST", "coordinator/recover")
-            return
-        actor = self._engine.actor or LEADER
-        await self._engine.upkeep.expire_once(actor)
-        await self._engine.upkeep.promote_once(actor)
+    async def recover(self, workspace: UUID | None = None) -> Recovered:
+        """Look for expired leases and due timers now, not at the next tick.
 
-    async def logs(self, level: str = "WARN", limit: int = 100) -> Sequence[LogLine]:
-        """The newest events of at least that level, of all tasks of the workspace."""
+        A server looks at the caller's workspace unless another one is named; on a database itself
+        all of them are looked at.
+        """
         if isinstance(self._engine, RemoteEngine):
-            found = await self._get(_Lines, "coordinator/logs", level=level, limit=limit)
-            return found.lines
-        return await self._engine.query.notable(self._engine.workspace, level, limit)
+            body = _body(workspace_id=workspace)
+            return await self._send(Recovered, "POST", "coordinator/recover", body)
+        return await recover(self._engine.system, self._engine.actor or LEADER, workspace)
+
+    async def logs(
+        self, level: str = "WARN", limit: int = 100, workspace: UUID | None = None
+    ) -> Sequence[LogLine]:
+        """The newest events of at least that level: a workspace's, and the coordinators' own."""
+        if isinstance(self._engine, RemoteEngine):
+            asked = {"level": level, "limit": limit, "workspace": workspace}
+            return (await self._get(_Lines, "coordinator/logs", **asked)).lines
+        return await happened(self._engine, level, limit, workspace)
 
 
 class Access(Resource):

@@ -10,19 +10,16 @@ from tenuto.client.bodies import agent_body
 from tenuto.client.link import Ask
 from tenuto.client.remote import AnyEngine, RemoteEngine
 from tenuto.client.work import V1
+from tenuto.engine.agent_explain import AgentExplanation
 from tenuto.engine.engine import Engine
+from tenuto.engine.mailbox import Batch, Message, MessagePage
 from tenuto.engine.query import Filter
-from tenuto.engine.registry import (
-    STALE_AFTER_S,
-    AgentHealth,
-    AgentToken,
-    AgentView,
-    Registry,
-    health_of,
-)
+from tenuto.engine.registry import AgentHealth, AgentToken, AgentView, Registry
 from tenuto.engine.views import TaskSummary
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.matching import AgentProfile
+from tenuto.model.messages import NewMessage
+from tenuto.model.registry import STALE_AFTER_S
 
 PAGE = 500
 
@@ -38,7 +35,7 @@ class _Place(Protocol):
 
     async def put(self, profile: AgentProfile) -> AgentView: ...
 
-    async def terminate(self, agent: UUID, reason: str | None, *, graceful: bool) -> AgentView: ...
+    async def health(self, agent: UUID, limit: int) -> AgentHealth: ...
 
     async def forget(self, agent: UUID) -> None: ...
 
@@ -93,9 +90,51 @@ class Agents:
         }
         return await self._place.put(msgspec.structs.replace(before, **told))
 
-    async def health(self, agent: UUID | str) -> AgentHealth:
-        """Whether an agent lives."""
-        return health_of(await self.get(agent))
+    async def health(self, agent: UUID | str, limit: int = 60) -> AgentHealth:
+        """Whether an agent lives, and how it said it was within the last hour, newest first."""
+        return await self._place.health((await self.get(agent)).id, limit)
+
+    async def explain(self, agent: UUID | str) -> AgentExplanation:
+        """What an agent may take, what waits for it, and why it takes nothing else."""
+        return await self._engine.explain_agent((await self.get(agent)).id)
+
+    async def message(
+        self,
+        agent: UUID | str,
+        body: Any,
+        *,
+        kind: str = "note",
+        scope_key: str | None = None,
+        coalescable: bool = False,
+        client_message_id: str | None = None,
+    ) -> Message:
+        """Say something to an agent; a coalescable message replaces those of its kind and scope."""
+        new = NewMessage(
+            kind=kind,
+            body=body,
+            scope_key=scope_key,
+            coalescable=coalescable,
+            client_message_id=client_message_id,
+        )
+        return await self._engine.mailboxes.send((await self.get(agent)).id, new)
+
+    async def messages(
+        self,
+        agent: UUID | str,
+        limit: int = 100,
+        cursor: UUID | None = None,
+        *,
+        waiting: bool = True,
+    ) -> MessagePage:
+        """What waits for an agent, oldest first; or all that is kept, taken or not."""
+        found = (await self.get(agent)).id
+        return await self._engine.mailboxes.page(found, limit, cursor, waiting=waiting)
+
+    async def dequeue(
+        self, agent: UUID | str, limit: int = 100, batch: UUID | None = None
+    ) -> Batch:
+        """Take the oldest messages out of an agent's mailbox, each once."""
+        return await self._engine.mailboxes.take((await self.get(agent)).id, limit, batch)
 
     async def tasks(
         self, agent: UUID | str, status: Sequence[str] = (), limit: int = 100
@@ -108,7 +147,9 @@ class Agents:
         self, agent: UUID | str, reason: str | None = None, *, graceful: bool = True
     ) -> AgentView:
         """Let the agent take no more tasks; unless gracefully, its running ones are cancelled."""
-        return await self._place.terminate((await self.get(agent)).id, reason, graceful=graceful)
+        found = (await self.get(agent)).id
+        await self._engine.terminate_agent(found, reason, graceful=graceful)
+        return await self._place.show(found)
 
     async def delete(self, agent: UUID | str) -> None:
         """Forget an agent that runs nothing."""
@@ -134,14 +175,11 @@ class _Near:
         return await self._registry.profile(agent.id)
 
     async def put(self, profile: AgentProfile) -> AgentView:
-        return await self._registry.show((await self._engine.register_agent(profile)).id)
+        made = await self._engine.register_agent(profile, managed=True)
+        return await self._registry.show(made.id)
 
-    async def terminate(self, agent: UUID, reason: str | None, *, graceful: bool) -> AgentView:
-        if not graceful:
-            running = Filter(agent=agent, status=("ASSIGNED", "RUNNING"))
-            await self._engine.act("cancel", running, reason=reason or "agent terminated")
-        await self._registry.move(agent, "TERMINATED")
-        return await self._registry.show(agent)
+    async def health(self, agent: UUID, limit: int) -> AgentHealth:
+        return await self._registry.health(agent, limit)
 
     async def forget(self, agent: UUID) -> None:
         await self._registry.forget(agent)
@@ -177,11 +215,10 @@ class _Far:
         ask = Ask(method="PUT", path=path, body=agent_body(profile), repeatable=True)
         return await self._link.ask(AgentView, ask)
 
-    async def terminate(self, agent: UUID, reason: str | None, *, graceful: bool) -> AgentView:
-        body = {"reason": reason, "graceful": graceful}
-        return await self._link.ask(
-            AgentView, Ask(method="POST", path=f"{V1}/agents/{agent}/terminate", body=body)
-        )
+    async def health(self, agent: UUID, limit: int) -> AgentHealth:
+        path, params = f"{V1}/agents/{agent}/health", {"limit": limit}
+        ask = Ask(method="GET", path=path, params=params, repeatable=True)
+        return await self._link.ask(AgentHealth, ask)
 
     async def forget(self, agent: UUID) -> None:
         await self._link.ask(type(None), Ask(method="DELETE", path=f"{V1}/agents/{agent}"))

@@ -17,23 +17,25 @@ from tenuto.client.admin import (
     Webhooks,
     Workspaces,
 )
-from tenuto.client.agents import Agents
 from tenuto.client.definitions import RemoteDefinitions
 from tenuto.client.flows import Flows, Groups, InboxItems
 from tenuto.client.follow import TaskEvent
+from tenuto.client.gates import RemoteGates, RemoteRateLimits
 from tenuto.client.remote import RemoteSecrets
 from tenuto.client.schedules import Events, RemoteSchedules, RemoteTriggers
 from tenuto.client.tasks import ID, Tasks
 from tenuto.client.waiter import Group
 from tenuto.engine.control import Action, ActionResult
+from tenuto.engine.coordination import Recovered
 from tenuto.engine.definitions import Applied, DefinitionPage, Definitions, DefinitionView
 from tenuto.engine.flow_graph import GraphView
 from tenuto.engine.flow_views import FlowSummary, FlowView, GroupSummary, GroupView
+from tenuto.engine.gates import Gates, GateView
 from tenuto.engine.hooks import DeliveryPage, DeliveryView, WebhookSecret, WebhookView
 from tenuto.engine.inbox import InboxItem
 from tenuto.engine.people import Me, MemberView, NewWorkspace, Token, TokenView, WorkspaceView
 from tenuto.engine.publishing import EventView
-from tenuto.engine.registry import AgentHealth, AgentToken, AgentView
+from tenuto.engine.rates import RateLimits, RateLimitView
 from tenuto.engine.schedules import ScheduleChange, SchedulePage, Schedules, ScheduleView
 from tenuto.engine.secrets import Secrets
 from tenuto.engine.submit import Submitted
@@ -48,8 +50,11 @@ from tenuto.engine.views import (
 )
 from tenuto.manifest.drafting import Files
 from tenuto.model.definition import Join, Order
+from tenuto.model.gates import EVERYTHING, GateKind
 from tenuto.model.plan import Spec
+from tenuto.model.rates import RateLimit
 from tenuto.model.schedule import ScheduleSpec
+from tenuto.model.spending import Budget
 from tenuto.model.submission import NewTask
 
 
@@ -121,38 +126,6 @@ class BlockingTasks(Group[Tasks]):
         return self._wait(self._awaited.explain(task))
 
 
-class BlockingAgents(Group[Agents]):
-    """The agents of a workspace. An agent is named by its name or its id."""
-
-    def list(self) -> Generator[AgentView, None, None]:
-        return self._each(self._awaited.list())
-
-    def get(self, agent: UUID | str) -> AgentView:
-        return self._wait(self._awaited.get(agent))
-
-    def put(self, name: str, **fields: Any) -> AgentView:
-        return self._wait(self._awaited.put(name, **fields))
-
-    def health(self, agent: UUID | str) -> AgentHealth:
-        return self._wait(self._awaited.health(agent))
-
-    def tasks(
-        self, agent: UUID | str, status: Sequence[str] = (), limit: int = 100
-    ) -> Sequence[TaskSummary]:
-        return self._wait(self._awaited.tasks(agent, status, limit))
-
-    def terminate(
-        self, agent: UUID | str, reason: str | None = None, *, graceful: bool = True
-    ) -> AgentView:
-        return self._wait(self._awaited.terminate(agent, reason, graceful=graceful))
-
-    def delete(self, agent: UUID | str) -> None:
-        return self._wait(self._awaited.delete(agent))
-
-    def token(self, agent: UUID | str) -> AgentToken:
-        return self._wait(self._awaited.token(agent))
-
-
 class BlockingSecrets(Group[Secrets | RemoteSecrets]):
     """The named secrets of a workspace."""
 
@@ -186,6 +159,38 @@ class BlockingDefinitions(Group[Definitions | RemoteDefinitions]):
 
     def apply_files(self, files: Files, *, dry_run: bool = False) -> Applied:
         return self._wait(self._awaited.apply_files(files, dry_run=dry_run))
+
+
+class BlockingGates(Group[Gates | RemoteGates]):
+    """What people hold back in a workspace."""
+
+    def list(self) -> Sequence[GateView]:
+        return self._wait(self._awaited.list())
+
+    def close(
+        self,
+        kind: GateKind,
+        subject: str = EVERYTHING,
+        reason: str | None = None,
+        until: datetime | None = None,
+    ) -> GateView:
+        return self._wait(self._awaited.close(kind, subject, reason, until))
+
+    def open(self, kind: GateKind, subject: str = EVERYTHING) -> None:
+        return self._wait(self._awaited.open(kind, subject))
+
+
+class BlockingRateLimits(Group[RateLimits | RemoteRateLimits]):
+    """What all workers of a workspace share of providers, models and accounts."""
+
+    def list(self) -> Sequence[RateLimitView]:
+        return self._wait(self._awaited.list())
+
+    def put(self, limit: RateLimit) -> RateLimitView:
+        return self._wait(self._awaited.put(limit))
+
+    def delete(self, name: str) -> None:
+        return self._wait(self._awaited.delete(name))
 
 
 class BlockingSchedules(Group[Schedules | RemoteSchedules]):
@@ -429,8 +434,10 @@ class BlockingInbox(Group[InboxItems]):
     def show(self, item: ID) -> InboxItem:
         return self._wait(self._awaited.show(item))
 
-    def approve(self, item: ID, comment: str | None = None) -> InboxItem:
-        return self._wait(self._awaited.approve(item, comment))
+    def approve(
+        self, item: ID, comment: str | None = None, budget: Budget | None = None
+    ) -> InboxItem:
+        return self._wait(self._awaited.approve(item, comment, budget))
 
     def reject(self, item: ID, comment: str | None = None) -> InboxItem:
         return self._wait(self._awaited.reject(item, comment))
@@ -490,11 +497,13 @@ class BlockingCoordinators(Group[Coordinators]):
     def status(self) -> CoordinatorStatus:
         return self._wait(self._awaited.status())
 
-    def recover(self) -> None:
-        return self._wait(self._awaited.recover())
+    def recover(self, workspace: UUID | None = None) -> Recovered:
+        return self._wait(self._awaited.recover(workspace))
 
-    def logs(self, level: str = "WARN", limit: int = 100) -> Sequence[LogLine]:
-        return self._wait(self._awaited.logs(level, limit))
+    def logs(
+        self, level: str = "WARN", limit: int = 100, workspace: UUID | None = None
+    ) -> Sequence[LogLine]:
+        return self._wait(self._awaited.logs(level, limit, workspace))
 
 
 class BlockingAccess(Group[Access]):

@@ -9,13 +9,14 @@ from tenuto.client.admin import Access, Coordinators, Tokens, Users, Webhooks, W
 from tenuto.client.agents import Agents, needs_a_server
 from tenuto.client.blocking import (
     BlockingAccess,
-    BlockingAgents,
     BlockingCoordinators,
     BlockingDefinitions,
     BlockingEvents,
     BlockingFlows,
+    BlockingGates,
     BlockingGroups,
     BlockingInbox,
+    BlockingRateLimits,
     BlockingSchedules,
     BlockingSecrets,
     BlockingTasks,
@@ -25,8 +26,10 @@ from tenuto.client.blocking import (
     BlockingWebhooks,
     BlockingWorkspaces,
 )
+from tenuto.client.blocking_agents import BlockingAgents
 from tenuto.client.definitions import RemoteDefinitions
 from tenuto.client.flows import FlowFailed, Flows, Groups, InboxItems
+from tenuto.client.gates import RemoteGates, RemoteRateLimits
 from tenuto.client.link import Ask
 from tenuto.client.remote import AnyEngine, RemoteEngine, RemoteSecrets
 from tenuto.client.schedules import Events, RemoteSchedules, RemoteTriggers
@@ -34,8 +37,11 @@ from tenuto.client.target import Target, choose, opened
 from tenuto.client.tasks import TaskFailed, Tasks
 from tenuto.client.waiter import Waiter
 from tenuto.engine.definitions import Definitions
+from tenuto.engine.gates import Gates
+from tenuto.engine.rates import RateLimits
 from tenuto.engine.schedules import Schedules
 from tenuto.engine.secrets import Secrets
+from tenuto.engine.spending import SpendingStats
 from tenuto.engine.triggers import Triggers
 from tenuto.model.errors import Invalid
 
@@ -45,11 +51,12 @@ ACTOR = "python"
 
 
 class Stats(msgspec.Struct, frozen=True, rename="camel"):
-    """How many tasks there are, by status, and how many workers and agents."""
+    """How many tasks there are, by status, how many workers and agents, and what models used."""
 
     tasks: dict[str, int]
     workers: int
     agents: int
+    spending: SpendingStats
 
 
 class AsyncClient:
@@ -113,6 +120,14 @@ class AsyncClient:
         return self.engine.definitions
 
     @property
+    def gates(self) -> Gates | RemoteGates:
+        return self.engine.gates
+
+    @property
+    def rate_limits(self) -> RateLimits | RemoteRateLimits:
+        return self.engine.rate_limits
+
+    @property
     def flows(self) -> Flows:
         return Flows(self.engine)
 
@@ -165,7 +180,7 @@ class AsyncClient:
         engine = self.engine
         alive = [each for each in await engine.workers() if each.status in ("RUNNING", "DRAINING")]
         agents = [each async for each in self.agents.list() if each.status != "TERMINATED"]
-        return Stats(await engine.counts(), len(alive), len(agents))
+        return Stats(await engine.counts(), len(alive), len(agents), await engine.spending())
 
     async def health(self) -> dict[str, Any]:
         """How the server's parts are."""
@@ -229,6 +244,14 @@ class Client:
     @property
     def definitions(self) -> BlockingDefinitions:
         return BlockingDefinitions(self._waiter, self._client.definitions)
+
+    @property
+    def gates(self) -> BlockingGates:
+        return BlockingGates(self._waiter, self._client.gates)
+
+    @property
+    def rate_limits(self) -> BlockingRateLimits:
+        return BlockingRateLimits(self._waiter, self._client.rate_limits)
 
     @property
     def flows(self) -> BlockingFlows:

@@ -16,6 +16,7 @@ from tenuto.engine.views import TaskSummary
 from tenuto.model.definition import GroupSpec, Join, Order
 from tenuto.model.errors import Conflict, NotFound, Unavailable
 from tenuto.model.flow import GROUP_OPEN
+from tenuto.model.spending import Budget
 
 PAGE = 500
 LOOK_S = 1.0
@@ -263,9 +264,14 @@ class InboxItems:
         """One item."""
         return await self._engine.inbox.show(_uuid(item))
 
-    async def approve(self, item: ID, comment: str | None = None) -> InboxItem:
-        """Say yes; the first answer counts, and the task goes on by it."""
-        await self._engine.inbox.answer(_uuid(item), approve=True, comment=comment)
+    async def approve(
+        self, item: ID, comment: str | None = None, budget: Budget | None = None
+    ) -> InboxItem:
+        """Say yes; the first answer counts, and the task goes on by it.
+
+        `budget` is for a task whose budget is used up; without one it may use twice as much.
+        """
+        await self._engine.inbox.answer(_uuid(item), approve=True, comment=comment, budget=budget)
         return await self.show(item)
 
     async def reject(self, item: ID, comment: str | None = None) -> InboxItem:

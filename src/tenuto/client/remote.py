@@ -8,14 +8,19 @@ from uuid import UUID
 import msgspec
 
 from tenuto.client.bodies import change_body, filter_body, filter_words, task_body
+from tenuto.client.gates import RemoteGates, RemoteRateLimits
 from tenuto.client.link import DEADLINE_S, Ask, Link, part
+from tenuto.client.messages import RemoteMailboxes
 from tenuto.client.remote_flows import RemoteFlows, RemoteInbox
 from tenuto.client.work import V1, RemoteWork
+from tenuto.engine.agent_explain import AgentExplanation
 from tenuto.engine.control import Action, ActionResult
 from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
 from tenuto.engine.publishing import EventView
 from tenuto.engine.query import Filter
+from tenuto.engine.registry import AgentView
+from tenuto.engine.spending import SpendingStats
 from tenuto.engine.submit import Submitted
 from tenuto.engine.views import (
     AttemptView,
@@ -56,6 +61,7 @@ class _Workers(msgspec.Struct):
 
 class _Counts(msgspec.Struct):
     tasks: dict[str, int]
+    spending: SpendingStats
 
 
 class RemoteEngine(RemoteWork):
@@ -201,14 +207,49 @@ class RemoteEngine(RemoteWork):
         """How many tasks there are, by status."""
         return (await self._get(_Counts, "stats")).tasks
 
+    async def spending(self) -> SpendingStats:
+        """What the workspace's attempts used."""
+        return (await self._get(_Counts, "stats")).spending
+
     async def workers(self) -> Sequence[WorkerView]:
         """The workers that were heard of lately, newest first."""
         return (await self._get(_Workers, "workers")).workers
+
+    async def drain_worker(self, worker: str) -> None:
+        """Ask a worker to take no more tasks, finish or give back what it runs, and end."""
+        ask = self._post(f"workers/{part(worker)}/drain", repeatable=True)
+        await self.link.ask(WorkerView, ask)
+
+    async def terminate_agent(
+        self, agent: UUID, reason: str | None = None, *, graceful: bool = True
+    ) -> None:
+        """Let an agent take no more tasks; unless gracefully, what it runs is cancelled."""
+        body = {"reason": reason, "graceful": graceful}
+        await self.link.ask(AgentView, self._post(f"agents/{agent}/terminate", body))
+
+    async def explain_agent(self, agent: UUID) -> AgentExplanation:
+        """What an agent may take, what waits for it, and why it takes nothing else."""
+        return await self._get(AgentExplanation, f"agents/{agent}/explain")
+
+    @property
+    def mailboxes(self) -> RemoteMailboxes:
+        """What is said to the workspace's agents."""
+        return RemoteMailboxes(self.link)
 
     @property
     def complexity(self) -> "RemoteComplexity":
         """What the workspace says of hard tasks."""
         return RemoteComplexity(self.link)
+
+    @property
+    def gates(self) -> RemoteGates:
+        """What people hold back."""
+        return RemoteGates(self.link)
+
+    @property
+    def rate_limits(self) -> RemoteRateLimits:
+        """What all workers share of providers, models and accounts."""
+        return RemoteRateLimits(self.link)
 
     @property
     def secrets(self) -> "RemoteSecrets":

@@ -14,6 +14,7 @@ from tenuto.engine.flow_views import FlowPage, FlowView, GroupPage, GroupView
 from tenuto.engine.inbox import InboxItem
 from tenuto.engine.views import Page
 from tenuto.model.errors import NotFound
+from tenuto.model.spending import Budget
 
 T = TypeVar("T")
 
@@ -167,10 +168,20 @@ class RemoteInbox(_Asking):
         """One item."""
         return await self._get(InboxItem, f"inbox/{item}")
 
-    async def answer(self, item: UUID, *, approve: bool, comment: str | None = None) -> None:
+    async def answer(
+        self,
+        item: UUID,
+        *,
+        approve: bool,
+        comment: str | None = None,
+        budget: Budget | None = None,
+    ) -> None:
         """Approve or reject; the first answer counts, and the task goes on by it."""
         what = "approve" if approve else "reject"
-        await self._post(InboxItem, f"inbox/{item}/{what}", {"comment": comment})
+        body: dict[str, Any] = {"comment": comment}
+        if budget is not None:
+            body["budget"] = budget
+        await self._post(InboxItem, f"inbox/{item}/{what}", body)
 
     async def dismiss(self, item: UUID, comment: str) -> None:
         """Answer an item that is no approval: somebody has seen to it."""

@@ -13,12 +13,14 @@ from tenuto.broker.protocol import Listener
 from tenuto.client.bodies import agent_body, failure_body, fence_body, task_body
 from tenuto.client.link import Ask, Link, part
 from tenuto.clock import Clock
+from tenuto.engine.children import Asked, Question, Waited
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.engine.registry import AgentView
 from tenuto.engine.report import Beat, Line, Presence, Pulse
 from tenuto.model.commands import Failure
 from tenuto.model.matching import AgentProfile
+from tenuto.model.spending import Usage
 from tenuto.model.submission import NewTask
 from tenuto.model.task import DEFAULT_LEASE_S, Fence
 
@@ -65,7 +67,9 @@ class _Held(msgspec.Struct, rename="camel"):
     lost: list[UUID]
     cancel: list[UUID]
     pause: list[UUID]
+    hung: list[UUID] = []
     lease_until: datetime | None = None
+    drain: bool = False
 
 
 class _Unconfirmed(msgspec.Struct, rename="camel"):
@@ -102,6 +106,7 @@ class RemoteWork:
         self.actor: str | None = None
         self._silent: asyncio.Event | None = None
         self._told: Presence | None = None
+        self._drain = False
 
     @property
     def clock(self) -> Clock:
@@ -171,16 +176,21 @@ class RemoteWork:
         ]
         body = _presence(who) | {"leases": leases, "leaseSeconds": lease_s}
         told = msgspec.structs.replace(who)
-        beat = _beat(fences, await self.link.ask(_Held, self._beat_of(who, body)))
+        held = await self.link.ask(_Held, self._beat_of(who, body))
+        self._drain = held.drain
+        beat = _beat(fences, held)
         self._told = told
         return beat
 
-    async def present(self, who: Presence) -> None:
-        """Note in the registry that a worker lives or goes, unless its last beat has said so."""
+    async def present(self, who: Presence) -> bool:
+        """Note in the registry that a worker lives or goes, unless its last beat has said so.
+
+        Answers whether the worker is asked to end.
+        """
         if who == self._told:
             self._told = None
-            return
-        await self.link.ask(_Held, self._beat_of(who, _presence(who)))
+            return self._drain
+        return (await self.link.ask(_Held, self._beat_of(who, _presence(who)))).drain
 
     def _beat_of(self, who: Presence, body: dict[str, Any]) -> Ask:
         path = f"{V1}/workers/{part(who.worker)}/heartbeat"
@@ -214,6 +224,10 @@ class RemoteWork:
         )
         await self._tell(fence, "progress", body, method="PATCH")
 
+    async def used(self, fence: Fence, usage: Usage) -> None:
+        """Say what the attempt used since its last report."""
+        await self._tell(fence, "progress", fence_body(fence, usage=usage), method="PATCH")
+
     async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:
         """Keep what the next attempt needs to go on; answers the checkpoint's number."""
         body = fence_body(fence, data=data, seq=seq)
@@ -242,13 +256,54 @@ class RemoteWork:
         child: _Found = await self._tell(fence, "children", body, _Found)
         return child.id
 
-    async def complete(self, fence: Fence, output: Any = None, summary: str | None = None) -> None:
-        """Finish the task with its result."""
-        await self._tell(fence, "complete", fence_body(fence, outputResult=output, summary=summary))
+    async def wait(
+        self,
+        fence: Fence,
+        children: Sequence[UUID | str] | None = None,
+        timeout_s: float | None = None,
+        key: str | None = None,
+    ) -> Waited:
+        """How the children ended; while one has not, the task waits and the attempt is over."""
+        names = None if children is None else [str(each) for each in children]
+        body = fence_body(fence, hold="children", children=names, timeoutSeconds=timeout_s, key=key)
+        told: Waited = await self._tell(fence, "park", body, Waited)
+        return told
 
-    async def fail(self, fence: Fence, failure: Failure, resume_at: datetime | None = None) -> None:
+    async def ask(self, fence: Fence, key: str, question: Question) -> Asked:
+        """What people answered; until they have, the task waits and the attempt is over."""
+        body = fence_body(
+            fence,
+            key=key,
+            kind=question.kind,
+            title=question.title,
+            body=question.body,
+            timeoutSeconds=question.timeout_s,
+            default=question.default,
+        )
+        told: Asked = await self._tell(fence, "ask", body, Asked)
+        return told
+
+    async def complete(
+        self,
+        fence: Fence,
+        output: Any = None,
+        summary: str | None = None,
+        usage: Usage | None = None,
+    ) -> None:
+        """Finish the task with its result."""
+        body = fence_body(fence, outputResult=output, summary=summary, usage=usage)
+        await self._tell(fence, "complete", body)
+
+    async def fail(
+        self,
+        fence: Fence,
+        failure: Failure,
+        resume_at: datetime | None = None,
+        usage: Usage | None = None,
+    ) -> None:
         """End the attempt without a result; the error class decides what follows."""
-        await self._tell(fence, "fail", failure_body(fence, failure, resumeAt=resume_at))
+        body = failure_body(fence, failure, resumeAt=resume_at, usage=usage)
+        await self._tell(fence, "fail", body)
 
     async def not_started(self, fence: Fence, failure: Failure) -> None:
         """The session could not be started; the try is given back."""
@@ -344,6 +399,6 @@ def _beat(fences: Sequence[Fence], told: _Held) -> Beat:
             lost.append(fence)
         else:
             held[task] = Pulse(
-                told.lease_until, task in told.cancel, task in told.pause, hung=False
+                told.lease_until, task in told.cancel, task in told.pause, task in told.hung
             )
     return Beat(held, lost)

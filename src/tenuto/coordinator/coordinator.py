@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import msgspec
 
+from tenuto.coordinator.alarm import Alarm, Outage
 from tenuto.crash import crash_point
 from tenuto.engine.core import FLOW_WORK
 from tenuto.engine.engine import Engine
@@ -14,13 +16,16 @@ from tenuto.engine.firing import BATCH as TIMED
 from tenuto.engine.firing import Firing
 from tenuto.engine.flow_upkeep import FlowUpkeep
 from tenuto.engine.flows import Flows
+from tenuto.engine.registry import BATCH as AGENTS
+from tenuto.engine.registry import AgentUpkeep
 from tenuto.engine.triggering import BATCH as HEARD
 from tenuto.engine.triggering import CURSOR as TRIGGERS
 from tenuto.engine.triggering import Triggering
-from tenuto.engine.upkeep import BATCH, Sink
+from tenuto.engine.turns import TurnUpkeep
+from tenuto.engine.upkeep import BATCH, STANDBY_S, Cycle, Leadership, Sink
 from tenuto.loop import repeat
 from tenuto.metrics import HERE
-from tenuto.model.errors import TenutoError
+from tenuto.model.errors import TenutoError, Unavailable
 from tenuto.settings import Settings
 from tenuto.store.protocol import Row
 
@@ -32,6 +37,8 @@ ROUNDS = 20
 """How often one cycle repeats a duty that still finds full batches."""
 SLOW_EVERY = 30
 """Cycles between looks at what is only a matter of age."""
+RESIGN_S = 1.0
+"""Seconds that a store which failed gets to hear of a resignation."""
 
 
 class Counts(msgspec.Struct):
@@ -40,6 +47,7 @@ class Counts(msgspec.Struct):
     leading: bool = False
     expired: int = 0
     promoted: int = 0
+    agents: int = 0
     fired: int = 0
     relayed: int = 0
     flowed: int = 0
@@ -65,13 +73,20 @@ class Coordinator:
         self._subscribers = subscribers or {}
         self._last_good: float | None = None
         self._reap_from = 0.0
+        self._alarm = Alarm(self.settings.alert_url, engine.clock)
+        self.outage = Outage(self._alarm, engine.clock, name)
+        self.epoch: int | None = None
+        """The epoch that this coordinator led by when it last heard, if it has not given up."""
+        self._duties: dict[str, float] = {}
+        self._last: Cycle | None = None
+        self._stood_by: float | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Cycle until `stop`, then let somebody else lead at once."""
         left = asyncio.Event()
         silence = self.engine.subscribe(lambda topic: left.set() if topic == FLOW_WORK else None)
         try:
-            await repeat(self._guarded, lambda: self.settings.tick_s, stop, self.engine.clock, left)
+            await repeat(self._guarded, self._pause, stop, self.engine.clock, left)
         finally:
             silence()
         crash_point("coordinator.before_resign")
@@ -79,17 +94,42 @@ class Coordinator:
             await self.engine.upkeep.resign(NAME, self.name)
         except TenutoError as error:
             log.warning("cannot resign: %s", error)
+        await self._alarm.close()
+
+    def _pause(self) -> float:
+        return self.outage.pause(self.settings.tick_s)
 
     async def _guarded(self) -> None:
         begun = self.engine.clock.elapsed()
+        self._duties = {}
+        counts, error = Counts(), None
         try:
-            if (await self.cycle_once()).leading:
-                took = self.engine.clock.elapsed() - begun
-                HERE.observe("tenuto_coordinator_cycle_seconds", took)
-        except TenutoError as error:
+            counts = await self.cycle_once()
+        except Unavailable as away:
+            error = str(away)
             log.warning("cycle failed: %s", error)
-        except Exception:
+            await self._away(error)
+        except TenutoError as refused:
+            error = str(refused)
+            log.warning("cycle failed: %s", error)
+        except Exception as fault:
+            error = type(fault).__name__
             log.exception("a fault in the cycle; the next one goes on")
+        took = self.engine.clock.elapsed() - begun
+        if counts.leading:
+            HERE.observe("tenuto_coordinator_cycle_seconds", took)
+        done = {name: n for name, n in msgspec.structs.asdict(counts).items() if name != "leading"}
+        self._last = Cycle(seconds=took, duties=self._duties, counts=done, error=error)
+
+    async def _away(self, why: str) -> None:
+        """The store does not answer: another may lead, and the next look waits longer each time."""
+        self.outage.failed(why)
+        led, self.epoch = self.epoch is not None, None
+        if led:
+            # If only a part of the store failed it hears this; else the leadership lapses.
+            with suppress(TenutoError, TimeoutError):
+                async with asyncio.timeout(RESIGN_S):
+                    await self.engine.upkeep.resign(NAME, self.name)
 
     async def _flow(self, counts: Counts) -> None:
         """Do what cascades left, whoever leads: each piece is done once, by whoever takes it."""
@@ -103,35 +143,91 @@ class Coordinator:
     async def cycle_once(self) -> Counts:
         """All duties once, if this coordinator leads."""
         counts = Counts()
-        await self._flow(counts)
+        await self._duty("flow", self._flow, counts)
         if self.settings.leader:
-            seconds = max(3 * self.settings.tick_s, 1.0)
-            leadership = await self.engine.upkeep.lead(NAME, self.name, seconds)
-            self._answered()
-            if leadership is None:
+            if not await self._lead():
                 self.cycles += 1
                 return counts
         else:
             self._notice_gap()
         counts.leading = True
         crash_point("coordinator.leading")
-        await self._repair(counts)
-        await self._fire(counts)
-        await self._relay(counts)
+        await self._duty("expire", self._expire, counts)
+        await self._duty("promote", self._promote, counts)
+        await self._duty("agents", self._agents, counts)
+        await self._duty("fire", self._fire, counts)
+        await self._duty("relay", self._relay, counts)
         if self.cycles % SLOW_EVERY == 0:
-            counts.archived = await self.engine.upkeep.archive_once(self.name)
-            counts.pruned = await self.engine.upkeep.prune_once()
-            mending = FlowUpkeep(self.engine.system)
-            counts.mended = await mending.cycles_once(self.name)
-            counts.mended += await mending.recount_once(self.name)
+            await self._duty("tidy", self._tidy, counts)
         self.cycles += 1
         self._answered()
         return counts
 
-    def _answered(self) -> None:
-        """The store answered; if it took long, or nobody asked for long, that was a pause."""
+    async def _duty(
+        self, name: str, work: Callable[[Counts], Awaitable[None]], counts: Counts
+    ) -> None:
+        """Do a duty and note how long it took."""
+        begun = self.engine.clock.elapsed()
+        await work(counts)
+        self._duties[name] = took = self.engine.clock.elapsed() - begun
+        HERE.observe("tenuto_coordinator_duty_seconds", took, name)
+
+    async def _lead(self) -> bool:
+        """Become or stay the leader; whoever is not says now and then that it stands by."""
+        seconds = max(3 * self.settings.tick_s, 1.0)
+        upkeep = self.engine.upkeep
+        leadership = await upkeep.lead(NAME, self.name, seconds, self._last)
+        away = self._answered()
+        await self._compare(leadership)
+        if away is not None:
+            message = f"the database did not answer this coordinator for {away:.0f} s"
+            await upkeep.note("coordinator.outage", "WARN", message, self.name)
+        if leadership is None:
+            now = self.engine.clock.elapsed()
+            if self._stood_by is None or now - self._stood_by > STANDBY_S / 3:
+                await upkeep.stand_by(self.name)
+                self._stood_by = now
+        return leadership is not None
+
+    async def _compare(self, leadership: Leadership | None) -> None:
+        """Tell when another has led though this coordinator did not give up, as after a stop.
+
+        Two may have worked at the same time then. Nothing is done twice: every duty decides on rows
+        that it locked. But somebody should know why it happened.
+        """
+        before, self.epoch = self.epoch, leadership.epoch if leadership else None
+        if before == self.epoch:
+            return
+        if before is None:
+            log.info("leads, epoch %d", self.epoch)
+            return
+        found = leadership or await self.engine.upkeep.leader(NAME)
+        epoch = found.epoch if found else before
+        who = "another" if leadership or found is None else found.holder
+        message = f"lost the lead to {who}, epoch {epoch - 1 if leadership else epoch}"
+        log.warning(message)
+        HERE.count("tenuto_coordinator_conflicts_total")
+        data = {"before": before, "epoch": epoch}
+        await self.engine.upkeep.note("coordinator.conflict", "WARN", message, self.name, data)
+
+    async def _tidy(self, counts: Counts) -> None:
+        """Put away and remove what is old, and look after flows that something was lost of."""
+        counts.archived = await self.engine.upkeep.archive_once(self.name)
+        counts.pruned = await self.engine.upkeep.prune_once()
+        counts.pruned += await AgentUpkeep(self.engine.system).prune_once()
+        mending = FlowUpkeep(self.engine.system)
+        counts.mended = await mending.cycles_once(self.name)
+        counts.mended += await mending.recount_once(self.name)
+        counts.mended += await TurnUpkeep(self.engine.system).recount_once(self.name)
+
+    def _answered(self) -> float | None:
+        """The store answered; if it took long, or nobody asked for long, that was a pause.
+
+        Answers how long the store was away, if this is the end of an outage.
+        """
         self._notice_gap()
         self._last_good = self.engine.clock.elapsed()
+        return self.outage.answered()
 
     def _notice_gap(self) -> None:
         """After a pause of the whole system nobody could beat: give everyone one interval first."""
@@ -141,25 +237,43 @@ class Coordinator:
             jitter = 1 + 0.2 * self.engine.clock.random()
             self._reap_from = now + self.settings.heartbeat_s * jitter
 
-    async def _repair(self, counts: Counts) -> None:
-        upkeep = self.engine.upkeep
+    # A full batch means that more waits than one batch holds, perhaps all of it in one workspace.
+    # From the second batch on workspaces take turns, so that nobody waits for another's backlog.
+
+    async def _expire(self, counts: Counts) -> None:
+        once: Callable[[str], Awaitable[int]] = self.engine.upkeep.expire_once
         for _ in range(ROUNDS):
             if self.engine.clock.elapsed() < self._reap_from:
                 break
-            done = await upkeep.expire_once(self.name)
+            done = await once(self.name)
             self._answered()
             counts.expired += done
             if done < BATCH:
                 break
+            once = self.engine.upkeep.expire_in_turns
         if counts.expired:
             crash_point("coordinator.expired")
-        for _ in range(ROUNDS):
-            done = await upkeep.promote_once(self.name)
+
+    async def _promote(self, counts: Counts) -> None:
+        counts.promoted = await self.engine.upkeep.promote_once(self.name)
+        for _ in range(ROUNDS - 1 if counts.promoted == BATCH else 0):
+            done = await self.engine.upkeep.promote_in_turns(self.name)
             counts.promoted += done
-            if done < BATCH:
+            if not done:
                 break
         if counts.promoted:
             crash_point("coordinator.promoted")
+
+    async def _agents(self, counts: Counts) -> None:
+        """Note which agents fell silent and which have ended, unless nobody could beat lately."""
+        if self.engine.clock.elapsed() < self._reap_from:
+            return
+        upkeep = AgentUpkeep(self.engine.system)
+        for _ in range(ROUNDS):
+            done = await upkeep.stale_once(self.name)
+            counts.agents += done
+            if done < AGENTS:
+                break
 
     async def _fire(self, counts: Counts) -> None:
         """Start what schedules call for."""

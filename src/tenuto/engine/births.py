@@ -92,6 +92,8 @@ class Births:
         is_fresh: Fresh,
     ) -> None:
         self._is_fresh = is_fresh
+        self.touched: list[Requirements] = []
+        """The lanes that were marked as used."""
         self._clock = clock
         self._plans = plans
         self._actor = actor
@@ -388,14 +390,12 @@ class Births:
                 grown.lanes.add(hot[2])
             elif child.hold == "act" and not child.needs:
                 grown.acts.append((child.id, flow.workspace))
-        touched = sorted(
-            (lane, flow.workspace, needs.key())
-            for needs, lane in lanes.items()
-            if not self._is_fresh(needs, self._now)
-        )
-        if touched:
+        stale = {n: lane for n, lane in lanes.items() if not self._is_fresh(n, self._now)}
+        if stale:
             params = {"now": self._now, "most": MAX_LANES}
-            yield Statement("lane_touch", params, {"wanted": touched})
+            wanted = sorted((lane, flow.workspace, needs.key()) for needs, lane in stale.items())
+            yield Statement("lane_touch", params, {"wanted": wanted})
+            self.touched += stale
         yield insert("submit_new", rows, self._now)
         cascade.spent += len(children)
 

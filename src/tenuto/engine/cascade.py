@@ -29,7 +29,6 @@ from tenuto.engine.consequences import (
 )
 from tenuto.engine.flow_rows import (
     Told,
-    context_of,
     control_of,
     flow_of,
     flow_statement,
@@ -38,7 +37,10 @@ from tenuto.engine.flow_rows import (
 )
 from tenuto.engine.newborns import Birth
 from tenuto.engine.plans import Plans
-from tenuto.engine.rows import CorruptRow, decode, task_of, write_changes
+from tenuto.engine.rows import CorruptRow, task_of, write_changes
+from tenuto.engine.steps import next_step, question
+from tenuto.engine.tree import BELOW, cancel_below, forsaken, hand_up, is_cancel
+from tenuto.engine.turns import Turns
 from tenuto.model import commands
 from tenuto.model.commands import Command, Moment
 from tenuto.model.decide import decide
@@ -53,18 +55,17 @@ from tenuto.model.flow import (
     FlowStatus,
     Group,
     GroupStatus,
-    Seen,
     Step,
     Unfit,
     counted,
     end_of,
     flow_end,
-    in_turn,
     joined,
-    step_after,
 )
+from tenuto.model.matching import Requirements
 from tenuto.model.submission import NewTask
 from tenuto.model.task import TERMINAL, Change, Status, Task
+from tenuto.model.turns import asks
 from tenuto.store.protocol import Row, Script, Statement
 
 
@@ -101,7 +102,10 @@ class Cascade:
         self._slots: list[_SlotEnd] = []
         self._acts: list[tuple[UUID, UUID]] = []
         self._rest: list[tuple[Group, bool]] = []
+        self._below: list[tuple[UUID, UUID]] = []
         self._work: list[tuple[Any, ...]] = []
+        self.turns = Turns()
+        """Who of those with a concurrency key came and went."""
         self.spent = 0
         self.changes: list[Change] = []
         """Changes that workers are to be told of once they are durable."""
@@ -113,7 +117,32 @@ class Cascade:
     def follow(self, ended: Iterable[Ended] = ()) -> Script[None]:
         """Everything that follows from these ends, and from what was begun before."""
         self._ended += ended
-        while self._ended or self._slots or self._births.waiting or self._acts or self._rest:
+        yield from self._consequences()
+        if self.turns.waiting:
+            yield from self._take_turns()
+        if self._work:
+            self.unfinished = True
+            work, self._work = self._work, []
+            yield Statement("work_put", rows={"work": work})
+
+    def _take_turns(self) -> Script[None]:
+        """Give places under concurrency keys; from then on no other row is waited for."""
+        yield from self.turns.supersede(self)
+        yield from self._consequences()
+        yield from self.turns.settle(self)
+        for each in self._ended:
+            self.later("ended", each.id, each.workspace)
+        for task, workspace in self._below:
+            self.later(BELOW, task, workspace)
+        self._ended, self._below = [], []
+
+    def _consequences(self) -> Script[None]:
+        while self._births.waiting or any(
+            (self._ended, self._below, self._slots, self._acts, self._rest)
+        ):
+            if self._below:
+                parents, self._below = self._below, []
+                yield from cancel_below(self, parents)
             if self._ended:
                 yield from self._told()
             if self._slots:
@@ -124,10 +153,6 @@ class Cascade:
                 yield from self._bear()
             if self._acts:
                 yield from self._act()
-        if self._work:
-            self.unfinished = True
-            work, self._work = self._work, []
-            yield Statement("work_put", rows={"work": work})
 
     def bear(self, birth: Birth) -> None:
         """Have something made."""
@@ -157,6 +182,10 @@ class Cascade:
         """End whatever of a group has not ended, by cancelling or by skipping it."""
         self._rest.append((group, cancel))
 
+    def below(self, parents: Iterable[tuple[UUID, UUID]]) -> None:
+        """Cancel what these tasks, by id and workspace, have made: they are cancelled."""
+        self._below += parents
+
     def later(
         self, kind: str, subject: UUID, workspace: UUID, data: Any = None, wait_s: float = 0
     ) -> None:
@@ -164,6 +193,11 @@ class Cascade:
         text = None if data is None else msgspec.json.encode(data).decode()
         due = self._now + timedelta(seconds=wait_s)
         self._work.append((self._clock.new_id(), workspace, kind, subject, text, due))
+
+    @property
+    def touched(self) -> list[Requirements]:
+        """The lanes that were marked as used."""
+        return self._births.touched
 
     def moment(self) -> Moment:
         return Moment(self._now, self._clock.random(), self._actor)
@@ -192,10 +226,12 @@ class Cascade:
         special = {row["id"] for row in rows if not simply_met(row, ends)}
         hits = Counter(row["id"] for row in rows if row["id"] not in special)
         pairs = [(row["id"], row["needs"], is_met(row, ends)) for row in rows]
-        yield Statement("dependency_settle", rows={"pair": pairs})
-        if hits:
+        if not hits:
+            yield Statement("dependency_settle", rows={"pair": pairs})
+        else:
             params = {"now": self._now, "actor": self._actor}
-            moved = yield Statement("unblock", params, {"hit": sorted(hits.items())})
+            hit = sorted(hits.items())
+            moved = yield Statement("unblock", params, {"pair": pairs, "hit": hit})
             self.lanes |= {row["lane"] for row in moved if row["status"] == Status.PENDING}
         if special:
             yield from self._released_singly([row for row in rows if row["id"] in special], ends)
@@ -241,6 +277,8 @@ class Cascade:
         if decided:
             yield write_changes(decided)
             self.spent += len(decided)
+        for asker in forsaken([change for change, _ in decided]):
+            yield Statement("inbox_close", {"task": asker, "now": self._now, "actor": self._actor})
         if acts:
             self._acts += [
                 (change.task.id, change.task.workspace)
@@ -252,13 +290,22 @@ class Cascade:
     def _note(self, before: Task, change: Change) -> None:
         after = change.task
         self.changes.append(change)
+        if asks(change):
+            self.turns.ask(after.id, after.workspace)
         if after.status in TERMINAL and before.watched:
             self._ended.append(Ended(after.id, after.workspace, after.status))
+        if is_cancel(change):
+            self._below.append((after.id, after.workspace))
 
     def _succeed(self, batch: Sequence[Ended]) -> Script[None]:
-        wanted = [(each.id, each.workspace) for each in batch]
-        rows = yield Statement("places", rows={"wanted": wanted})
+        rows = [each.place for each in batch if each.place is not None]
+        wanted = [(each.id, each.workspace) for each in batch if each.place is None]
+        if wanted:
+            rows += yield Statement("places", rows={"wanted": wanted})
         statuses = {each.id: each.status for each in batch}
+        if children := sorted(row["id"] for row in rows if row["parent"] is not None):
+            yield from hand_up(self, children)
+        self.turns.leave_all(rows)
         for row in rows:
             if row["kind"] == "approval":
                 params = {"task": row["id"], "now": self._now, "actor": self._actor}
@@ -284,32 +331,7 @@ class Cascade:
     def _step(self, row: Row) -> Script[Step | None]:
         if row["id"] in self._steps:
             return self._steps[row["id"]]
-        if row["kind"] in ("agent", "approval") and row["next"] is None:
-            return None
-        plan = yield from self._plans.plan(row["flow"])
-        seen = yield from self._seen(row)
-        step = step_after(control_of(row), row["next"], seen)
-        context = context_of(row["context"])
-        around = context.groups[-1] if context.groups else None
-        plain = step is not None and not step.jump and step.foreach is None
-        if step is not None and plain and in_turn(plan, around, row["key"], step.key):
-            return None
-        return step
-
-    def _seen(self, row: Row) -> Script[Seen]:
-        """What a control task may look at; without a prompt, its result is its predecessor's."""
-        if row["kind"] in ("agent", "approval", "goto"):
-            return Seen(result=None, task={}, input=None, results={})
-        source = row["id"] if row["prompt"] is not None else row["follows"]
-        found = yield Statement("outputs", {"ids": [] if source is None else [source]})
-        results = yield from self._plans.results(row["flow"], [row["control"]])
-        task = {"id": str(row["id"]), "key": row["key"], "kind": row["kind"]}
-        return Seen(
-            result=decode(found[0]["output"]) if found else None,
-            task=task,
-            input=decode(row["input"]),
-            results=results,
-        )
+        return (yield from next_step(self._plans, row))
 
     # Slots that ended: joins, turns, and the ends of flows.
 
@@ -340,17 +362,29 @@ class Cascade:
             yield from self.finish(after, status)
             return
         if after.kind == "sequential" and after.turn in {each.slot for each in ends}:
+            if (yield from self._pass_plainly(after)):
+                return
             after = yield from self._pass_turn(after)
         yield self.group_change(after)
 
+    def _pass_plainly(self, group: Group) -> Script[bool]:
+        """Whether the next child is a task that waits for its turn alone: then it has it now."""
+        params = _place_of_turn(group) | {
+            "open": group.open,
+            "succeeded": group.succeeded,
+            "failed": group.failed,
+            "follows": group.follows,
+            "now": self._now,
+            "actor": self._actor,
+        }
+        rows = yield Statement("turn_pass", params)
+        self.lanes |= {row["lane"] for row in rows}
+        self.spent += len(rows)
+        return bool(rows)
+
     def _pass_turn(self, group: Group) -> Script[Group]:
         """The group with the turn given to its next child, if that is made already."""
-        params = {
-            "parent": group.id,
-            "workspace": group.workspace,
-            "slot": -1 if group.turn is None else group.turn,
-        }
-        rows = yield Statement("next_in_turn", params)
+        rows = yield Statement("next_in_turn", _place_of_turn(group))
         if not rows:
             # The turn waits where it is for the child that is still to be made.
             return msgspec.structs.replace(group, turn=None)
@@ -512,21 +546,13 @@ class Cascade:
             hold=control.hold(), timeout_s=control.timeout_s, message=control.message
         )
         until = None if control.timeout_s is None else command.until(self._now)
-        body = msgspec.json.encode({"message": control.message, "flow": row["flow"]}).decode()
-        yield Statement(
-            "inbox_put",
-            {
-                "id": self._clock.new_id(),
-                "workspace": row["workspace"],
-                "task": row["id"],
-                "kind": "approval",
-                "title": control.message or f"approve {row['key']}",
-                "body": body,
-                "expires_at": until,
-                "now": self._now,
-            },
-        )
+        yield question(self._clock.new_id(), row, control.message, until, self._now)
         return command
+
+
+def _place_of_turn(group: Group) -> dict[str, Any]:
+    slot = -1 if group.turn is None else group.turn
+    return {"parent": group.id, "workspace": group.workspace, "slot": slot}
 
 
 def _of_group(group: Group, status: GroupStatus) -> _SlotEnd:

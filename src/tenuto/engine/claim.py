@@ -8,9 +8,12 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto.engine import rates
 from tenuto.engine.core import Core
 from tenuto.engine.dressing import Dressing
+from tenuto.engine.lanes import Open
 from tenuto.engine.plans import refers
+from tenuto.engine.rates import Taken
 from tenuto.engine.rows import decode
 from tenuto.engine.sealing import Opened, Sealing
 from tenuto.model import commands, limits
@@ -18,6 +21,8 @@ from tenuto.model.decide import token_hash
 from tenuto.model.errors import Forbidden, TenutoError, Unavailable
 from tenuto.model.matching import AgentProfile
 from tenuto.model.quota import quota_of
+from tenuto.model.rates import Group
+from tenuto.model.registry import ENDING, refusal
 from tenuto.model.retry import ErrorClass, RetryPolicy
 from tenuto.model.secrets import Reference, marked
 from tenuto.model.task import DEFAULT_LEASE_S, Fence, Status
@@ -57,9 +62,13 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Wish(msgspec.Struct, frozen=True):
-    statement: Statement
+    params: dict[str, Any]
+    lanes: list[int]
     agent: UUID
     counted: bool
+    """Whether the agent or the workspace may run only so many tasks at once."""
+    limited: dict[Group, list[int]] = {}
+    """Lanes whose tasks count against rate limits."""
 
 
 class Claiming:
@@ -79,21 +88,24 @@ class Claiming:
         n: int,
         lease_s: int = DEFAULT_LEASE_S,
         token: str | None = None,
+        status: Status = Status.RUNNING,
     ) -> list[Work]:
         """Up to n tasks that the agent may take, best rank first, now RUNNING and its own.
 
-        A caller that may not hear the answer brings the token, and asks `claimed` by it.
+        A caller that may not hear the answer brings the token, and asks `claimed` by it. One that
+        still has to start a session has them ASSIGNED.
         """
         limits.text("worker", worker, limits.MAX_TITLE, empty=False)
         limits.number("n", max(n, 0), 0, limits.MAX_CLAIM)
         limits.number("lease_s", lease_s, 1, limits.MAX_LEASE_S)
         taken: list[Work] = []
         while len(taken) < n:
-            version, lanes = await self._core.lanes.eligible(agent, self._core.now())
-            if lanes:
+            found = await self._core.lanes.eligible(agent, self._core.now())
+            if found.free or found.limited:
                 mine = token or self._core.clock.new_token()
-                params = self._params(agent, worker, n - len(taken), lease_s, version, mine)
-                rows = await self._take(agent, params, lanes)
+                params = self._params(agent, worker, n - len(taken), lease_s, found.version, mine)
+                params["status"] = status
+                rows = await self._take(found.agent, params, found)
                 taken += await self._understand(rows, mine)
                 if rows:
                     break
@@ -116,23 +128,20 @@ class Claiming:
             "now": self._core.now(),
         }
 
-    async def _take(
-        self, agent: AgentProfile, params: dict[str, Any], lanes: list[int]
-    ) -> list[Row]:
-        if len(lanes) == 1:
-            statement = Statement("claim_lane", params | {"lane": lanes[0]})
-        else:
-            statement = Statement("claim", params | {"lanes": lanes})
+    async def _take(self, agent: AgentProfile, params: dict[str, Any], found: Open) -> list[Row]:
         counted = agent.max_concurrent is not None or self._core.lanes.bounded(agent.workspace)
-        wish = _Wish(statement, agent.id, counted)
+        wish = _Wish(params, found.free, agent.id, counted, found.limited)
+        slow = counted or bool(found.limited)
         try:
-            rows: list[Row] = await self._core.batcher.submit(
-                self._counted if counted else self._kind, wish, key=agent.id.int
+            taken: Taken = await self._core.batcher.submit(
+                self._counted if slow else self._kind, wish, key=agent.id.int
             )
         except Unavailable:
             # The answer may be lost and the commit not: the token tells what became ours.
             return await self._taken(agent.id, params["token"])
-        return rows
+        if taken.held:
+            self._core.lanes.hold(agent.workspace, found.version, taken.held)
+        return taken.rows
 
     async def claimed(self, agent: UUID, token: str) -> list[Work]:
         """What an earlier claim took with that token and still holds."""
@@ -145,36 +154,37 @@ class Claiming:
     def _script(self, wishes: list[_Wish]) -> Script[Answers]:
         answers = []
         for wish in wishes:
-            answers.append((yield wish.statement))
+            answers.append(Taken((yield _statement(wish.params, wish.lanes)), {}))
         return answers
 
     def _counted_script(self, wishes: list[_Wish]) -> Script[Answers]:
         answers: list[Any] = []
         for wish in wishes:
-            answers.append((yield from self._within_capacity(wish)))
+            n = wish.params["n"]
+            if wish.counted:
+                n = yield from self._within_capacity(wish)
+            answers.append(n if isinstance(n, Forbidden) else (yield from _taken_of(wish, n)))
         return answers
 
-    def _within_capacity(self, wish: _Wish) -> Script[list[Row] | Forbidden]:
+    def _within_capacity(self, wish: _Wish) -> Script[int | Forbidden]:
+        """How many of the tasks wished for the agent and the workspace may run."""
         # Counts are statements of their own: they must see what the last holder of the lock did.
         n = yield from self._within_quota(wish)
         agents = yield Statement("agent_lock", {"agent": wish.agent})
-        if not agents or agents[0]["status"] == "TERMINATED":
-            return Forbidden("the agent was terminated or never registered", "agent_terminated")
+        if not agents:
+            return Forbidden("the agent was never registered", "agent_terminated")
+        if agents[0]["status"] in ENDING:
+            return refusal(agents[0]["status"])
         most = agents[0]["max_concurrent"]
         load = (yield Statement("agent_load", {"agent": wish.agent}))[0]["load"]
         if most is not None:
             n = min(n, most - load)
-        if n <= 0:
-            return []
-        rows = yield msgspec.structs.replace(
-            wish.statement, params=wish.statement.params | {"n": n}
-        )
-        return rows
+        return n
 
     def _within_quota(self, wish: _Wish) -> Script[int]:
         """How many of the tasks wished for the workspace's quota allows."""
-        n: int = wish.statement.params["n"]
-        workspace = {"workspace": wish.statement.params["workspace"]}
+        n: int = wish.params["n"]
+        workspace = {"workspace": wish.params["workspace"]}
         if not self._core.lanes.bounded(workspace["workspace"]):
             return n
         rows = yield Statement("workspace_lock", workspace)
@@ -216,14 +226,23 @@ class Claiming:
             found = dressed.get(work.fence.task)
             if isinstance(found, TenutoError):
                 failure = commands.Failure(message=found.message, retryable=False)
-                command = commands.Fail(fence=work.fence, failure=failure)
-                with suppress(TenutoError):
-                    await self._core.order(work.fence.task, command, actor="engine")
+                await self._fail(work.fence, failure)
             elif found is None:
                 whole.append(work)
             else:
                 whole.append(msgspec.structs.replace(work, **found))
         return whole
+
+    async def _fail(self, fence: Fence, failure: commands.Failure) -> None:
+        """End a task for good that lacks something, whether it runs or was only assigned."""
+        command: commands.Command = commands.Fail(fence=fence, failure=failure)
+        try:
+            await self._core.order(fence.task, command, actor="engine")
+        except TenutoError as error:
+            if error.code == "out_of_turn":
+                command = commands.NotStarted(fence=fence, failure=failure)
+                with suppress(TenutoError):
+                    await self._core.order(fence.task, command, actor="engine")
 
     async def _with_secrets(
         self, works: list[Work], opened: dict[UUID, Opened | TenutoError]
@@ -261,6 +280,27 @@ class Claiming:
             )
 
         await self._core.store.once(script)
+
+
+def _statement(params: dict[str, Any], lanes: list[int]) -> Statement:
+    if len(lanes) == 1:
+        return Statement("claim_lane", params | {"lane": lanes[0]})
+    return Statement("claim", params | {"lanes": lanes})
+
+
+def _taken_of(wish: _Wish, n: int) -> Script[Taken]:
+    """Claim up to n of the tasks wished for, within the rate limits that hold for them."""
+    if n <= 0:
+        return Taken([], {})
+    if not wish.limited:
+        return Taken((yield _statement(wish.params | {"n": n}, wish.lanes)), {})
+
+    def claim(lanes: list[int], share: int) -> Statement:
+        return _statement(wish.params | {"n": share}, lanes)
+
+    groups = wish.limited | ({(): wish.lanes} if wish.lanes else {})
+    workspace, now = wish.params["workspace"], wish.params["now"]
+    return (yield from rates.take(workspace, groups, n, now, claim))
 
 
 def _work(row: Row, token: str) -> Work:

@@ -20,6 +20,8 @@ class Ended(msgspec.Struct, frozen=True):
     id: UUID
     workspace: UUID
     status: Status
+    place: Row | None = None
+    """Where it stands in its flow, if that was read already."""
 
 
 def simply_met(row: Row, ends: dict[UUID, Ended]) -> bool:

@@ -1,6 +1,6 @@
 """Control: what people ask of tasks, one by one or by filter."""
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -16,13 +16,16 @@ from tenuto.engine.submit import Submitted, Submitting
 from tenuto.model import commands, limits
 from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.retry import RetryPolicy
+from tenuto.model.spending import Budget
 from tenuto.model.submission import NewTask, requirements
 from tenuto.model.task import LEASED, TERMINAL, Change, Status
+from tenuto.model.turns import Concurrency
 from tenuto.store.protocol import Script, Statement
 
 PRUNED = "(pruned)"
 """The current step of a task whose payload is gone; `prune_payload` writes it."""
 
+T = TypeVar("T")
 Action = Literal["cancel", "retry", "pause", "resume", "archive"]
 
 _RERUN_FIELDS = (
@@ -118,11 +121,11 @@ class Controlling:
         await self._core.flowing(script, actor)
 
     async def _is_tied(self, task: UUID, workspace: UUID) -> bool:
-        """Whether the task has a place in a flow, or others that it waits for."""
+        """Whether the task has a flow, a concurrency key, or others that it waits for."""
         rows = await self._core.store.fetch(
             Statement("places", rows={"wanted": [(task, workspace)]})
         )
-        if rows and rows[0]["flow"] is not None:
+        if rows and (rows[0]["flow"] is not None or rows[0]["concurrency"] is not None):
             return True
         params = {"task": task, "workspace": workspace}
         return bool(await self._core.store.fetch(Statement("dependencies", params)))
@@ -184,6 +187,8 @@ class Controlling:
                 input=decode(row["input"]),
                 metadata=decode(row["metadata"]),
                 retry=None if retry is None else msgspec.json.decode(retry, type=RetryPolicy),
+                concurrency=_read(row["concurrency"], Concurrency),
+                budget=_read(row["budget"], Budget),
                 tags=labels[task].get("label", []),
                 task_tags=labels[task].get("tag", []),
                 capabilities=labels[task].get("capability", []),
@@ -191,6 +196,10 @@ class Controlling:
         except msgspec.MsgspecError as error:
             raise Conflict(f"the row of task {task} is unreadable: {error}", "corrupt") from error
         return new, row["current_step"] == PRUNED
+
+
+def _read(text: str | None, kind: type[T]) -> T | None:
+    return None if text is None else msgspec.json.decode(text, type=kind)
 
 
 def command_for(action: Action, reason: str | None) -> commands.Command:

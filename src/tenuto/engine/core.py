@@ -17,10 +17,12 @@ from tenuto.engine.flow_rows import RANKS_FAR
 from tenuto.engine.lanes import Lanes
 from tenuto.engine.plans import Plans
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
+from tenuto.engine.tree import Tree, forsaken, is_cancel
 from tenuto.model.commands import Command, Moment, Reprioritise
 from tenuto.model.decide import decide
 from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.task import TERMINAL, Change, Status, Task
+from tenuto.model.turns import asks
 from tenuto.store.batching import Answers, Batcher, Kind
 from tenuto.store.protocol import Row, Script, Statement, Store
 
@@ -44,6 +46,8 @@ class Order(msgspec.Struct, frozen=True):
     workspace: UUID | None
     command: Command
     actor: str | None
+    first: Callable[[], Script[object]] | None = None
+    """What is written before, in the same transaction, whatever becomes of the command."""
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -82,6 +86,8 @@ class Core:
         self.plans = Plans()
         self.watched = Recent()
         """Tasks that were claimed here and whose ends are watched: worth knowing beforehand."""
+        self.tree = Tree()
+        """How many tasks attempts may make, and how deep."""
         self._orders = Kind("orders", self._order_script)
 
     @property
@@ -108,9 +114,10 @@ class Core:
         *,
         workspace: UUID | None = None,
         actor: str | None = None,
+        first: Callable[[], Script[object]] | None = None,
     ) -> Change | None:
         """Apply a command to a task: load, decide, write, in a shared transaction."""
-        item = Order(task, workspace, command, actor)
+        item = Order(task, workspace, command, actor, first)
         done: Done = await self.batcher.submit(self._orders, item, key=task.int)
         self.announce([done.change])
         if done.cascade is not None:
@@ -149,6 +156,7 @@ class Core:
     def announce_cascade(self, cascade: Cascade) -> None:
         """Hint at what a cascade made claimable, asked of workers, or left to do."""
         self.announce(cascade.changes)
+        self.lanes.touched(cascade.touched, self.now())
         topics = {f"lane:{lane}" for lane in cascade.lanes}
         if cascade.unfinished:
             topics.add(FLOW_WORK)
@@ -156,6 +164,9 @@ class Core:
             self.wakeups.announce(topics)
 
     def _order_script(self, orders: list[Order]) -> Script[Answers]:
+        for order in orders:
+            if order.first is not None:
+                yield from order.first()
         ids = sorted({order.task for order in orders})
         rows = yield Statement("tasks_locked", {"ids": ids})
         found = {row["id"]: row for row in rows}
@@ -199,10 +210,17 @@ class Core:
             yield Statement("inherit_rank", {"most": RANKS_FAR}, {"eager": sorted(pulled)})
         if bad := lost(decided):
             yield from escalate(self.clock, bad)
+        for asker in forsaken([change for change, _ in decided]):
+            yield Statement("inbox_close", {"task": asker, "now": self.now(), "actor": actor})
         acts = [change.task for change, _ in decided if _acts(change.task)]
-        if not (ended or acts):
+        gone = [change.task for change, _ in decided if is_cancel(change) and change.end is None]
+        asking = [change.task for change, _ in decided if asks(change)]
+        if not (ended or acts or gone or asking):
             return None
         cascade = self.cascade(actor)
+        for task in asking:
+            cascade.turns.ask(task.id, task.workspace)
+        cascade.below((task.id, task.workspace) for task in gone)
         cascade.act((task.id, task.workspace) for task in acts)
         yield from cascade.follow(ended)
         return cascade

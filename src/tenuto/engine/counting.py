@@ -7,7 +7,6 @@ from typing import Any
 from uuid import UUID
 
 from tenuto.engine.core import Core
-from tenuto.engine.registry import STALE_AFTER_S
 from tenuto.engine.rows import decode
 from tenuto.metrics import Metrics
 from tenuto.model.errors import TenutoError
@@ -120,7 +119,7 @@ async def sample_once(core: Core, metrics: Metrics, leader: str, apart: str) -> 
     The subscriber `apart` skips events, so its place says nothing about a lag.
     """
     now = core.now()
-    limits = {"most": MOST, "heads": HEADS, "stale_s": STALE_AFTER_S}
+    limits = {"most": MOST, "heads": HEADS}
     params = {"now": now, "leader": leader, "apart": apart, **limits}
     rows = await core.store.fetch(Statement("sample", params))
     found: dict[str, dict[str, float]] = {"tasks": {}, "workers": {}, "agents": {}}
@@ -132,7 +131,8 @@ async def sample_once(core: Core, metrics: Metrics, leader: str, apart: str) -> 
     age = 0.0 if oldest is None else _seconds(oldest, now)
     metrics.put("tenuto_tasks_pending_oldest_seconds", age)
     metrics.put("tenuto_retries_due", found["retries_due"][""])
-    metrics.put("tenuto_stale_agents", found["agents"].get("STALE", 0))
+    silent = sum(found["agents"].get(status, 0) for status in ("STALE", "ERROR"))
+    metrics.put("tenuto_stale_agents", silent)
     metrics.put("tenuto_coordinator_leader", found["leader"][""])
     metrics.put("tenuto_outbox_lag", found["outbox"][""])
     metrics.put("tenuto_broker_lag", {"none": 0})

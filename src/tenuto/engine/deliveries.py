@@ -38,6 +38,8 @@ class Occurrence(msgspec.Struct, frozen=True, kw_only=True):
     seq: int | None = None
     previous: str | None = None
     new: str | None = None
+    agent: UUID | None = None
+    """The agent that it is about, when it is about no task."""
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -49,6 +51,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     new_status: str | None
     workspace_id: UUID
     timestamp: datetime
+    agent_id: UUID | msgspec.UnsetType = msgspec.UNSET
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,11 +131,12 @@ class Deliveries:
     def _message(self, told: Occurrence, webhook: UUID) -> tuple[Any, ...]:
         body = _Body(
             event=told.event,
-            task_id=told.task,
+            task_id=told.task if told.agent is None else None,
             previous_status=told.previous,
             new_status=told.new,
             workspace_id=told.workspace,
             timestamp=told.at,
+            agent_id=told.agent or msgspec.UNSET,
         )
         text = msgspec.json.encode(body).decode()
         message = self._core.clock.new_id()
@@ -255,8 +259,9 @@ def _occurrences(event: Row) -> list[Occurrence]:
             seq=event["seq"],
             previous=event["previous"],
             new=event["new"],
+            agent=event["agent"] if event["kind"].startswith("agent_") else None,
         )
-        for name in webhooks.events_of(event["previous"], event["new"])
+        for name in webhooks.events_of(event["previous"], event["new"], event["kind"])
     ]
 
 

@@ -179,6 +179,8 @@ class Dependencies:
             for each in blocked:
                 if each not in there:
                     raise Invalid(f"no task {each} to block", "dependency_unknown", field="blocks")
+            if (yield Statement("turns_held", {"ids": sorted(blocked)})):
+                raise Conflict("a task that has a place under its concurrency key cannot wait")
             changed = yield from cascade.each(sorted(blocked), _blocked)
             held = {change.task.id for change in changed}
             for each in blocked:

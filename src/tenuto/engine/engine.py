@@ -11,6 +11,8 @@ from tenuto import tracing
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import Listener, Wakeups
 from tenuto.clock import Clock
+from tenuto.engine.agent_explain import AgentExplanation, explain_agent
+from tenuto.engine.children import Asked, Question, Waited, Waiting
 from tenuto.engine.claim import Claiming, Work
 from tenuto.engine.complexity import ComplexityLevels
 from tenuto.engine.control import Action, ActionResult, Controlling
@@ -18,12 +20,18 @@ from tenuto.engine.core import Core
 from tenuto.engine.edit import Changes, Editing
 from tenuto.engine.flow_views import FlowViews
 from tenuto.engine.flows import Flows
+from tenuto.engine.gates import Gates
+from tenuto.engine.gateways import Gateways
 from tenuto.engine.inbox import Inbox
+from tenuto.engine.mailbox import Mailboxes
 from tenuto.engine.publishing import EventView, Publishing
 from tenuto.engine.query import Filter, Querying
+from tenuto.engine.rates import RateLimits
+from tenuto.engine.registry import Registry
 from tenuto.engine.report import Beat, Line, Presence, Reporting
 from tenuto.engine.sealing import Sealing
 from tenuto.engine.secrets import Rotating, Secrets
+from tenuto.engine.spending import Spending, SpendingStats
 from tenuto.engine.submit import Submitted, Submitting
 from tenuto.engine.upkeep import Upkeep
 from tenuto.engine.views import (
@@ -36,8 +44,10 @@ from tenuto.engine.views import (
     worker_of,
 )
 from tenuto.model import commands, limits
-from tenuto.model.errors import Invalid
+from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.matching import AgentProfile
+from tenuto.model.registry import STALE_AFTER_S
+from tenuto.model.spending import Usage
 from tenuto.model.submission import NewTask
 from tenuto.model.task import DEFAULT_LEASE_S, Fence
 from tenuto.store.protocol import Row, Script, Statement, Store
@@ -72,6 +82,7 @@ class Engine:
         self._submitting = Submitting(self.core, sealing)
         self._claiming = Claiming(self.core, sealing)
         self._reporting = Reporting(self.core, self._submitting, sealing, workspace)
+        self._waiting = Waiting(self.core, self._reporting, sealing, workspace)
         self.query = Querying(self.core)
         self._controlling = Controlling(self.core, self._submitting, self.query, sealing)
         self.system = Core(store, hints, vault)
@@ -116,6 +127,16 @@ class Engine:
     def complexity(self) -> ComplexityLevels:
         """What the workspace says of hard tasks."""
         return ComplexityLevels(self.core, self.workspace)
+
+    @property
+    def gates(self) -> Gates:
+        """What people hold back."""
+        return Gates(self.core, self.workspace, self.actor)
+
+    @property
+    def rate_limits(self) -> RateLimits:
+        """What all workers share of providers, models and accounts."""
+        return RateLimits(self.core, self.workspace, self.actor)
 
     @property
     def secrets(self) -> Secrets:
@@ -247,16 +268,53 @@ class Engine:
         """Make a child task, once per key."""
         return await self._reporting.spawn(fence, self.workspace, key, new, self.actor)
 
-    async def complete(self, fence: Fence, output: Any = None, summary: str | None = None) -> None:
+    async def wait(
+        self,
+        fence: Fence,
+        children: Sequence[UUID | str] | None = None,
+        timeout_s: float | None = None,
+        key: str | None = None,
+    ) -> Waited:
+        """How the children ended; while one has not, the task waits and the attempt is over."""
+        with tracing.span("wait", task=fence.task):
+            return await self._waiting.children(fence, children, timeout_s, key, self.actor)
+
+    async def ask(self, fence: Fence, key: str, question: Question) -> Asked:
+        """What people answered; until they have, the task waits and the attempt is over."""
+        with tracing.span("ask", task=fence.task):
+            return await self._waiting.people(fence, key, question, self.actor)
+
+    async def complete(
+        self,
+        fence: Fence,
+        output: Any = None,
+        summary: str | None = None,
+        usage: Usage | None = None,
+    ) -> None:
         """Finish the task with its result."""
         with tracing.span("complete", task=fence.task):
-            await self._reporting.complete(fence, self.workspace, output, summary, self.actor)
+            await self._reporting.complete(
+                fence, self.workspace, output, summary, self.actor, usage
+            )
 
     async def fail(
-        self, fence: Fence, failure: commands.Failure, resume_at: datetime | None = None
+        self,
+        fence: Fence,
+        failure: commands.Failure,
+        resume_at: datetime | None = None,
+        usage: Usage | None = None,
     ) -> None:
         """End the attempt without a result; the error class decides what follows."""
-        await self._report(commands.Fail(fence=fence, failure=failure, resume_at=resume_at))
+        command = commands.Fail(fence=fence, failure=failure, resume_at=resume_at)
+        await self._report(command, usage)
+
+    async def used(self, fence: Fence, usage: Usage) -> None:
+        """Count what an attempt used since its last report."""
+        await Spending(self.core, self.workspace).used(fence, usage, self.actor)
+
+    async def spending(self) -> SpendingStats:
+        """What the workspace's attempts used."""
+        return await Spending(self.core, self.workspace).stats(self.clock.now())
 
     async def not_started(self, fence: Fence, failure: commands.Failure) -> None:
         """The session could not be started; the try is given back."""
@@ -300,9 +358,9 @@ class Engine:
             # Somebody gave the session up before it could answer: the receipt comes late.
             await self.confirm_gone(command.fence, receipt)
 
-    async def _report(self, command: commands.Fenced) -> None:
+    async def _report(self, command: commands.Fenced, usage: Usage | None = None) -> None:
         with tracing.span(command.name, task=command.fence.task):
-            await self._reporting.order(command, self.actor)
+            await self._reporting.order(command, self.actor, usage)
 
     async def cancel(self, task: UUID, reason: str | None = None) -> None:
         """End a task; a running session is killed first."""
@@ -404,7 +462,8 @@ class Engine:
 
     async def explain(self, task: UUID) -> Explanation:
         """Why the task is not running."""
-        return await self.query.explain(task, self.workspace)
+        gateways = await Gateways(self.system).states()
+        return await self.query.explain(task, self.workspace, gateways)
 
     async def counts(self) -> dict[str, int]:
         """How many tasks there are, by status."""
@@ -414,38 +473,59 @@ class Engine:
         """The workers that were heard of lately, newest first."""
         return [worker_of(row) for row in await self.query.workers(self.workspace)]
 
-    async def register_agent(self, profile: AgentProfile) -> AgentProfile:
-        """Make an agent known; answers it with the id and version that the store gave it."""
-        limits.text("name", profile.name, limits.MAX_NAME, empty=False)
-        encoded = limits.json_text("profile", msgspec.to_builtins(profile))
-        params = {
-            "id": profile.id,
-            "workspace": profile.workspace,
-            "name": profile.name,
-            "profile": encoded,
-            "max_concurrent": profile.max_concurrent,
-            "now": self.core.now(),
-        }
+    async def register_agent(self, profile: AgentProfile, *, managed: bool = False) -> AgentProfile:
+        """Make an agent known; answers it as it is kept.
 
-        def script() -> Script[Row]:
-            rows = yield Statement("agent_put", params)
-            return rows[0]
+        What people have said of it (`managed`) holds, whatever its worker brings.
+        """
+        return await Registry(self.core, profile.workspace).put(profile, managed=managed)
 
-        row = await self.core.store.once(script)
-        known = msgspec.structs.replace(profile, id=row["id"], version=row["version"])
-        if known.id != profile.id:
-            # An older registration gave the name its id; the stored profile must carry it.
-            return await self.register_agent(known)
-        return known
+    async def terminate_agent(
+        self, agent: UUID, reason: str | None = None, *, graceful: bool = True
+    ) -> None:
+        """Let an agent take no more tasks; unless gracefully, what it runs is cancelled.
 
-    async def present(self, who: Presence) -> None:
-        """Note in the registry that a worker lives, or that it is going."""
-        await self.worker_beat(who.worker, who.host, who.pid, who.agents, who.slots, who.status)
+        It is TERMINATED when the last of its tasks has ended, DRAINING until then.
+        """
+        registry = Registry(self.core, self.workspace)
+        await registry.end(agent, reason, self.actor)
+        if not graceful:
+            running = Filter(agent=agent, status=("ASSIGNED", "RUNNING"))
+            await self.act("cancel", running, reason=reason or "agent terminated")
+
+    async def explain_agent(self, agent: UUID) -> AgentExplanation:
+        """What an agent may take, what waits for it, and why it takes nothing else."""
+        gateways = await Gateways(self.system).states()
+        return await explain_agent(self.core, self.workspace, agent, gateways)
+
+    @property
+    def mailboxes(self) -> Mailboxes:
+        """What is said to the workspace's agents."""
+        return Mailboxes(self.core, self.workspace, self.actor)
+
+    async def drain_worker(self, worker: str) -> None:
+        """Ask a worker to take no more tasks, finish or give back what it runs, and end."""
+        limits.text("worker", worker, limits.MAX_TITLE, empty=False)
+        params = {"workspace": self.workspace, "id": worker, "now": self.core.now()}
+
+        def script() -> Script[Sequence[Row]]:
+            rows: Sequence[Row] = yield Statement("worker_drain", params)
+            return rows
+
+        if not await self.core.store.once(script):
+            raise NotFound(f"no worker {worker!r} is at work")
+        self.core.wakeups.announce({f"worker:{worker}"})
+
+    async def present(self, who: Presence) -> bool:
+        """Note in the registry that a worker lives, or that it is going; whether it is to end."""
+        return await self.worker_beat(
+            who.worker, who.host, who.pid, who.agents, who.slots, who.status
+        )
 
     async def worker_beat(
         self, worker: str, host: str, pid: int, agents: Sequence[str], slots: int, status: str
-    ) -> None:
-        """A worker says that it lives, or that it is going."""
+    ) -> bool:
+        """A worker says that it lives, or that it is going; answers whether it is asked to end."""
         for name in (worker, host, *agents):
             limits.text("worker", name, limits.MAX_TITLE)
         for field, number in (("pid", pid), ("slots", slots)):
@@ -460,9 +540,11 @@ class Engine:
             "status": status,
             "now": self.core.now(),
             "names": list(agents),
+            "stale_s": STALE_AFTER_S,
         }
 
-        def script() -> Script[None]:
-            yield Statement("worker_beat", params)
+        def script() -> Script[bool]:
+            rows = yield Statement("worker_beat", params)
+            return rows[0]["drain_requested_at"] is not None
 
-        await self.core.store.once(script)
+        return await self.core.store.once(script)

@@ -1,4 +1,7 @@
-"""Escalation: a task that ended badly for good is put to people, with what they need to act."""
+"""Escalation: a task that ended badly for good is put to somebody, with what they need to act.
+
+The agent of its parent hears of it, in its mailbox; if there is none, people do, in the inbox.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,11 +11,13 @@ import msgspec
 from tenuto.clock import Clock
 from tenuto.engine.rows import decode
 from tenuto.model.commands import Command, Escalation
+from tenuto.model.messages import MOST_WAITING, NewMessage, message_row
 from tenuto.model.task import Change, Status
 from tenuto.store.protocol import Row, Script, Statement
 
 MOST = 200
 """Escalations that wait in a workspace's inbox at once; the dead letters have the rest."""
+KIND = "escalation"
 _LOST = frozenset({Status.DEAD, Status.FAILED})
 
 
@@ -26,20 +31,38 @@ def lost(decided: Sequence[tuple[Change, Command]]) -> list[tuple[Change, Comman
 
 
 def escalate(clock: Clock, ended: Sequence[tuple[Change, Command]]) -> Script[None]:
-    """Put the tasks to people, in the transaction that ended them."""
+    """Put the tasks to their parents' agents or to people, in the transaction that ended them."""
     wanted = [(change.task.id, change.task.workspace) for change, _ in ended]
-    rows = yield Statement("escalations_declared", rows={"wanted": wanted})
+    rows = yield Statement("escalations_declared", {"room": MOST_WAITING}, {"wanted": wanted})
     known = {row["id"]: row for row in rows}
     items = []
+    messages = []
     for change, command in ended:
         row = known.get(change.task.id)
-        if row is not None:
-            body = msgspec.json.encode(_body(change, command, row)).decode()
-            title = f"{row['title']}: {change.task.status}"
-            items.append((clock.new_id(), change.task.workspace, change.task.id, title, body))
+        if row is None:
+            continue
+        body = _body(change, command, row)
+        if row["agent"] is not None:
+            messages.append(_letter(clock, change, row, body))
+            continue
+        text = msgspec.json.encode(body).decode()
+        title = f"{row['title']}: {change.task.status}"
+        items.append((clock.new_id(), change.task.workspace, change.task.id, title, text))
     if items:
         params = {"now": clock.now(), "most": MOST}
         yield Statement("escalate", params, {"lost": items})
+    if messages:
+        yield Statement("messages_add", {"now": clock.now()}, {"sent": messages})
+
+
+def _letter(clock: Clock, change: Change, row: Row, body: dict[str, Any]) -> tuple[Any, ...]:
+    """The message to the agent of the task's parent."""
+    task = change.task
+    said = {"taskId": task.id, "title": row["title"], "status": task.status}
+    text = msgspec.json.encode(said | {"parentId": row["parent"]} | body).decode()
+    new = NewMessage(kind=KIND, scope_key=str(task.id))
+    where = (clock.new_id(), task.workspace, row["agent"], new, text)
+    return message_row(*where, sender="engine", task=task.id, attempt=task.attempt)
 
 
 def _body(change: Change, command: Command, row: Row) -> dict[str, Any]:

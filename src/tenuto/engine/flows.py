@@ -11,7 +11,7 @@ import msgspec
 
 from tenuto import tracing
 from tenuto.crash import crash_point
-from tenuto.engine import revival
+from tenuto.engine import revival, tree, turns
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import Ended
 from tenuto.engine.core import Core
@@ -332,9 +332,9 @@ class Flows:
 
     # What cascades left to do.
 
-    async def work_once(self, most: int = 20) -> int:
-        """Do some of what was left; answers how many pieces were done."""
-        params = {"now": self._core.now(), "most": most}
+    async def work_once(self, most: int = 20, workspace: UUID | None = None) -> int:
+        """Do some of what was left, in one workspace or in all; answers how many pieces."""
+        params = {"now": self._core.now(), "workspace": workspace, "most": most}
 
         def look() -> Script[list[Row]]:
             rows: list[Row] = yield Statement("work_due", params)
@@ -511,4 +511,7 @@ _PIECES: dict[str, Callable[[Cascade, Row], Script[None]]] = {
     "pause": _pause,
     "resume": _resume,
     "revive": revival.go_on,
+    "turn": turns.go_on,
+    "supersede": turns.go_on_superseding,
+    tree.BELOW: tree.go_on,
 }

@@ -1,18 +1,24 @@
 """The inbox: what waits for a person, and the answers."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
+from tenuto.engine import spending
 from tenuto.engine.cascade import Cascade
+from tenuto.engine.children import answer_step
 from tenuto.engine.core import Core
 from tenuto.engine.rows import decode
 from tenuto.model import commands, limits
+from tenuto.model.changes import is_parked
 from tenuto.model.commands import Command
-from tenuto.model.errors import Conflict, NotFound
-from tenuto.model.task import Status, Task
+from tenuto.model.errors import Conflict, Invalid, NotFound
+from tenuto.model.spending import HOLD as BUDGET
+from tenuto.model.spending import Budget
+from tenuto.model.task import Change, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
 
@@ -35,6 +41,8 @@ class InboxItem(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     decided_at: datetime | None
     expires_at: datetime | None
     created_at: datetime
+    key: str | None = None
+    """The name that a handler gave its question."""
 
 
 class Inbox:
@@ -67,8 +75,18 @@ class Inbox:
             raise NotFound(f"no inbox item {item}")
         return _item(rows[0])
 
-    async def answer(self, item: UUID, *, approve: bool, comment: str | None = None) -> None:
-        """Approve or reject; the first answer counts, and the task goes on by it."""
+    async def answer(
+        self,
+        item: UUID,
+        *,
+        approve: bool,
+        comment: str | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        """Approve or reject; the first answer counts, and the task goes on by it.
+
+        `budget` is what a task may use from now on whose budget is used up; else twice as much.
+        """
         limits.text("comment", comment or "", limits.MAX_TEXT)
         said = {
             "decision": "approved" if approve else "rejected",
@@ -79,37 +97,62 @@ class Inbox:
         text = msgspec.json.encode(said).decode()
 
         def script(cascade: Cascade) -> Script[None]:
-            rows = yield Statement("inbox_locked", {"id": item, "workspace": self._workspace})
-            if not rows:
-                raise NotFound(f"no inbox item {item}")
-            if rows[0]["status"] != "OPEN":
-                raise Conflict(f"the item is {rows[0]['status']} already")
-            if rows[0]["kind"] != "approval":
-                raise Conflict(f"an item of kind {rows[0]['kind']} is not approved or rejected")
-            changed = yield from cascade.each(
-                [rows[0]["task"]], lambda task: _verdict(task, text, approve=approve)
-            )
-            if not changed:
-                raise Conflict("the task no longer waits for an answer")
+            row = yield from self._open(item)
+            if row["kind"] not in ("approval", BUDGET):
+                raise Conflict(f"an item of kind {row['kind']} is not approved or rejected")
+            if budget is not None and row["kind"] != BUDGET:
+                raise Invalid("the item asks for no budget", field="budget")
+            if row["kind"] == BUDGET:
+                yield from spending.answer(
+                    cascade, self._workspace, row["task"], approve=approve, wanted=budget
+                )
+            elif row["key"] is not None:
+                yield from self._told(cascade, row, text)
+            else:
+                changed = yield from cascade.each(
+                    [row["task"]], lambda task: _verdict(task, text, approve=approve)
+                )
+                _check_heard(changed)
             yield self._decided(item, "APPROVED" if approve else "REJECTED", text)
 
         await self._core.flowing(script, self._actor)
 
     async def dismiss(self, item: UUID, comment: str) -> None:
-        """Answer an item that is no approval: somebody has seen to it."""
+        """Answer an item that is no approval; a handler that asked goes on by it."""
         limits.text("comment", comment, limits.MAX_TEXT)
-        text = msgspec.json.encode({"comment": comment, "by": self._actor}).decode()
+        said = {"comment": comment, "by": self._actor}
+        text = msgspec.json.encode(said).decode()
 
         def script(cascade: Cascade) -> Script[None]:
-            del cascade
-            rows = yield Statement("inbox_locked", {"id": item, "workspace": self._workspace})
-            if not rows:
-                raise NotFound(f"no inbox item {item}")
-            if rows[0]["status"] != "OPEN" or rows[0]["kind"] == "approval":
-                raise Conflict(f"the item is {rows[0]['status']}, of kind {rows[0]['kind']}")
+            row = yield from self._open(item)
+            if row["kind"] in ("approval", BUDGET):
+                raise Conflict(f"an item of kind {row['kind']} is approved or rejected")
+            if row["key"] is not None:
+                answer = {"answer": comment, "by": self._actor, "at": self._core.now()}
+                yield from self._told(cascade, row, msgspec.json.encode(answer).decode())
             yield self._decided(item, "ANSWERED", text)
 
         await self._core.flowing(script, self._actor)
+
+    def _open(self, item: UUID) -> Script[Row]:
+        """An item that nobody has answered, locked after its task."""
+        named = {"id": item, "workspace": self._workspace}
+        rows = yield Statement("inbox_item", named)
+        if rows and rows[0]["task"] is not None:
+            yield Statement("tasks_locked", {"ids": [rows[0]["task"]]})
+        rows = yield Statement("inbox_locked", named)
+        if not rows:
+            raise NotFound(f"no inbox item {item}")
+        if rows[0]["status"] != "OPEN":
+            raise Conflict(f"the item is {rows[0]['status']} already")
+        return rows[0]
+
+    def _told(self, cascade: Cascade, item: Row, text: str) -> Script[None]:
+        """Record the answer for the handler that asked, and let its task go on."""
+        changed = yield from cascade.each([item["task"]], _asker)
+        _check_heard(changed)
+        where = {"task": item["task"], "key": item["key"], "workspace": self._workspace}
+        yield answer_step(where, changed[0].task.attempt, text, self._core.now())
 
     def _decided(self, item: UUID, status: str, text: str) -> Statement:
         params = {
@@ -125,6 +168,15 @@ class Inbox:
 def _item(row: Row) -> InboxItem:
     fields = {name: row[name] for name in InboxItem.__struct_fields__}
     return InboxItem(**fields | {"body": decode(row["body"]), "decision": decode(row["decision"])})
+
+
+def _check_heard(changed: Sequence[Change]) -> None:
+    if not changed:
+        raise Conflict("the task no longer waits for an answer")
+
+
+def _asker(task: Task) -> Command | None:
+    return commands.Wake() if is_parked(task) and task.hold != "children" else None
 
 
 def _verdict(task: Task, text: str, *, approve: bool) -> Command | None:

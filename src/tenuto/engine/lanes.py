@@ -1,7 +1,7 @@
 """Which lanes there are and which of them an agent may take from, remembered between claims."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
 from functools import partial
 from uuid import UUID
@@ -10,10 +10,13 @@ import msgspec
 
 from tenuto.model.complexity import DEFAULT, ComplexityRules
 from tenuto.model.errors import Invalid, NotFound
+from tenuto.model.gates import Gate, closed_until
 from tenuto.model.limits import MAX_LANES
 from tenuto.model.matching import AgentProfile, Requirements, eligible, lane_id
 from tenuto.model.quota import quota_of
-from tenuto.store.protocol import Script, Statement, Store
+from tenuto.model.rates import Group, RateLimit, group_of
+from tenuto.model.registry import ENDING, refusal
+from tenuto.store.protocol import Row, Script, Statement, Store
 
 _TOUCH_EVERY = timedelta(hours=1)
 
@@ -25,13 +28,39 @@ class Lane(msgspec.Struct, frozen=True):
     closed_why: str | None
 
 
+class Open(msgspec.Struct, frozen=True):
+    """The lanes that an agent may take from now, and the version that they were read at."""
+
+    version: int
+    free: list[int]
+    limited: dict[Group, list[int]]
+    """Those whose tasks count against rate limits, by the limits' names."""
+    agent: AgentProfile
+    """The agent as people have described it, if they have."""
+
+    @property
+    def lanes(self) -> list[int]:
+        """All of them."""
+        return [*self.free, *(lane for lanes in self.limited.values() for lane in lanes)]
+
+
+_Timed = list[tuple[int, datetime | None]]
+"""Lanes, and until when each is closed."""
+
+
 class _Known(msgspec.Struct):
     version: int
     lanes: list[Lane]
+    gates: list[Gate]
+    limits: list[RateLimit]
     running: int | None
     """How many tasks may run at once."""
     complexity: ComplexityRules
-    eligible: dict[tuple[UUID, int], list[Lane]]
+    agents: dict[UUID, Row]
+    """Agents that people manage, and those that are to take no more tasks."""
+    eligible: dict[tuple[UUID, int], dict[Group, _Timed]] = {}
+    held: dict[str, datetime] = {}
+    """Rate limits that were found used up, until when."""
 
 
 class Lanes:
@@ -68,6 +97,14 @@ class Lanes:
         lane = self._ids.get(needs)
         return lane is not None and now - self._touched[lane] < _TOUCH_EVERY
 
+    def touched(self, used: Iterable[Requirements], now: datetime) -> None:
+        """Note that a transaction which is durable now used these lanes, where they are known."""
+        for needs in used:
+            lane, known = lane_id(needs.key()), self._known.get(needs.workspace)
+            if known is not None and any(each.id == lane for each in known.lanes):
+                self._ids[needs] = lane
+                self._touched[lane] = now
+
     async def _touch(self, missing: list[Requirements], now: datetime) -> None:
         for workspace in {needs.workspace for needs in missing}:
             wanted = {lane_id(each.key()) for each in missing if each.workspace == workspace}
@@ -94,18 +131,37 @@ class Lanes:
         if not any(lane.id == lane_id(needs.key()) for lane in known.lanes):
             raise _too_many()
 
-    async def eligible(self, agent: AgentProfile, now: datetime) -> tuple[int, list[int]]:
-        """The open lanes that the agent may take from, and the version they were read at."""
+    async def eligible(self, agent: AgentProfile, now: datetime) -> Open:
+        """The open lanes that the agent may take from; `Forbidden` when it is to take no more."""
         known = await self._some(agent.workspace)
+        if agent.id in known.agents:
+            if known.agents[agent.id]["status"] in ENDING and await self.moved(agent.workspace):
+                return await self.eligible(agent, now)
+            agent = _as_managed(agent, known.agents[agent.id])
         key = (agent.id, agent.version)
         mine = known.eligible.get(key)
         if mine is None:
-            mine = [lane for lane in known.lanes if eligible(agent, lane.requirements)]
-            known.eligible[key] = mine
-        open_now = [
-            lane.id for lane in mine if lane.closed_until is None or lane.closed_until <= now
-        ]
-        return known.version, open_now
+            mine = known.eligible[key] = _lanes_of(agent, known)
+        free = _open_now(mine[()], now)
+        limited = {
+            group: found
+            for group, lanes in mine.items()
+            if group
+            and all(known.held.get(name, now) <= now for name in group)
+            and (found := _open_now(lanes, now))
+        }
+        return Open(known.version, free, limited, agent)
+
+    def hold(self, workspace: UUID, version: int, held: dict[str, datetime]) -> None:
+        """Keep from lanes whose rate limits are used up, until the instants given.
+
+        Only this process does: a limit closes a lane for the agents whose model or account it
+        names, while the lane's row closes it for everybody. Whoever else tries finds the limit in
+        the store, and a limit that is changed moves the version, with which this is forgotten.
+        """
+        known = self._known.get(workspace)
+        if known is not None and known.version == version:
+            known.held.update(held)
 
     async def complexity(self, workspace: UUID) -> ComplexityRules:
         """What the workspace says of hard tasks, as far as is known."""
@@ -128,6 +184,11 @@ class Lanes:
     async def all(self, workspace: UUID) -> list[Lane]:
         return (await self._load(workspace)).lanes
 
+    async def gates(self, workspace: UUID) -> list[Gate]:
+        """What people hold back."""
+        await self.moved(workspace)
+        return (await self._some(workspace)).gates
+
     async def _some(self, workspace: UUID) -> _Known:
         """What was loaded before, however old."""
         while (known := self._known.get(workspace)) is None:
@@ -138,6 +199,9 @@ class Lanes:
         # The version first: lanes that appear in between make it look old, never new.
         versions = await self._store.fetch(Statement("lanes_version", {"workspace": workspace}))
         rows = await self._store.fetch(Statement("lanes", {"workspace": workspace}))
+        gates = await self._store.fetch(Statement("gates", {"workspace": workspace}))
+        limits = await self._store.fetch(Statement("rate_limits", {"workspace": workspace}))
+        agents = await self._store.fetch(Statement("agents_told", {"workspace": workspace}))
         lanes = [
             Lane(
                 row["lane"],
@@ -151,9 +215,59 @@ class Lanes:
         quota = quota_of(versions[0]["quota"] if versions else None)
         text = versions[0]["complexity"] if versions else None
         rules = DEFAULT if text is None else msgspec.json.decode(text, type=ComplexityRules)
-        known = _Known(version, lanes, quota.running, rules, {})
+        known = _Known(
+            version,
+            lanes,
+            [_gate_of(row) for row in gates],
+            [limit_of(row) for row in limits],
+            quota.running,
+            rules,
+            {row["id"]: row for row in agents},
+        )
         self._known[workspace] = known
         return known
+
+
+def _lanes_of(agent: AgentProfile, known: _Known) -> dict[Group, _Timed]:
+    """The agent's lanes by the limits that hold for it there; those without any stand under ()."""
+    found: dict[Group, _Timed] = {(): []}
+    for lane in known.lanes:
+        if eligible(agent, lane.requirements):
+            model = lane.requirements.model or agent.model
+            group = group_of(known.limits, model, agent.account)
+            gate = closed_until(known.gates, agent.name, lane.id, lane.requirements)
+            times = [each for each in (lane.closed_until, gate) if each is not None]
+            found.setdefault(group, []).append((lane.id, max(times, default=None)))
+    return found
+
+
+def _open_now(lanes: _Timed, now: datetime) -> list[int]:
+    return [lane for lane, until in lanes if until is None or until <= now]
+
+
+def limit_of(row: Row) -> RateLimit:
+    """The rate limit in a row."""
+    return RateLimit(**{name: row[name] for name in RateLimit.__struct_fields__})
+
+
+def _gate_of(row: Row) -> Gate:
+    return Gate(
+        kind=row["kind"],
+        subject=row["name"],
+        reason=row["reason"],
+        until=row["until"],
+        created_by=row["created_by"],
+    )
+
+
+def _as_managed(agent: AgentProfile, row: Row) -> AgentProfile:
+    """The agent by the word of people; `Forbidden` when it is to take no more tasks."""
+    if row["status"] in ENDING:
+        raise refusal(row["status"])
+    if row["version"] <= agent.version or row["profile"] is None:
+        return agent
+    told = msgspec.json.decode(row["profile"], type=AgentProfile)
+    return msgspec.structs.replace(told, version=row["version"])
 
 
 def _too_many() -> Invalid:

@@ -2,7 +2,7 @@
 
 import string
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -10,8 +10,15 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.core import Core
-from tenuto.engine.explain import explain, waiting_for
+from tenuto.engine.explain import Held, explain, waiting_for
+from tenuto.engine.gateways import GatewayState, obstacle
+from tenuto.engine.lanes import Lane
+from tenuto.engine.rates import limit_rows, used_up
+from tenuto.engine.registry import hindered, profile_of
 from tenuto.engine.rows import CorruptRow, decode, task_of
+from tenuto.engine.spending import spent_by_attempt
+from tenuto.engine.turns import standing
+from tenuto.engine.upkeep import APART
 from tenuto.engine.views import (
     AttemptView,
     Explanation,
@@ -26,6 +33,7 @@ from tenuto.model import limits
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.matching import AgentProfile
 from tenuto.model.task import LEASED, Outcome, Status
+from tenuto.model.turns import HOLD
 from tenuto.store.protocol import Row, Statement
 
 LEVELS = ("DEBUG", "INFO", "WARN", "ERROR", "CRITICAL")
@@ -173,14 +181,18 @@ class Querying:
     async def attempts(self, task: UUID, workspace: UUID) -> list[AttemptView]:
         """The ended attempts, then the one under way."""
         row = await self._row(task, workspace)
+        used = spent_by_attempt(await self._fetch(Statement("spending_of", {"task": task})))
         ended = [
-            AttemptView(**{**dict(each), "receipt": decode(each["receipt"])})
+            AttemptView(
+                **{**dict(each), "receipt": decode(each["receipt"]), **used[each["attempt"]]}
+            )
             for each in await self._fetch(Statement("attempts", {"id": task}))
         ]
         if row["status"] not in LEASED:
             return ended
         names = ("attempt", "agent", "agent_name", "worker", "session_key", "started_at")
-        current = AttemptView(**{name: row[name] for name in names}, outcome=None, ended_at=None)
+        told = {name: row[name] for name in names} | used[row["attempt"]]
+        current = AttemptView(**told, outcome=None, ended_at=None)
         return [*ended, current]
 
     async def events(
@@ -221,6 +233,13 @@ class Querying:
         rows = await self._fetch(Statement("events_notable", params, {}, levels))
         return [_event_line(row) for row in reversed(rows)]
 
+    async def coordinators(self, level: str, limit: int) -> list[LogLine]:
+        """The newest events of at least that level, of coordinators themselves."""
+        params = {"apart": APART, "most": limit}
+        levels = {"levels": _from_level(level)}
+        rows = await self._fetch(Statement("coordinator_events", params, {}, levels))
+        return [_event_line(row) for row in reversed(rows)]
+
     async def counts(self, workspace: UUID) -> dict[str, int]:
         rows = await self._fetch(Statement("counts", {"workspace": workspace}))
         found = {row["status"]: row["n"] for row in rows}
@@ -231,14 +250,16 @@ class Querying:
 
     async def agents(self, workspace: UUID) -> dict[str, AgentProfile]:
         """The agents that are not terminated, by name."""
-        rows = await self._fetch(Statement("agents", {"workspace": workspace}))
-        return {
-            row["name"]: msgspec.json.decode(row["profile"], type=AgentProfile)
-            for row in rows
-            if row["status"] != "TERMINATED"
-        }
+        rows = await self._agent_rows(workspace)
+        return {row["name"]: profile_of(row) for row in rows}
 
-    async def explain(self, task: UUID, workspace: UUID) -> Explanation:
+    async def _agent_rows(self, workspace: UUID) -> Sequence[Row]:
+        rows = await self._fetch(Statement("agents", {"workspace": workspace}))
+        return [row for row in rows if row["status"] != "TERMINATED"]
+
+    async def explain(
+        self, task: UUID, workspace: UUID, gateways: Sequence[GatewayState] = ()
+    ) -> Explanation:
         """Why the task is not running: every gate, its number, when it clears."""
         row = await self._row(task, workspace)
         now = self._core.now()
@@ -247,7 +268,8 @@ class Querying:
         if row["status"] == Status.PENDING:
             params = {"lane": row["lane"], "rank": row["rank"], "id": task, "most": 100_000}
             ahead = (await self._fetch(Statement("queue_ahead", params)))[0]["n"]
-        agents = await self.agents(workspace)
+        rows = await self._agent_rows(workspace)
+        agents = {each["name"]: profile_of(each) for each in rows}
         workers = await self.workers(workspace)
         try:
             known = task_of(row)
@@ -260,7 +282,31 @@ class Querying:
         if known.unmet > 0:
             params = {"task": task, "workspace": workspace}
             needs = await self._fetch(Statement("dependencies", params))
-        return explain(known, lanes.get(row["lane"]), agents, workers, ahead, now, needs)
+        lane = lanes.get(row["lane"])
+        held = await self._held(workspace, lane, agents, now)
+        pushed = {
+            name: obstacle(agent.gateway, gateways, now)
+            for name, agent in agents.items()
+            if agent.gateway is not None
+        }
+        idle = {each["name"]: hindered(each, now) for each in rows}
+        held = msgspec.structs.replace(held, gateways=pushed, agents=idle)
+        if known.hold == HOLD:
+            holds = {HOLD: await standing(self._core, task, workspace)}
+            held = msgspec.structs.replace(held, holds=holds)
+        return explain(known, lane, agents, workers, ahead, now, needs, held)
+
+    async def _held(
+        self, workspace: UUID, lane: Lane | None, agents: Mapping[str, AgentProfile], now: datetime
+    ) -> Held:
+        """What keeps agents from a lane for a while."""
+        wanted = None if lane is None else lane.requirements.model
+        rows = await limit_rows(self._core, workspace)
+        limits = {
+            name: used_up(rows, wanted or agent.model, agent.account, now)
+            for name, agent in agents.items()
+        }
+        return Held(await self._core.lanes.gates(workspace), limits)
 
     async def _row(self, task: UUID, workspace: UUID) -> Row:
         rows = await self._fetch(Statement("show", {"workspace": workspace, "id": task}))
@@ -288,7 +334,7 @@ def _reason(row: Row, now: datetime) -> str | None:
 
 def _event_line(row: Row) -> LogLine:
     arrow = f" {row['previous']} -> {row['new']}" if row["previous"] != row["new"] else ""
-    start = "" if row["previous"] else f" -> {row['new']}"
+    start = "" if row["previous"] or row["new"] is None else f" -> {row['new']}"
     said = f": {row['message']}" if row["message"] else ""
     return LogLine(
         at=row["at"],

@@ -5,6 +5,7 @@ Whoever reports, here or over a network, the task's secrets are struck before an
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
@@ -15,19 +16,24 @@ from tenuto.engine.consequences import Ended
 from tenuto.engine.core import Core
 from tenuto.engine.rows import CorruptRow, decode, task_of
 from tenuto.engine.sealing import Sealing, struck
+from tenuto.engine.spending import counted, spend
 from tenuto.engine.submit import Submitting, submit_script
+from tenuto.engine.turns import check_above
 from tenuto.model import commands, limits
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.flow import Unfit
 from tenuto.model.redact import Redactor
 from tenuto.model.retry import ATTEMPT_CAP
+from tenuto.model.spending import Usage, check_usage
 from tenuto.model.submission import NewTask, check
 from tenuto.model.task import DEFAULT_LEASE_S, LEASED, Change, Fence, Status, Task
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Row, Script, Statement
 
 _LOST = "lease_lost"
+OWN = "$"
+"""How the keys of steps begin that the engine records for itself."""
 _SAID = ("failure", "receipt", "hold", "session_key")
 """What an attempt may put into a command in its own words."""
 F = TypeVar("F", bound=commands.Fenced)
@@ -40,6 +46,8 @@ class Pulse(msgspec.Struct, frozen=True):
     cancel: bool
     pause: bool
     hung: bool
+    begun: bool = True
+    """Whether the session is known to have begun."""
 
 
 class Beat(msgspec.Struct, frozen=True):
@@ -72,6 +80,7 @@ class _Result(msgspec.Struct, frozen=True):
     command: commands.Complete
     workspace: UUID
     actor: str | None
+    usage: Usage | None = None
 
 
 class _Followed(msgspec.Struct, frozen=True):
@@ -92,11 +101,17 @@ class Reporting:
         self._sealing = sealing
         self._submitting = submitting
         self._complete = Kind("complete", self._complete_script, one_statement=True)
-        self._watched = Kind("complete_watched", self._watched_script)
+        self._watched = Kind("complete_watched", self._watched_script, leads=True)
         self._progress = Kind("progress", self._progress_script, one_statement=True)
 
     async def complete(
-        self, fence: Fence, workspace: UUID, output: Any, summary: str | None, actor: str | None
+        self,
+        fence: Fence,
+        workspace: UUID,
+        output: Any,
+        summary: str | None,
+        actor: str | None,
+        usage: Usage | None = None,
     ) -> None:
         """Record the result; accepted once, and only from the attempt that owns the task."""
         _check_fence(fence)
@@ -105,8 +120,10 @@ class Reporting:
             summary = redactor.text(limits.text("summary", summary, limits.MAX_TEXT))
         text = redactor.json(limits.json_text("output", output))
         command = commands.Complete(fence=fence, output=text, summary=summary)
-        result = _Result(command, workspace, actor)
-        moved = not self._core.watched.take(fence.task) and await self._core.batcher.submit(
+        _check_usage(usage)
+        result = _Result(command, workspace, actor, usage)
+        known = self._core.watched.take(fence.task) or usage is not None
+        moved = not known and await self._core.batcher.submit(
             self._complete, result, key=fence.task.int
         )
         if not moved:
@@ -122,27 +139,53 @@ class Reporting:
             )
         except Unfit as error:
             failure = commands.Failure(message=error.message, retryable=False)
-            await self.order(commands.Fail(fence=fence, failure=failure), result.actor)
+            fail = commands.Fail(fence=fence, failure=failure)
+            await self.order(fail, result.actor, result.usage)
             return
+        if result.usage is not None and done.moved:
+            counted(result.usage)
         if done.cascade is not None:
             self._core.announce_cascade(done.cascade)
         if not done.moved:
             # Neither of the plain cases: the model says what it is.
-            await self._core.order(
-                fence.task, result.command, workspace=result.workspace, actor=result.actor
-            )
+            await self._ordered(result.command, result.workspace, result.actor)
+
+    async def _ordered(
+        self,
+        command: commands.Fenced,
+        workspace: UUID,
+        actor: str | None,
+        usage: Usage | None = None,
+    ) -> Change | None:
+        """Apply a command, and count with it what its attempt has used."""
+        task = command.fence.task
+        first = None if usage is None else partial(spend, self._core, command.fence, usage)
+        return await self._core.order(task, command, workspace=workspace, actor=actor, first=first)
 
     def _watched_script(self, results: list[_Result]) -> Script[Answers]:
+        plain = yield from self._paid(results)
         rows = yield self._completion("complete_watched", results)
-        moved = {row["id"] for row in rows}
-        workspaces = {each.command.fence.task: each.workspace for each in results}
+        moved = {row["id"]: row for row in rows}
         cascade = self._core.cascade(results[0].actor, strict=True)
         yield from cascade.follow(
-            Ended(task, workspaces[task], Status.COMPLETED) for task in sorted(moved)
+            Ended(task, row["workspace"], Status.COMPLETED, row)
+            for task, row in sorted(moved.items())
         )
-        told = [_Followed(each.command.fence.task in moved) for each in results]
+        told = [_Followed(each.command.fence.task in {*moved, *plain}) for each in results]
         told[0] = _Followed(told[0].moved, cascade)
         return told
+
+    def _paid(self, results: list[_Result]) -> Script[set[UUID]]:
+        """Count what attempts used that say so at their end; those whose end nobody watches end."""
+        paying = []
+        for each in results:
+            if each.usage is not None:
+                yield from spend(self._core, each.command.fence, each.usage)
+                paying.append(each)
+        if not paying:
+            return set()
+        rows = yield self._completion("complete_if_owned", paying)
+        return {row["id"] for row in rows}
 
     def _complete_script(self, results: list[_Result]) -> Script[Answers]:
         rows = yield self._completion("complete_if_owned", results)
@@ -159,13 +202,17 @@ class Reporting:
                 found.append((fence.task, result.workspace, command.output, command.summary))
         return Statement(query, {"now": self._core.now()}, {"done": done, "result": found})
 
-    async def order(self, command: commands.Fenced, actor: str | None) -> Change | None:
+    async def order(
+        self, command: commands.Fenced, actor: str | None, usage: Usage | None = None
+    ) -> Change | None:
         """Any other end of an attempt, or its beginning, as the model decides."""
         check_report(command)
-        task = command.fence.task
+        _check_usage(usage)
         if any(getattr(command, field, None) is not None for field in _SAID):
             command = redacted(command, await self._sealing.redactor(command.fence))
-        change = await self._core.order(task, command, workspace=self._workspace, actor=actor)
+        change = await self._ordered(command, self._workspace, actor, usage)
+        if usage is not None and change is not None:
+            counted(usage)
         if not isinstance(command, commands.Begin):
             self._sealing.forget(command.fence)
         return change
@@ -233,7 +280,7 @@ class Reporting:
         text = redactor.json(limits.json_text("checkpoint", data)) or "null"
 
         def script() -> Script[int]:
-            task = yield from self._owned(fence, pausing=True)
+            task = yield from self.owned(fence, pausing=True)
             number = task.checkpoint_seq + 1 if seq is None else seq
             if number < task.checkpoint_seq:
                 raise Conflict(
@@ -286,12 +333,12 @@ class Reporting:
     async def record_step(self, fence: Fence, key: str, value: Any) -> None:
         """Remember a step's value for every later attempt."""
         redactor = await self._sealing.redactor(fence)
-        _check_key(key, redactor)
+        check_key(key, redactor)
         text = redactor.json(limits.json_text("value", value))
 
         def script() -> Script[None]:
-            task = yield from self._owned(fence)
-            if (yield self._step(task, fence, key, text, None)):
+            task = yield from self.owned(fence)
+            if (yield self.step(task, key, text, None)):
                 return
             before = (yield Statement("step", {"id": fence.task, "key": key}))[0]
             if before["child"] is not None or decode(before["value"]) != decode(text):
@@ -304,42 +351,50 @@ class Reporting:
     ) -> UUID:
         """A child task, made once per key however often the handler repeats it."""
         redactor = await self._sealing.redactor(fence)
-        _check_key(key, redactor)
+        check_key(key, redactor)
+        if new.next or new.control or new.group:
+            raise Invalid("a child has no next, group or control of its own", field="task")
         child = uuid5(fence.task, key)
         born = msgspec.structs.replace(struck(new, redactor), id=child, parent=fence.task)
         check(born)
         draft = await self._submitting.draft([born], workspace, actor)
 
-        def script() -> Script[UUID]:
-            task = yield from self._owned(fence)
-            made = yield from submit_script(self._core, draft, workspace)
-            if not (yield self._step(task, fence, key, None, made[0].id)):
+        def script(cascade: Cascade) -> Script[UUID]:
+            task = yield from self.owned(fence)
+            if born.concurrency is not None:
+                yield from check_above(task, born.concurrency)
+            if draft.waits or draft.keyed:
+                made = yield from self._submitting.waiting_script(draft, workspace, cascade)
+            else:
+                made = yield from submit_script(self._core, draft, workspace)
+            if made[0].created:
+                yield from self._core.tree.grown(task, made[0].id)
+            if not (yield self.step(task, key, None, made[0].id)):
                 before = yield Statement("step", {"id": fence.task, "key": key})
                 if before[0]["child"] != made[0].id:
                     raise Conflict(f"step {key!r} is no such child", "step_conflict")
             return made[0].id
 
-        known = await self._core.store.transact(script)
+        known = await self._core.flowing(script, actor)
         self._submitting.announce(draft)
         return known
 
-    def _step(
-        self, task: Task, fence: Fence, key: str, value: str | None, child: UUID | None
-    ) -> Statement:
+    def step(self, task: Task, key: str, value: str | None, child: UUID | None) -> Statement:
+        """The statement that records a step of a task that the caller holds."""
         return Statement(
             "step_record",
             {
                 "id": task.id,
                 "workspace": task.workspace,
                 "key": key,
-                "attempt": fence.attempt,
+                "attempt": task.attempt,
                 "value": value,
                 "child": child,
                 "now": self._core.now(),
             },
         )
 
-    def _owned(self, fence: Fence, *, pausing: bool = False) -> Script[Task]:
+    def owned(self, fence: Fence, *, pausing: bool = False) -> Script[Task]:
         """The task, locked, if the fence is current and nobody asked to stop."""
         _check_fence(fence)
         rows = yield Statement("tasks_locked", {"ids": [fence.task]})
@@ -365,6 +420,7 @@ def _pulse(row: Row) -> Pulse:
         row["cancel_requested_at"] is not None,
         row["pause_requested_at"] is not None,
         row["hung_warned_at"] is not None,
+        row["started_at"] is not None,
     )
 
 
@@ -378,9 +434,16 @@ def _check_fence(fence: Fence) -> None:
         raise Conflict("no such attempt owns the task", _LOST)
 
 
-def _check_key(key: str, redactor: Redactor) -> None:
+def _check_usage(usage: Usage | None) -> None:
+    if usage is not None:
+        check_usage(usage)
+
+
+def check_key(key: str, redactor: Redactor) -> None:
     """Struck out, two keys could become one, and a step's value be taken for another's."""
     limits.text("key", key, limits.MAX_TITLE, empty=False)
+    if key.startswith(OWN):
+        raise Invalid(f"keys that begin with {OWN} are the engine's own", field="key")
     if redactor.text(key) != key:
         raise Invalid("a step's key must not hold a secret", field="key")
 

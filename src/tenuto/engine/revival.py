@@ -22,6 +22,7 @@ from tenuto.model.flow import (
     GroupStatus,
 )
 from tenuto.model.task import TERMINAL, Status, Task
+from tenuto.model.turns import HOLD
 from tenuto.store.protocol import Row, Script, Statement
 
 _RETRIED = frozenset({Status.FAILED, Status.DEAD, Status.CANCELLED})
@@ -54,14 +55,16 @@ class Revival:
         unmet = yield from self._needs(task)
         waited = yield Statement("waited_for", {"ids": [task]})
         by_engine = yield from self._is_control(task)
+        keyed = yield Statement("turn_wishes", rows={"wanted": [(task, self._workspace)]})
 
         def again(found: Task) -> commands.Command | None:
             if found.status not in _RETRIED:
                 return None
             if by_engine:
                 return commands.Revive(hold="turn:act" if place.held else "act", unmet=unmet)
-            watched = place.counts or bool(waited) or self._deep
-            return commands.Retry(watched=watched, unmet=unmet, held=place.held)
+            watched = place.counts or bool(waited or keyed) or self._deep
+            hold = HOLD if keyed else None
+            return commands.Retry(watched=watched, unmet=unmet, held=place.held, hold=hold)
 
         changed = yield from self._cascade.each([task], again, acts=True, ended=True)
         if not changed:
@@ -126,7 +129,7 @@ class Revival:
         def again(task: Task) -> commands.Command | None:
             if task.status not in _REVIVED:
                 return None
-            hold = task.hold if task.hold in ("act", "turn", "turn:act") else None
+            hold = task.hold if task.hold in ("act", "turn", "turn:act", HOLD) else None
             return commands.Revive(hold=hold, unmet=unmet.get(task.id, 0))
 
         yield Statement("work_forget", {"ids": ids})

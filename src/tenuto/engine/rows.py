@@ -276,6 +276,8 @@ def body_row(
         new.on_dependency_failure if new.depends_on else None,
         new.complexity,
         _json(new.escalation),
+        _json(new.concurrency),
+        _json(new.budget),
     )
 
 

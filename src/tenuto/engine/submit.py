@@ -12,7 +12,7 @@ from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
 from tenuto.engine.dependencies import NOBODY, Dependencies, Waits, waits_of
 from tenuto.engine.plans import refers
-from tenuto.engine.rows import STATUS, Rows, add_words, body_row, hot_row, insert, no_rows
+from tenuto.engine.rows import STATUS, UNMET, Rows, add_words, body_row, hot_row, insert, no_rows
 from tenuto.engine.sealing import Sealing
 from tenuto.model import limits
 from tenuto.model.complexity import gated
@@ -20,6 +20,7 @@ from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.model.matching import Requirements
 from tenuto.model.submission import NewTask, check, fingerprint, requirements, same_lane
 from tenuto.model.task import Status
+from tenuto.model.turns import HOLD
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Script, Statement
 
@@ -49,6 +50,8 @@ class Draft(msgspec.Struct, frozen=True):
     rows: Rows
     wakes: set[int]
     waits: Waits = NOBODY
+    keyed: bool = False
+    """Whether some of the tasks share a concurrency key."""
 
 
 class Submitting:
@@ -79,7 +82,7 @@ class Submitting:
         draft = await self.draft(
             [news[place] for place in unique], workspace, actor, rerun_of=rerun_of
         )
-        if draft.waits:
+        if draft.waits or draft.keyed:
             done = await self._waiting(draft, workspace, actor)
         elif any(draft.prints):
             crash_point("engine.before_commit")
@@ -103,20 +106,28 @@ class Submitting:
             self._core.wakeups.announce([f"lane:{lane}" for lane in draft.wakes])
 
     async def _waiting(self, draft: Draft, workspace: UUID, actor: str | None) -> list[Submitted]:
-        """Insert tasks that wait for others."""
+        """Insert tasks that wait for others, or for a place."""
+        return await self._core.flowing(
+            lambda cascade: self.waiting_script(draft, workspace, cascade), actor
+        )
 
-        def script(cascade: Cascade) -> Script[list[Submitted]]:
-            others = Dependencies(draft.waits, workspace)
-            yield from others.look(draft.ids)
-            others.check_results(draft.rows, _INPUT)
-            counted = msgspec.structs.replace(draft, rows=others.counted(draft.rows))
-            made = yield from submit_script(self._core, counted, workspace)
-            fresh = {each.id for each in made if each.created}
-            _check_whole(draft, fresh)
-            yield from others.made(cascade, [r for r in counted.rows["hot"] if r[0] in fresh])
-            return made
-
-        return await self._core.flowing(script, actor)
+    def waiting_script(
+        self, draft: Draft, workspace: UUID, cascade: Cascade
+    ) -> Script[list[Submitted]]:
+        """The same within a transaction."""
+        others = Dependencies(draft.waits, workspace)
+        yield from others.look(draft.ids)
+        others.check_results(draft.rows, _INPUT)
+        counted = msgspec.structs.replace(draft, rows=others.counted(draft.rows))
+        made = yield from submit_script(self._core, counted, workspace)
+        fresh = {each.id for each in made if each.created}
+        _check_whole(draft, fresh)
+        hot = [row for row in counted.rows["hot"] if row[0] in fresh]
+        yield from others.made(cascade, hot)
+        for row in hot:
+            if row[UNMET - 1] == HOLD and not row[UNMET]:
+                cascade.turns.ask(row[0], workspace)
+        return made
 
     async def _plain(self, draft: Draft, workspace: UUID) -> list[Submitted]:
         """Insert tasks whose ids are new for certain."""
@@ -178,13 +189,23 @@ class Submitting:
             )
         for new, task_id, place in zip(news, ids, places, strict=True):
             unmet = len(waits.needs.get(task_id, ())) or None
-            watched = waits.watched(task_id)
-            lane = lanes[place]
-            hot = hot_row(new, task_id, workspace, lane, actor, now, unmet=unmet, watched=watched)
+            keyed = new.concurrency is not None
+            hot = hot_row(
+                new,
+                task_id,
+                workspace,
+                lanes[place],
+                actor,
+                now,
+                hold=HOLD if keyed else None,
+                unmet=unmet,
+                watched=keyed or waits.watched(task_id),
+            )
             if hot[STATUS] is Status.PENDING:
                 wakes.add(lanes[place])
             rows["hot"].append(hot)
-        return Draft(ids, keys, prints, rows, wakes, waits)
+        keyed = any(new.concurrency is not None for new in news)
+        return Draft(ids, keys, prints, rows, wakes, waits, keyed)
 
 
 def _check_whole(draft: Draft, fresh: set[UUID]) -> None:

@@ -3,12 +3,13 @@
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid5
 
 import msgspec
 
 from tenuto.crash import crash_point
 from tenuto.engine.cascade import Cascade
+from tenuto.engine.children import lapsed
 from tenuto.engine.consequences import Ended
 from tenuto.engine.core import Core
 from tenuto.engine.escalation import escalate, lost
@@ -32,17 +33,33 @@ UNANSWERED_AFTER = timedelta(minutes=2)
 WORKER_LOST_AFTER = timedelta(minutes=2)
 WORKER_FORGET_AFTER = timedelta(days=1)
 
+STANDBY_S = 90.0
+"""How long somebody who said to stand by is believed."""
+APART = UUID(int=0)
+"""The workspace of what belongs to no tenant: the events of coordinators themselves."""
+
 Sink = Callable[[Sequence[Row]], Awaitable[None]]
 
 
+class Cycle(msgspec.Struct, frozen=True, kw_only=True):
+    """How a leader's last cycle went: seconds, in all and by duty, what it did, what failed."""
+
+    seconds: float
+    duties: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    error: str | None = None
+
+
 class Leadership(msgspec.Struct, frozen=True):
-    """Who leads, and the how-manieth leader it is."""
+    """Who leads since when, the how-manieth leader it is, and how its last cycle went."""
 
     holder: str
     epoch: int
     until: datetime
     cycles: int = 0
     seen_at: datetime | None = None
+    since: datetime | None = None
+    cycle: Cycle | None = None
 
 
 class Upkeep:
@@ -50,11 +67,19 @@ class Upkeep:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._turn: UUID | None = None
 
-    async def expire_once(self, actor: str) -> int:
-        """End the attempts whose lease ran out."""
-        now = self._core.now()
-        found = Statement("leases_expired", {"now": now, "most": BATCH})
+    async def expire_once(self, actor: str, workspace: UUID | None = None) -> int:
+        """End the attempts whose lease ran out, of one workspace or of all."""
+        params = {"now": self._core.now(), "workspace": workspace, "most": BATCH}
+        return await self._expire(Statement("leases_expired", params), actor)
+
+    async def expire_in_turns(self, actor: str) -> int:
+        """The same for all, as many of each workspace as of any other."""
+        params = {"now": self._core.now(), "most": BATCH}
+        return await self._expire(Statement("leases_expired_in_turns", params), actor)
+
+    async def _expire(self, found: Statement, actor: str) -> int:
         return await self._decide_each(found, actor, lambda _task, _now: commands.Expire())
 
     async def expire_worker(self, worker: str, actor: str) -> int:
@@ -64,12 +89,27 @@ class Upkeep:
             found, actor, lambda _task, _now: commands.Expire(seen_dead=True)
         )
 
-    async def promote_once(self, actor: str) -> int:
+    async def promote_once(self, actor: str, workspace: UUID | None = None) -> int:
         """Do what tasks' timers call for: retries, schedules, TTLs, hung and overdue runs."""
+        params = {"now": self._core.now(), "workspace": workspace, "most": BATCH}
+        return await self._decide_each(Statement("tasks_due", params), actor, on_due)
+
+    async def promote_in_turns(self, actor: str) -> int:
+        """The same, as many of each workspace as of any other.
+
+        The first of each workspace are found by an index of its own, whatever waits in others; so
+        a share costs a probe per workspace, which is why a batch by time is tried before.
+        """
         now = self._core.now()
-        return await self._decide_each(
-            Statement("tasks_due", {"now": now, "most": BATCH}), actor, on_due
-        )
+        params = {"now": now, "after": self._turn, "most": BATCH}
+        rows = await self._core.store.fetch(Statement("workspaces_due", params))
+        # More than have room in one batch: the others are next.
+        self._turn = rows[-1]["id"] if len(rows) == BATCH else None
+        if not rows:
+            return 0
+        share = {"now": now, "each": max(1, BATCH // len(rows))}
+        found = Statement("tasks_due_shared", share, {"share": [(row["id"],) for row in rows]})
+        return await self._decide_each(found, actor, on_due)
 
     async def _decide_each(
         self, found: Statement, actor: str, choose: Callable[[Task, Moment], Command | None]
@@ -98,6 +138,8 @@ class Upkeep:
                 yield Statement("timer_set", rows={"timer": timers})
             if bad := lost(decided):
                 yield from escalate(self._core.clock, bad)
+            if woken := [change.task for change, command in decided if _woke(command)]:
+                yield from lapsed(self._core, woken)
             cascade = self._core.cascade(actor)
             yield from cascade.follow(ended)
             return [change for change, _ in decided], cascade
@@ -241,14 +283,22 @@ class Upkeep:
         crash_point("relay.moved")
         return len(events)
 
-    async def lead(self, name: str, holder: str, seconds: float) -> Leadership | None:
-        """Become or stay the leader for so long; `None` when another one is."""
+    async def lead(
+        self, name: str, holder: str, seconds: float, cycle: Cycle | None = None
+    ) -> Leadership | None:
+        """Become or stay the leader for so long; `None` when another one is.
+
+        `cycle` is how the last one went; it is kept for whoever asks.
+        """
         now = self._core.now()
         params = {
             "name": name,
             "holder": holder,
             "now": now,
             "until": now + timedelta(seconds=seconds),
+            "data": None if cycle is None else msgspec.json.encode(cycle).decode(),
+            "trail": uuid5(APART, name),
+            "apart": APART,
         }
 
         def script() -> Script[list[Row]]:
@@ -258,20 +308,61 @@ class Upkeep:
         rows = await self._core.store.once(script)
         if not rows:
             return None
-        return Leadership(holder, rows[0]["epoch"], rows[0]["until"])
+        found = rows[0]
+        return Leadership(holder, found["epoch"], found["until"], since=found["led_at"])
 
     async def resign(self, name: str, holder: str) -> None:
+        """Let somebody else lead at once."""
         params = {"name": name, "holder": holder, "now": self._core.now()}
-
-        def script() -> Script[None]:
-            yield Statement("leader_resign", params)
-
-        await self._core.store.once(script)
+        await self._write(Statement("leader_resign", params | {"standby": f"standby:{holder}"}))
 
     async def leader(self, name: str) -> Leadership | None:
+        """Who leads, or led last."""
         rows = await self._core.store.fetch(Statement("leader", {"name": name}))
-        names = ("holder", "epoch", "until", "cycles", "seen_at")
-        return Leadership(*(rows[0][name] for name in names)) if rows else None
+        if not rows:
+            return None
+        row = rows[0]
+        return Leadership(
+            row["holder"],
+            row["epoch"],
+            row["until"],
+            cycles=row["cycles"],
+            seen_at=row["seen_at"],
+            since=row["led_at"],
+            cycle=None if row["data"] is None else msgspec.json.decode(row["data"], type=Cycle),
+        )
+
+    async def stand_by(self, holder: str) -> None:
+        """Say that somebody would lead if nobody else did."""
+        now = self._core.now()
+        until = now + timedelta(seconds=STANDBY_S)
+        params = {"name": f"standby:{holder}", "holder": holder, "now": now, "until": until}
+        await self._write(Statement("standby_note", params))
+
+    async def standbys(self, leader: str) -> list[str]:
+        """Who would lead if the leader did not."""
+        wanted = Statement("standbys", {"leader": leader, "now": self._core.now()})
+        return [row["holder"] for row in await self._core.store.fetch(wanted)]
+
+    async def note(self, kind: str, level: str, message: str, actor: str, data: Any = None) -> None:
+        """Add an event of a coordinator itself to the trail that belongs to no tenant."""
+        params = {
+            "id": self._core.clock.new_id(),
+            "apart": APART,
+            "kind": kind,
+            "level": level,
+            "message": limits.clean(message, limits.MAX_ERROR),
+            "actor": actor,
+            "data": limits.json_text("data", data),
+            "now": self._core.now(),
+        }
+        await self._write(Statement("coordinator_note", params))
+
+    async def _write(self, statement: Statement) -> None:
+        def script() -> Script[None]:
+            yield statement
+
+        await self._core.store.once(script)
 
     async def restamp(self) -> bool:
         """Make events readable that were restored from another server; answers whether any were.
@@ -299,3 +390,8 @@ class Upkeep:
                 f"task {row['id']}: event {row['seq']} does not follow from the one before"
             )
         return found
+
+
+def _woke(command: Command) -> bool:
+    """Whether a handler's wait was too long."""
+    return isinstance(command, commands.Wake)

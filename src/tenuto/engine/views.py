@@ -91,6 +91,9 @@ class TaskView(TaskSummary, frozen=True, kw_only=True, rename=_rename):
     summary: str | None
     checkpoint: Any
     checkpoint_seq: int
+    input_tokens: int
+    output_tokens: int
+    cost_usd: float
     metadata: dict[str, Any] | None
     retry: Any
     kind: str
@@ -100,6 +103,8 @@ class TaskView(TaskSummary, frozen=True, kw_only=True, rename=_rename):
     on_dependency_failure: str
     complexity: str | None
     escalation: Any
+    concurrency: Any
+    budget: Any
     idempotency_key: str | None
     trace_id: str | None
     source: str | None
@@ -128,6 +133,9 @@ class AttemptView(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     exit_code: int | None = None
     receipt: dict[str, Any] | None = None
     unconfirmed: bool = False
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float = 0.0
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
@@ -159,6 +167,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     running: int
     started_at: datetime
     last_heartbeat: datetime
+    drain_requested_at: datetime | None = None
 
 
 class SecretView(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
@@ -187,6 +196,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     summary: str
     gates: list[Gate]
     agents: dict[str, list[str]]
+    lane: str | None = None
+    """The number of its lane, by which `pause` closes it."""
 
 
 class Page(msgspec.Struct, frozen=True, rename=_rename):
@@ -196,7 +207,9 @@ class Page(msgspec.Struct, frozen=True, rename=_rename):
     next_cursor: UUID | None = None
 
 
-_JSON = frozenset("input output checkpoint metadata command retry control escalation".split())
+_JSON = frozenset(
+    "input output checkpoint metadata command retry control escalation concurrency budget".split()
+)
 _SUMMARY = TaskSummary.__struct_fields__
 _VIEW = tuple(
     name
@@ -216,6 +229,7 @@ def worker_of(row: Row) -> WorkerView:
         running=row["running"],
         started_at=row["started_at"],
         last_heartbeat=row["seen_at"],
+        drain_requested_at=row["drain_requested_at"],
     )
 
 
@@ -223,9 +237,12 @@ _ASKED = tuple(
     name
     for name in NewTask.__struct_fields__
     if name in TaskView.__struct_fields__
-    and name not in ("id retry tags task_tags capabilities depends_on control escalation").split()
+    and name
+    not in (
+        "id retry tags task_tags capabilities depends_on control escalation concurrency budget"
+    ).split()
 )
-_COUNTED = ("attempt", "tries", "checkpoint_seq")
+_COUNTED = ("attempt", "tries", "checkpoint_seq", "input_tokens", "output_tokens", "cost_usd")
 _UNTOUCHED: dict[str, Any] = {
     name: 0 if name in _COUNTED else None
     for name in TaskView.__struct_fields__
@@ -233,7 +250,7 @@ _UNTOUCHED: dict[str, Any] = {
     and name
     not in (
         "id workspace status waiting_for retry tags task_tags capabilities created_by created_at"
-        " updated_at version kind depends_on escalation"
+        " updated_at version kind depends_on escalation concurrency budget"
     ).split()
 }
 
@@ -259,6 +276,8 @@ def fresh_view(
         kind=new.kind,
         depends_on=[],
         escalation=None if new.escalation is None else msgspec.to_builtins(new.escalation),
+        concurrency=None if new.concurrency is None else msgspec.to_builtins(new.concurrency),
+        budget=None if new.budget is None else msgspec.to_builtins(new.budget),
         tags=sorted(set(new.tags)),
         task_tags=sorted(set(new.task_tags)),
         capabilities=sorted(set(new.capabilities)),

@@ -63,6 +63,13 @@ class EscalationShape(Shape):
     prompt: Text
 
 
+class BudgetShape(Shape):
+    """What a task may use, together with all that it spawns."""
+
+    tokens: int | None = None
+    cost_usd: float | None = None
+
+
 class ApprovalShape(Shape):
     """A person's yes or no that is waited for."""
 
@@ -119,6 +126,7 @@ class TaskShape(Shape):
     metadata: dict[str, Any] | None = None
     source: Name | None = None
     escalation: EscalationShape | None = None
+    budget: BudgetShape | None = None
     schedule: ScheduleSpec | None = None
     group_id: Key | None = None
     group: Key | None = None

@@ -26,6 +26,7 @@ from tenuto.model.errors import Invalid
 from tenuto.model.plan import Spec
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.secrets import KEY as SECRETS
+from tenuto.model.spending import Budget
 from tenuto.model.submission import NewTask, check
 
 SAME = (
@@ -66,7 +67,7 @@ CONTROLS: Mapping[type, Mapping[str, str]] = {
     },
 }
 """The fields of what controls a flow, and how files name them."""
-NEVER = ("id", "parent", "idempotency_key", "trace_id", "run_at", "blocks", "group")
+NEVER = ("id", "parent", "idempotency_key", "trace_id", "run_at", "blocks", "group", "concurrency")
 """Fields of a task that a definition has not: they belong to one run."""
 KINDS = frozenset({"agenttask", "foreachtask", "gototask", "conditiontask"})
 """Task types that say what a task is for, not which agents take it."""
@@ -121,6 +122,8 @@ def task_of(reader: Reader, node: Node, where: str) -> tuple[Given, NewTask | No
         fields["retry"] = policy
     if (said := given.get("escalation")) is not None:
         fields["escalation"] = Escalation(said.reason, said.prompt)
+    if (said := given.get("budget")) is not None:
+        fields["budget"] = Budget(tokens=said.tokens, cost_usd=said.cost_usd)
     if (next_ := fields.get("next")) is not None:
         fields["next"] = key_of(next_)
     control = _control(reader, given)

@@ -17,7 +17,7 @@ from tenuto.model.retry import RetryPolicy
 from tenuto.model.submission import NewTask
 
 WIDTH = 100
-_NESTED = ("retry", "approval", "escalation", "next", "next_task", "children")
+_NESTED = ("retry", "approval", "escalation", "budget", "next", "next_task", "children")
 """Fields whose own fields have names of ours; the names in all others are the caller's."""
 _HARMLESS = frozenset("\n\u00ad\u200c\u200d")
 """Line ends, and what words and emoji need."""
@@ -62,6 +62,9 @@ def _task(spec: NewTask) -> dict[str, Any]:
     for name in ("escalation", "control"):
         if (value := getattr(spec, name)) is not None:
             said |= _control(value) if name == "control" else {name: msgspec.to_builtins(value)}
+    if spec.budget is not None:
+        bounds = msgspec.structs.asdict(spec.budget)
+        said["budget"] = {name: value for name, value in bounds.items() if value is not None}
     if spec.target_agent is not None:
         said["target_agent"] = str(spec.target_agent)
     return said

@@ -1,6 +1,6 @@
 """What becomes of a task when an attempt begins, ends, or is taken to be gone."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from tenuto.model.changes import (
     dead,
     ended,
     given_back,
+    is_parked,
     paused,
     spent,
     unheld,
@@ -33,6 +34,7 @@ from tenuto.model.retry import (
 )
 from tenuto.model.task import (
     AGING_MS,
+    GATEWAY,
     AttemptEnd,
     Change,
     Outcome,
@@ -45,6 +47,9 @@ from tenuto.model.task import (
 
 def begin(task: Task, command: c.Begin, moment: Moment) -> Change:
     changes: dict[str, Any] = {"session_key": command.session_key, "status": Status.RUNNING}
+    if command.lease_s is not None:
+        seconds = max(command.lease_s, task.lease_s or 0)
+        changes["lease_until"] = moment.now + timedelta(seconds=seconds)
     return change(task, moment, "started", started_at=moment.now, **changes)
 
 
@@ -113,7 +118,9 @@ def _rate_limited(task: Task, command: c.Fail, moment: Moment) -> Change:
 def _too_long(
     task: Task, moment: Moment, failure: Failure, receipt: dict[str, Any] | None
 ) -> Change:
-    end = ended(task, moment, Outcome.TIMED_OUT, failure, receipt)
+    silent = receipt is not None and receipt.get("state") == "unconfirmed"
+    lost = silent and _left_behind(task)
+    end = ended(task, moment, Outcome.TIMED_OUT, failure, receipt, unconfirmed=lost)
     timeout_s = longer_timeout(task.timeout_s)
     return again(
         task,
@@ -124,6 +131,11 @@ def _too_long(
         timeout_s=timeout_s,
         watch_s=watch_seconds(timeout_s, task.estimate_minutes),
     )
+
+
+def _left_behind(task: Task) -> bool:
+    """Whether a gateway may go on running a session that nobody waits for: it is to be killed."""
+    return task.session_key is not None and (task.worker or "").startswith(GATEWAY)
 
 
 def _timeout_failure(task: Task) -> Failure:
@@ -169,17 +181,21 @@ def _in_a_row(task: Task, outcome: Outcome) -> int:
 
 
 def expire(task: Task, command: c.Expire, moment: Moment) -> Change:
-    unconfirmed = {"state": "unconfirmed"}
+    receipt = command.receipt or {"state": "unconfirmed"}
     if task.cancel_requested_at is not None:
-        return cancelled(task, moment, unconfirmed)
+        return cancelled(task, moment, receipt)
     if task.pause_requested_at is not None:
-        return paused(task, moment, unconfirmed)
+        return paused(task, moment, receipt)
     why = "the worker was seen to die" if command.seen_dead else "the lease expired"
     failure = Failure(message=why, error_class=ErrorClass.CRASH)
-    end = ended(task, moment, Outcome.STALLED, failure)
+    end = ended(task, moment, Outcome.STALLED, failure, unconfirmed=_left_behind(task))
     losses = _in_a_row(task, Outcome.STALLED)
     delay = 0.0 if losses == 1 else backoff(task.policy, losses - 1, moment.roll)
     return again(task, moment, end, delay, "lease_expired", losses=losses)
+
+
+HUNG = "runs far past its estimate; aborted unless it reports progress"
+"""What a session is told, once, before it is given up."""
 
 
 def warn_hung(task: Task, command: c.WarnHung, moment: Moment) -> Change:
@@ -189,7 +205,7 @@ def warn_hung(task: Task, command: c.WarnHung, moment: Moment) -> Change:
         moment,
         "hung_warned",
         level="WARN",
-        message="runs far past its estimate; aborted unless it reports progress",
+        message=HUNG,
         hung_warned_at=moment.now,
     )
 
@@ -197,7 +213,7 @@ def warn_hung(task: Task, command: c.WarnHung, moment: Moment) -> Change:
 def abort(task: Task, command: c.Abort, moment: Moment) -> Change:
     del command
     failure = Failure(message="hung: no progress after the warning", error_class=ErrorClass.TIMEOUT)
-    end = ended(task, moment, Outcome.ABORTED, failure)
+    end = ended(task, moment, Outcome.ABORTED, failure, unconfirmed=_left_behind(task))
     return again(task, moment, end, 0.0, "aborted", rank=task.rank - AGING_MS)
 
 
@@ -236,6 +252,23 @@ def park(task: Task, command: c.Park, moment: Moment) -> Change:
     if spent(task, back["tries"]):
         return dead(task, moment, end, "parked too often without a new checkpoint", **back)
     return _parked(task, moment, end, command.hold, command.resume_at, command.wait_until, back)
+
+
+def wake(task: Task, command: c.Wake, moment: Moment) -> Change:
+    if not is_parked(task):
+        raise Conflict("no handler of the task waits")
+    cleared: dict[str, Any] = {"hold": None, "resume_at": None, "wait_until": None}
+    if command.progress:
+        cleared["free_ends"] = 0
+    ready = task.status is Status.WAITING and is_ready(altered(task, **cleared), moment.now)
+    return change(
+        task,
+        moment,
+        "ready" if ready else "unblocked",
+        message=None if command.progress else f"waited long enough for {task.hold}",
+        status=Status.PENDING if ready else task.status,
+        **cleared,
+    )
 
 
 def release(task: Task, command: c.Release, moment: Moment) -> Change:

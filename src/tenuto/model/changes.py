@@ -7,6 +7,7 @@ import msgspec
 
 from tenuto.model.commands import Failure, Moment
 from tenuto.model.retry import ATTEMPT_CAP, FREE_ENDS
+from tenuto.model.spending import HOLD as BUDGET
 from tenuto.model.task import TERMINAL, AttemptEnd, Change, Event, Outcome, Status, Task, due_at
 
 
@@ -90,6 +91,15 @@ DISOWNED: dict[str, Any] = {
 }
 
 
+PARKED_FOR = frozenset({"children", "approval", "input"})
+"""Holds that handlers take upon their tasks; what comes of them is told to the next attempt."""
+
+
+def is_parked(task: Task) -> bool:
+    """Whether a handler of the task waits: no task that never ran was parked by one."""
+    return task.attempt > 0 and (task.hold or "").partition(":")[0] in PARKED_FOR
+
+
 def given_back(task: Task) -> dict[str, Any]:
     """Counters after an end that should not cost a try, while such ends are still free."""
     in_a_row = 1 if task.checkpoint_seq > task.free_mark else task.free_ends + 1
@@ -169,6 +179,11 @@ def unheld(task: Task, moment: Moment) -> Task:
     return task
 
 
+def is_over_budget(task: Task) -> bool:
+    """Whether the task stops, or waits, because a budget is used up."""
+    return (task.hold or "").partition(":")[0] == BUDGET
+
+
 def paused(task: Task, moment: Moment, receipt: dict[str, Any]) -> Change:
     # A person may pause as often as they like: the try always comes back.
     tries = task.tries - 1
@@ -184,7 +199,7 @@ def paused(task: Task, moment: Moment, receipt: dict[str, Any]) -> Change:
             receipt=receipt,
             unconfirmed=receipt.get("state") == "unconfirmed",
         ),
-        status=Status.PAUSED,
+        status=Status.WAITING if is_over_budget(task) else Status.PAUSED,
         last_outcome=Outcome.PAUSED,
         tries=tries,
         **DISOWNED,

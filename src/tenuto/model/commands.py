@@ -49,6 +49,8 @@ class Fenced(Command, frozen=True, kw_only=True):
 class Begin(Fenced, frozen=True, kw_only=True):
     name = "begin"
     session_key: str | None = None
+    lease_s: int | None = None
+    """Seconds that the session has until its first heartbeat; else the lease stays as it is."""
 
 
 class Complete(Fenced, frozen=True, kw_only=True):
@@ -103,6 +105,8 @@ class Expire(Command, frozen=True, kw_only=True):
 
     name = "expire"
     seen_dead: bool = False
+    receipt: dict[str, Any] | None = None
+    """How the session ended, where somebody ended it for the owner."""
 
 
 class Overrun(Command, frozen=True, kw_only=True):
@@ -138,6 +142,14 @@ class Pause(Command, frozen=True, kw_only=True):
     reason: str | None = None
 
 
+class Exceed(Command, frozen=True, kw_only=True):
+    """A budget is used up: the attempt is to stop, and the task waits for more."""
+
+    name = "pause"
+    hold: str
+    reason: str | None = None
+
+
 class Resume(Command, frozen=True, kw_only=True):
     name = "resume"
 
@@ -168,6 +180,8 @@ class Retry(Command, frozen=True, kw_only=True):
     """How much of what it waits for has not ended."""
     held: bool = False
     """Whether its turn, or the end of its flow's pause, is still to come."""
+    hold: str | None = None
+    """What it has to wait for anew."""
 
 
 class Revive(Command, frozen=True, kw_only=True):
@@ -190,6 +204,14 @@ class Turn(Command, frozen=True, kw_only=True):
 
     name = "unblock"
     hold: str | None = None
+
+
+class Wake(Command, frozen=True, kw_only=True):
+    """What an attempt gave its slot up for has happened, or took longer than it wanted to wait."""
+
+    name = "unblock"
+    progress: bool = True
+    """Whether something happened: then the free ends before it no longer count."""
 
 
 class Ask(Command, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from tenuto.model import commands as c
-from tenuto.model.changes import cancelled, change, paused, unheld
+from tenuto.model.changes import cancelled, change, is_parked, paused, unheld
 from tenuto.model.commands import Moment
 from tenuto.model.errors import Conflict
 from tenuto.model.retry import ATTEMPT_CAP
@@ -21,6 +21,22 @@ def pause(task: Task, command: c.Pause, moment: Moment) -> Change:
             task, moment, "pause_requested", message=command.reason, pause_requested_at=requested
         )
     return change(task, moment, "paused", message=command.reason, status=Status.PAUSED)
+
+
+def exceed(task: Task, command: c.Exceed, moment: Moment) -> Change:
+    if task.status not in LEASED:
+        raise Conflict("no attempt of the task runs")
+    if task.cancel_requested_at is not None:
+        raise Conflict("the task is being cancelled", "cancel_requested")
+    return change(
+        task,
+        moment,
+        "pause_requested",
+        level="WARN",
+        message=command.reason,
+        hold=command.hold,
+        pause_requested_at=task.pause_requested_at or moment.now,
+    )
 
 
 def confirm_pause(task: Task, command: c.ConfirmPause, moment: Moment) -> Change:
@@ -88,7 +104,8 @@ def refuse(task: Task, command: c.Refuse, moment: Moment) -> Change:
     return change(
         task,
         moment,
-        "failed",
+        # A circle is a fault of somebody's plan, not of the task: it has a name of its own.
+        "dependency_cycle" if command.code == "dependency_cycle" else "failed",
         level="ERROR",
         message=command.message,
         data={"error_class": command.code},
@@ -173,11 +190,16 @@ def decided(task: Task, command: c.Decide, moment: Moment) -> Change:
     )
 
 
+_OVER = ("turn", "paused", "budget", "concurrency")
+"""Holds that a task had when it ended and that hold no longer when it is tried again."""
+
+
 def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
     if task.attempt >= ATTEMPT_CAP:
         raise Conflict(f"the task had {ATTEMPT_CAP} attempts; rerun it instead", "attempts_used_up")
-    over = not command.held and (task.hold or "").partition(":")[0] in ("turn", "paused")
-    hold = None if over else task.hold
+    over = not command.held and (task.hold or "").partition(":")[0] in _OVER
+    parked = is_parked(task)  # its handler starts anew, and may wait again
+    hold = command.hold or (None if over or parked else task.hold)
     again = msgspec.structs.replace(task, unmet=command.unmet, hold=hold)
     status = Status.PENDING if is_ready(again, moment.now) else Status.WAITING
     reset: dict[str, Any] = {
@@ -195,6 +217,7 @@ def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
         "session_key": None,
         "started_at": None,
         "watched": command.watched,
+        "wait_until": None if parked else task.wait_until,
     }
     if task.queue_ttl_s is not None and status is Status.PENDING:
         reset["run_at"] = moment.now  # a retry waits anew

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from tenuto.model import attempts, controls
 from tenuto.model import commands as c
-from tenuto.model.changes import unheld
+from tenuto.model.changes import is_parked, unheld
 from tenuto.model.commands import Command, Fenced, Moment
 from tenuto.model.errors import Conflict
 from tenuto.model.task import (
@@ -71,13 +71,16 @@ def _on_due_waiting(task: Task, moment: Moment) -> Command | None:
     if is_ready(unheld(task, moment), now):
         return c.Ready() if task.status is Status.WAITING else None
     if task.hold is not None and task.wait_until is not None and task.wait_until <= now:
-        return _on_wait_over(task.hold)
+        return _on_wait_over(task)
     return None
 
 
-def _on_wait_over(hold: str) -> Command:
+def _on_wait_over(task: Task) -> Command:
     """What comes of a wait that was too long; a hold may say after a colon what is to."""
-    what, _, then = hold.partition(":")
+    what, _, then = (task.hold or "").partition(":")
+    if is_parked(task):
+        # A question that nobody answered is answered for them, once: only children did nothing.
+        return c.Wake(progress=what != "children")
     message = f"nobody answered in time: {then or 'rejected'}"
     if then == "approve":
         output = '{"decision": "approved", "by": "timeout"}'
@@ -186,6 +189,7 @@ _DECIDERS = cast(
         c.Ready: attempts.ready,
         c.Due: attempts.due,
         c.Pause: controls.pause,
+        c.Exceed: controls.exceed,
         c.Resume: controls.resume,
         c.Cancel: controls.cancel,
         c.Skip: controls.skip,
@@ -194,6 +198,7 @@ _DECIDERS = cast(
         c.Revive: controls.revive,
         c.Met: controls.met,
         c.Turn: controls.turn,
+        c.Wake: attempts.wake,
         c.Ask: controls.ask,
         c.Block: controls.block,
         c.Decide: controls.decided,

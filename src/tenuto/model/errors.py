@@ -16,9 +16,11 @@ Each error carries a stable `code` from `CODES`; callers decide by code, people 
 from typing import Any, ClassVar
 
 CODES: dict[str, str] = {
+    "agent_draining": "The agent is to end and takes no more tasks.",
     "agent_terminated": "The agent was terminated and takes no more tasks.",
     "attempts_used_up": "The task has no tries left.",
     "body_too_large": "The request's body is larger than this server accepts.",
+    "budget_too_small": "The budget is used up already.",
     "bulk_too_large": "A bulk submit holds at most 10,000 tasks.",
     "cancel_requested": "The task is being cancelled; nothing more is accepted from its attempt.",
     "checkpoint_stale": "A checkpoint with a higher number is already stored.",
@@ -42,6 +44,7 @@ CODES: dict[str, str] = {
     "keys_invalid": "The keys that seal secrets are missing, weak, malformed or open to others.",
     "last_owner": "A workspace keeps at least one owner.",
     "lease_lost": "The attempt no longer owns the task.",
+    "mailbox_full": "As many messages wait for the agent as may.",
     "method_not_allowed": "The path knows other methods.",
     "name_taken": "Something of that name exists already.",
     "nesting_too_deep": "Groups are nested deeper than 64.",
@@ -70,8 +73,10 @@ CODES: dict[str, str] = {
     "text_invalid": "Text holds NUL or half a surrogate pair, which no database can keep.",
     "too_deep": "The JSON value is nested too deep.",
     "too_large": "The value is larger than its limit.",
+    "too_many_children": "The task has as many children as it may have.",
     "too_many_lanes": "The workspace has too many distinct sets of task requirements.",
     "too_many_webhooks": "The workspace has as many webhooks as it may have.",
+    "tree_too_deep": "The task stands too deep below the first of its tree to make more.",
     "unauthenticated": "No token, or one that does not hold.",
     "unsupported_media_type": "The body is not JSON.",
     "url_forbidden": "The URL leads where this program must not connect to.",

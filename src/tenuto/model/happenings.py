@@ -1,7 +1,7 @@
 """Events by name: what the trail's rows are called, which names people may use, who is meant.
 
-A name has parts with dots between them. What happens to tasks, flows, groups and schedules has the
-names below; everything else is free for events that people publish.
+A name has parts with dots between them. What happens to tasks, flows, groups, schedules and agents
+has the names below; everything else is free for events that people publish.
 """
 
 import re
@@ -19,7 +19,7 @@ MAX_CAUSED = 1_000
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _PATTERN = re.compile(r"[A-Za-z0-9._-]{1,100}\*?|\*")
-_OURS = ("task.", "flow.", "group.", "schedule.", "trigger.")
+_OURS = ("task.", "flow.", "group.", "schedule.", "trigger.", "agent.")
 _ENDS = {
     "flow_completed": ("all.finished", "all.succeeded"),
     "flow_failed": ("all.finished", "any.failed"),
@@ -45,7 +45,7 @@ def names_of(
         names = (f"task.{new.lower()}", "task.status_changed")
         return ("task.submitted", *names) if previous is None else names
     subject, _, what = kind.partition("_")
-    if subject not in ("flow", "group", "schedule") or not what:
+    if subject not in ("flow", "group", "schedule", "agent") or not what:
         return ()
     return (f"{subject}.{what}", *_ENDS.get(kind, ()))
 

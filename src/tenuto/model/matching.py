@@ -52,16 +52,23 @@ class AgentProfile(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] | None = None
     max_concurrent: int | None = None
     model: str | None = None
+    account: str | None = None
     skills: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     heartbeat_interval_s: int | None = None
     stale_threshold_s: int | None = None
     coordinator_enabled: bool = True
+    gateway: str | None = None
+    """The gateway that spawns its sessions; without one, a worker fetches its tasks."""
     version: int = 1
 
 
 COMMAND = "command"
 """The runtime of a task that brings its own argv; only agents with `accept_commands` take it."""
+
+
+FETCHES = frozenset({"http", "gateway"})
+"""Runtimes of agents that need no worker of ours: they fetch tasks, or are handed them."""
 
 
 def lane_id(key: str) -> int:

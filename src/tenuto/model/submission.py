@@ -25,6 +25,9 @@ from tenuto.model.errors import Invalid
 from tenuto.model.matching import COMMAND, Requirements
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.secrets import referred
+from tenuto.model.spending import Budget, check_budget
+from tenuto.model.turns import Concurrency
+from tenuto.model.turns import check as check_turns
 
 OnFailure = Literal["fail", "skip", "run"]
 Complexity = Literal["Low", "Middle", "Hard", "ExtremHard"]
@@ -86,6 +89,8 @@ class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
     control: Control | None = None
     complexity: Complexity | None = None
     escalation: Escalation | None = None
+    concurrency: Concurrency | None = None
+    budget: Budget | None = None
 
     @property
     def kind(self) -> Kind:
@@ -140,6 +145,7 @@ def _check_rare(new: NewTask) -> None:
     _check_numbers(new)
     _check_command(new)
     _check_place(new)
+    _check_bounds(new)
     limits.instant("run_at", new.run_at)
 
 
@@ -162,6 +168,26 @@ def _check_place(new: NewTask) -> None:
     if new.escalation is not None:
         limits.text("escalation.reason", new.escalation.reason, limits.MAX_ERROR, empty=False)
         limits.text("escalation.prompt", new.escalation.prompt, limits.MAX_TEXT, empty=False)
+
+
+def _check_bounds(new: NewTask) -> None:
+    """What a task may use, and with whom it shares its places."""
+    if new.budget is not None:
+        check_budget(new.budget)
+    if new.concurrency is None:
+        return
+    check_turns(new.concurrency)
+    for field in ("next", "group", "control"):
+        if getattr(new, field) is not None:
+            raise Invalid(
+                f"a task with {field} is part of a flow, and shares no concurrency key",
+                field="concurrency",
+            )
+    if new.run_at is not None:
+        raise Invalid(
+            "a task with a concurrency key starts when it has a place, not at a time",
+            field="concurrency",
+        )
 
 
 def _check_numbers(new: NewTask) -> None:

@@ -14,6 +14,8 @@ import msgspec
 from tenuto.model.retry import RetryPolicy
 
 DEFAULT_LEASE_S = 20
+GATEWAY = "gateway:"
+"""How the name of a worker begins that is a gateway."""
 KILL_GRACE_S = 10
 LONGEST_STOP_S = 300
 """However it beats: an owner that takes longer than this to stop is given up."""
@@ -80,14 +82,15 @@ TRANSITIONS: dict[str, frozenset[tuple[Status, Status]]] = {
     "begin": _moves("ASSIGNED", "RUNNING"),
     "complete": _moves("RUNNING", "COMPLETED"),
     "fail": _moves("RUNNING", "RETRY_WAIT FAILED DEAD WAITING"),
-    "expire": _moves("ASSIGNED RUNNING", "RETRY_WAIT DEAD CANCELLED PAUSED"),
+    "expire": _moves("ASSIGNED RUNNING", "RETRY_WAIT DEAD CANCELLED PAUSED WAITING"),
     "not_started": _moves("ASSIGNED RUNNING", "RETRY_WAIT FAILED DEAD"),
     "abort": _moves("RUNNING", "RETRY_WAIT DEAD"),
     "time_out": _moves("RUNNING", "RETRY_WAIT DEAD"),
     "park": _moves("RUNNING", "WAITING DEAD"),
     "release": _moves("ASSIGNED RUNNING", "PENDING DEAD"),
     "due": _moves("RETRY_WAIT", "PENDING"),
-    "pause": _moves("WAITING PENDING RETRY_WAIT ASSIGNED RUNNING", "PAUSED"),
+    "pause": _moves("WAITING PENDING RETRY_WAIT ASSIGNED RUNNING", "PAUSED")
+    | _moves("ASSIGNED RUNNING", "WAITING"),
     "resume": _moves("PAUSED", "PENDING WAITING RETRY_WAIT"),
     "cancel": _moves("WAITING PENDING RETRY_WAIT PAUSED ASSIGNED RUNNING", "CANCELLED"),
     "decide": _moves("WAITING PENDING", "COMPLETED FAILED SKIPPED"),

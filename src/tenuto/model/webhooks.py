@@ -23,7 +23,7 @@ EVENTS = frozenset(
         *(f"task.{status.lower()}" for status in Status),
         "task.dependency_cycle",
         "inbox.created",
-        "agent.stale",
+        *(f"agent.{what}" for what in ("stale", "error", "recovered", "draining", "terminated")),
     }
 )
 _WHOLE = frozenset({"*", *(f"{name.partition('.')[0]}.*" for name in EVENTS)})
@@ -53,11 +53,15 @@ def wants(patterns: Iterable[str], event: str) -> bool:
     return not {"*", event, f"{event.partition('.')[0]}.*"}.isdisjoint(patterns)
 
 
-def events_of(previous: str | None, new: str | None) -> tuple[str, ...]:
-    """The events that a row of a task's trail stands for: none unless the status changed."""
+def events_of(previous: str | None, new: str | None, kind: str = "") -> tuple[str, ...]:
+    """The events that a row of the trail stands for: a task's none unless its status changed."""
+    if kind.startswith("agent_"):
+        name = kind.replace("_", ".", 1)
+        return (name,) if name in EVENTS else ()
     if new is None or previous == new:
         return ()
-    return STATUS_CHANGED, f"task.{new.lower()}"
+    usual = (STATUS_CHANGED, f"task.{new.lower()}")
+    return (*usual, "task.dependency_cycle") if kind == "dependency_cycle" else usual
 
 
 def next_try(tries: int, now: datetime, roll: float) -> datetime | None:

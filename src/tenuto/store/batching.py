@@ -30,6 +30,8 @@ class Kind(msgspec.Struct, frozen=True, eq=False):
     """Items share no statement; where kinds do not mix, each gets its own transaction."""
     at_once: bool = False
     """A caller who finds nobody writing does not wait a turn for company: most come alone."""
+    leads: bool = False
+    """What it writes is what a claim right after it looks for: one claim goes along behind it."""
 
 
 class _Waiting(msgspec.Struct, eq=False):
@@ -58,7 +60,10 @@ class Batcher:
             return await self._alone(kind, item)
         waiting = _Waiting(kind, item, key, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
-        self._start()
+        if kind.leads:  # the claim for a slot comes a turn after the end of what had the slot
+            asyncio.get_running_loop().call_soon(self._start)
+        else:
+            self._start()
         return await waiting.future
 
     async def _alone(self, kind: Kind, item: Any) -> Any:
@@ -105,7 +110,7 @@ class Batcher:
             if waiting.future.cancelled():
                 continue
             twice = waiting.key is not None and waiting.key in keys
-            if twice or (batch and not self._joins(waiting, batch[0])):
+            if twice or (batch and not self._joins(waiting, batch)):
                 later.append(waiting)
                 continue
             keys.add(waiting.key)
@@ -113,9 +118,11 @@ class Batcher:
         self._queue.extendleft(reversed(later))
         return batch
 
-    def _joins(self, waiting: _Waiting, first: _Waiting) -> bool:
-        same = waiting.kind is first.kind and not first.kind.alone
-        return self._store.mixes or same
+    def _joins(self, waiting: _Waiting, batch: list[_Waiting]) -> bool:
+        first = batch[0].kind
+        same = waiting.kind is first and not first.alone
+        led = first.leads and waiting.kind.alone and len(batch) == 1
+        return self._store.mixes or same or led
 
     async def _run(self, batch: list[_Waiting]) -> None:
         try:

@@ -7,6 +7,7 @@ from datetime import datetime
 from functools import cache
 from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
 import asyncpg
@@ -417,6 +418,40 @@ async def drop_scratch(url: str, name: str) -> None:
         await connection.execute(f'drop schema if exists "{name}" cascade')
     finally:
         await connection.close()
+
+
+async def make_database(url: str, name: str) -> str:
+    """An empty database of that name on the server behind the address; its own address."""
+    await _on_server(url, f'create database "{name}"')
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(path=f"/{name}"))
+
+
+async def drop_database(url: str, name: str) -> None:
+    """Remove such a database, whoever is still connected to it."""
+    await _on_server(url, f'drop database if exists "{name}" with (force)')
+
+
+async def end_connections(url: str) -> int:
+    """End every other connection to the address's own database; how many there were."""
+    ended = "select count(pg_terminate_backend(pid)) from pg_stat_activity"
+    return int(
+        await _on_server(
+            url, f"{ended} where datname = current_database() and pid <> pg_backend_pid()"
+        )
+    )
+
+
+async def _on_server(url: str, statement: str) -> Any:
+    """What one statement answers, on a connection of its own and in no role."""
+    try:
+        connection = await asyncpg.connect(url, timeout=5, command_timeout=60)
+        try:
+            return await connection.fetchval(statement)
+        finally:
+            await connection.close(timeout=5)
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        raise Unavailable(f"the database server: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:

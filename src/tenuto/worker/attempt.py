@@ -3,11 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from tenuto.crash import crash_point
 from tenuto.engine.claim import Work
+from tenuto.model.attempts import HUNG
 from tenuto.model.commands import Failure
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.model.limits import MAX_ERROR, MAX_STACK, clean
@@ -18,6 +20,7 @@ from tenuto.worker.leases import Held, Leases, Reason
 from tenuto.worker.port import WorkEngine
 from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart, Runtime
 from tenuto.worker.transcript import Transcript
+from tenuto.worker.waiting import Parked
 
 log = logging.getLogger("tenuto.worker")
 
@@ -48,10 +51,12 @@ class Attempt:
         self._redactor = Redactor(work.secrets) if work.secrets else NOTHING
         room = settings.transcript_kb * 1024
         self._transcript = Transcript(engine, work.fence, room, self._redactor)
-        self._held = Held(work.fence, self.stop)
+        self._held = Held(work.fence, self.stop, warn=self.warn)
         self._running: asyncio.Task[Any] | None = None
         self._stopping = False
         self._receipt: dict[str, Any] = {}
+        self._context = Context(engine, work, self._transcript, self._redactor)
+        self._loop = asyncio.get_running_loop()
 
     def stop(self, reason: Reason) -> None:
         """End the session; the outcome follows from the reason."""
@@ -63,6 +68,16 @@ class Attempt:
             self._stopping = True
             self._running.cancel()
 
+    def warn(self) -> None:
+        """Tell the session that it seems to hang. For any thread."""
+        with suppress(RuntimeError):  # the loop is gone, and the session with it
+            self._loop.call_soon_threadsafe(self._warn)
+
+    def _warn(self) -> None:
+        if not self._held.ended:
+            self._context.warned = True
+            self._transcript.add("WARN", HUNG)
+
     async def run(self) -> None:
         """The whole pipeline. Never raises but for a worker that is being torn down."""
         self._leases.add(self._held)
@@ -73,11 +88,13 @@ class Attempt:
                 self._session_ended()
             self._held.ended = True
             await self._transcript.close()
-            await self._insist(tell)
+            if not self._context.parked:  # else the store has heard all there is
+                await self._insist(tell)
         finally:
             self._leases.remove(self._held)
             # Nothing may refer to itself: what is over is freed at once, not by the collector.
             self._held.stop = _over
+            self._held.warn = _silent
 
     async def _session(self) -> Tell:
         """Run to the end of the session; answers how to tell its outcome."""
@@ -88,9 +105,9 @@ class Attempt:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(self._work.timeout_s, self.stop, "timeout")
         try:
-            context = Context(self._engine, self._work, self._transcript, self._redactor)
             crash_point("worker.running")
-            output = await self._runtime.run(context, self._settings.grace_s, self._receipt)
+            grace_s, receipt = self._settings.grace_s, self._receipt
+            output = await self._runtime.run(self._context, grace_s, receipt)
             return lambda: self._complete(output)
         except asyncio.CancelledError:
             if self._held.reason is not None:
@@ -102,6 +119,8 @@ class Attempt:
         except CannotStart as error:
             failure = error.failure
             return lambda: self._engine.not_started(self._work.fence, failure)
+        except Parked:
+            return _nothing
         except AttemptFailed as error:
             failed = error
             return lambda: self._fail(failed)
@@ -202,8 +221,16 @@ class Attempt:
         return True
 
 
+async def _nothing() -> None:
+    """Tells of an attempt of which the store has heard all there is."""
+
+
 def _over(_reason: Reason) -> None:
     """Stops an attempt that has ended already."""
+
+
+def _silent() -> None:
+    """Warns an attempt that has ended already."""
 
 
 def _torn_down() -> bool:

@@ -42,6 +42,10 @@ class Children:
                 await self._drain(child, ended)
                 await watch
                 return
+            if child.returncode == 0 and await self._was_drained(child.pid):
+                log.warning("worker %d (pid %d) ended as it was asked to", number, child.pid)
+                await wait_any([stop], float(10**9), self._engine.clock)
+                return
             log.error("worker %d (pid %d) ended with %s", number, child.pid, child.returncode)
             await self._bury(child.pid)
             healthy = self._engine.clock.elapsed() - started > HEALTHY_S
@@ -76,6 +80,16 @@ class Children:
         await wait_any([ended], patience, self._engine.clock)
         if child.returncode is None:
             child.kill()
+
+    async def _was_drained(self, pid: int) -> bool:
+        """Whether somebody asked the worker to end: then no other takes its place."""
+        host = socket.gethostname()
+        try:
+            rows = await self._engine.query.workers(self._engine.workspace)
+        except TenutoError:
+            return False
+        mine = (row for row in rows if row["host"] == host and row["pid"] == pid)
+        return any(row["drain_requested_at"] is not None for row in mine)
 
     async def _bury(self, pid: int) -> None:
         """Expire what the dead worker held, now instead of at the end of its leases."""

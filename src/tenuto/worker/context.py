@@ -7,11 +7,14 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from tenuto.crash import crash_point
+from tenuto.engine.children import Asked, Question
 from tenuto.engine.claim import Work
 from tenuto.model.redact import Redactor
+from tenuto.model.spending import Usage
 from tenuto.model.submission import NewTask
 from tenuto.worker.port import WorkEngine
 from tenuto.worker.transcript import Transcript
+from tenuto.worker.waiting import Calls, Child, Decision, Names, Parked, decision_of
 
 T = TypeVar("T")
 
@@ -28,7 +31,14 @@ class Context:
         self.redactor = redactor
         self._steps: dict[str, tuple[Any, UUID | None]] | None = None
         self._saves = work.checkpoint_seq
+        self._reports = 0
+        self._using = asyncio.Lock()
+        self._calls = Calls()
         self.checkpoint: Any = work.checkpoint
+        self.warned = False
+        """Whether it runs far past its estimate: it is aborted unless it reports progress."""
+        self.parked = False
+        """Whether the attempt is over because the task waits for something."""
 
     @property
     def task_id(self) -> UUID:
@@ -75,6 +85,27 @@ class Context:
         """Say how far the attempt is."""
         await self._engine.progress(self._work.fence, percent, step)
 
+    async def used(
+        self,
+        *,
+        input_tokens: int = 0,
+        output_tokens: int = 0,
+        cost_usd: float = 0.0,
+        model: str | None = None,
+    ) -> None:
+        """Say what a model used since the last time; it is counted once, and against budgets."""
+        async with self._using:
+            # Numbered, and one after the other: a report whose answer is lost is not counted twice.
+            self._reports += 1
+            usage = Usage(
+                model=model or self._work.model,
+                input_tokens=input_tokens,
+                output_tokens=output_tokens,
+                cost_usd=cost_usd,
+                number=self._reports,
+            )
+            await self._engine.used(self._work.fence, usage)
+
     async def save(self, checkpoint: Any) -> None:
         """Keep a checkpoint; the next attempt starts with it."""
         crash_point("worker.before_checkpoint")
@@ -105,6 +136,73 @@ class Context:
         steps[key] = (None, child)
         return child
 
+    async def wait(
+        self,
+        children: Names,
+        timeout: float | None = None,  # noqa: ASYNC109  the task waits, not the call
+    ) -> list[Child]:
+        """How these children ended, by id or key, in order. Until all have, the attempt is over.
+
+        With a timeout in seconds those that have not ended by then come with the status they have.
+        """
+        return await self._wait_for(list(children), timeout)
+
+    async def wait_all(
+        self,
+        timeout: float | None = None,  # noqa: ASYNC109  the task waits, not the call
+    ) -> list[Child]:
+        """The same for every child that was spawned so far."""
+        return await self._wait_for(None, timeout)
+
+    async def approve(
+        self,
+        key: str,
+        title: str,
+        body: Any = None,
+        timeout: float | None = None,  # noqa: ASYNC109  the task waits, not the call
+        *,
+        default: bool = False,
+    ) -> Decision:
+        """A person's yes or no, asked for once per key; `default` when none comes in time."""
+        question = Question(
+            kind="approval", title=title, body=body, timeout_s=timeout, default=default
+        )
+        return decision_of(await self._answer(key, question))
+
+    async def ask(
+        self,
+        key: str,
+        question: str,
+        body: Any = None,
+        timeout: float | None = None,  # noqa: ASYNC109  the task waits, not the call
+        default: Any = None,
+    ) -> Any:
+        """A person's answer, asked for once per key; `default` when none comes in time."""
+        asked = Question(
+            kind="question", title=question, body=body, timeout_s=timeout, default=default
+        )
+        return (await self._answer(key, asked))["answer"]
+
+    async def _wait_for(
+        self, children: list[UUID | str] | None, seconds: float | None
+    ) -> list[Child]:
+        name = self._calls.name(children)
+        await self._transcript.close()  # nothing more is heard of an attempt that is over
+        waited = await self._engine.wait(self._work.fence, children, seconds, name)
+        self._stop_if(waited.parked)
+        return waited.children
+
+    async def _answer(self, key: str, question: Question) -> Any:
+        await self._transcript.close()
+        asked: Asked = await self._engine.ask(self._work.fence, key, question)
+        self._stop_if(asked.parked)
+        return asked.answer
+
+    def _stop_if(self, parked: bool) -> None:
+        if parked:
+            self.parked = True
+            raise Parked
+
     async def _recorded(self) -> dict[str, tuple[Any, UUID | None]]:
         if self._steps is None:
             self._steps = await self._engine.steps(self._work.fence.task)
@@ -129,6 +227,9 @@ class SyncContext:
     def progress(self, percent: float | None = None, step: str | None = None) -> None:
         self._wait(self._context.progress(percent, step))
 
+    def used(self, **usage: Any) -> None:
+        self._wait(self._context.used(**usage))
+
     def save(self, checkpoint: Any) -> None:
         self._wait(self._context.save(checkpoint))
 
@@ -144,6 +245,37 @@ class SyncContext:
     def spawn(self, key: str, new: NewTask) -> UUID:
         child: UUID = self._wait(self._context.spawn(key, new))
         return child
+
+    def wait(self, children: Names, timeout: float | None = None) -> list[Child]:
+        ended: list[Child] = self._wait(self._context.wait(children, timeout))
+        return ended
+
+    def wait_all(self, timeout: float | None = None) -> list[Child]:
+        ended: list[Child] = self._wait(self._context.wait_all(timeout))
+        return ended
+
+    def approve(
+        self,
+        key: str,
+        title: str,
+        body: Any = None,
+        timeout: float | None = None,
+        *,
+        default: bool = False,
+    ) -> Decision:
+        made = self._context.approve(key, title, body, timeout, default=default)
+        decision: Decision = self._wait(made)
+        return decision
+
+    def ask(
+        self,
+        key: str,
+        question: str,
+        body: Any = None,
+        timeout: float | None = None,
+        default: Any = None,
+    ) -> Any:
+        return self._wait(self._context.ask(key, question, body, timeout, default))
 
     def _wait(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

@@ -48,6 +48,7 @@ class Heart:
         settings: Settings,
         tell: Callable[[Held, Reason], None],
         die: Callable[[], None] = lambda: os._exit(STUCK_EXIT),
+        drain: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._leases = leases
@@ -55,6 +56,7 @@ class Heart:
         self._settings = settings
         self._tell = tell
         self._die = die
+        self._drain = drain
         self.poke = asyncio.Event()
         self._beats = 0
 
@@ -99,9 +101,13 @@ class Heart:
                 self._ask(each, "cancel")
             elif beat.held[task].pause:
                 self._ask(each, "pause")
+            elif beat.held[task].hung and not each.warned:
+                each.warned = True
+                each.warn()
 
     async def _look_after(self) -> None:
-        await self._engine.present(self._who)
+        if await self._engine.present(self._who):
+            self._drain()
         if self._beats % SWEEP_EVERY == 0:
             await self._engine.sweep(self._who.worker, self._who.host, self._runs)
         self._beats += 1

@@ -11,6 +11,10 @@ from tenuto.model.task import Fence
 Reason = Literal["cancel", "pause", "lost", "timeout", "drain"]
 
 
+def _nobody() -> None:
+    """Warns a session that has ended."""
+
+
 class Held(msgspec.Struct, eq=False):
     """One running attempt: its fence, and why and since when it has to stop."""
 
@@ -22,6 +26,9 @@ class Held(msgspec.Struct, eq=False):
     """How often the heart has found it still running since it was asked to stop."""
     ended: bool = False
     """The session is over; only its outcome is still to be told."""
+    warn: Callable[[], None] = _nobody
+    """Tells the session, from whatever thread, that it seems to hang."""
+    warned: bool = False
 
 
 class Leases:

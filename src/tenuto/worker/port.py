@@ -7,10 +7,12 @@ from uuid import UUID
 
 from tenuto.broker.protocol import Listener
 from tenuto.clock import Clock
+from tenuto.engine.children import Asked, Question, Waited
 from tenuto.engine.claim import Work
 from tenuto.engine.report import Beat, Line, Presence
 from tenuto.model.commands import Failure
 from tenuto.model.matching import AgentProfile
+from tenuto.model.spending import Usage
 from tenuto.model.submission import NewTask
 from tenuto.model.task import Fence
 
@@ -32,13 +34,15 @@ class WorkEngine(Protocol):
 
     async def beat(self, who: Presence, fences: Sequence[Fence], lease_s: int) -> Beat: ...
 
-    async def present(self, who: Presence) -> None: ...
+    async def present(self, who: Presence) -> bool: ...
 
     async def sweep(self, worker: str, host: str, runs: Callable[[str, UUID], bool]) -> int: ...
 
     async def progress(
         self, fence: Fence, percent: float | None = None, step: str | None = None
     ) -> None: ...
+
+    async def used(self, fence: Fence, usage: Usage) -> None: ...
 
     async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int: ...
 
@@ -49,6 +53,16 @@ class WorkEngine(Protocol):
     async def record_step(self, fence: Fence, key: str, value: Any) -> None: ...
 
     async def spawn(self, fence: Fence, key: str, new: NewTask) -> UUID: ...
+
+    async def wait(
+        self,
+        fence: Fence,
+        children: Sequence[UUID | str] | None = None,
+        timeout_s: float | None = None,
+        key: str | None = None,
+    ) -> Waited: ...
+
+    async def ask(self, fence: Fence, key: str, question: Question) -> Asked: ...
 
     async def complete(self, fence: Fence, output: Any = None) -> None: ...
 

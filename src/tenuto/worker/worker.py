@@ -19,7 +19,7 @@ from tenuto.engine.claim import Work
 from tenuto.engine.report import Presence
 from tenuto.loop import wait_any
 from tenuto.metrics import HERE
-from tenuto.model.errors import TenutoError
+from tenuto.model.errors import Forbidden, TenutoError
 from tenuto.model.matching import AgentProfile
 from tenuto.settings import Settings
 from tenuto.telemetry import TASK
@@ -67,7 +67,6 @@ class Worker:
         self._leases = Leases()
         self._running: set[asyncio.Task[None]] = set()
         self._sessions = 0
-        self._wake = asyncio.Event()
         self._who = Presence(self.id, host, pid)
         self._heart: Heart | HeartThread | None = None
         self._claims: set[asyncio.Task[None]] = set()
@@ -77,6 +76,10 @@ class Worker:
         self._hints = 0
         self._plenty = False
         self._stopping = False
+        self._asked = asyncio.Event()
+        """Somebody asked this worker to end."""
+        self._refused: set[int] = set()
+        """Agents that are to take no more tasks, as was said once."""
         self._context = copy_context()
 
     async def host(self, profile: AgentProfile, runtime: Runtime) -> AgentProfile:
@@ -120,11 +123,11 @@ class Worker:
         unsubscribe = self.engine.subscribe(self._hear)
         self._start_heart()
         try:
-            while not stop.is_set():
+            ends = [stop, self._asked]
+            while not any(each.is_set() for each in ends):
                 self._reach()
-                if not await wait_any([self._wake, stop], self.settings.poll_s, self.engine.clock):
+                if not await wait_any(ends, self.settings.poll_s, self.engine.clock):
                     self._look_again()
-                self._wake.clear()
         finally:
             unsubscribe()
             await self._drain()
@@ -182,6 +185,12 @@ class Worker:
                 return
             for work in works:
                 self._start(work, hosted.runtime)
+        except Forbidden as error:
+            # Not before somebody changes the agent: said once, not at every look.
+            HERE.count("tenuto_claims_total", "error")
+            if index not in self._refused:
+                log.warning("agent %s takes nothing: %s", hosted.profile.name, error)
+            self._refused.add(index)
         except TenutoError as error:
             HERE.count("tenuto_claims_total", "error")
             log.warning("cannot claim: %s", error)
@@ -193,7 +202,7 @@ class Worker:
         self._plenty = len(works) == n
         if not self._plenty and hints == self._hints:
             self._dry.add(index)
-        self._wake.set()
+        self._reach_soon()
 
     def _start(self, work: Work, runtime: Runtime) -> None:
         attempt = Attempt(
@@ -206,14 +215,14 @@ class Worker:
 
     def _session_ended(self) -> None:
         self._sessions -= 1
-        self._wake.set()
+        self._reach_soon()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._running.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("an attempt ended in a fault", exc_info=task.exception())
         self._look_again()  # an agent that had reached its own limit may take one more
-        self._wake.set()
+        self._reach_soon()
 
     def _hear(self, topic: str) -> None:
         if topic == f"worker:{self.id}":
@@ -221,8 +230,11 @@ class Worker:
                 self._poke()
         elif topic.startswith("lane:") or topic == EVERYTHING:
             self._look_again()
-            # In our own context: what a claim starts must not inherit that of whoever hinted.
-            asyncio.get_running_loop().call_soon(self._reach, context=self._context)
+            self._reach_soon()
+
+    def _reach_soon(self) -> None:
+        # In our own context: what a claim starts must not inherit that of whoever is the cause.
+        asyncio.get_running_loop().call_soon(self._reach, context=self._context)
 
     def _poke(self) -> None:
         if isinstance(self._heart, HeartThread):
@@ -236,9 +248,13 @@ class Worker:
         def tell(held: Held, reason: Reason) -> None:
             loop.call_soon_threadsafe(held.stop, reason)
 
+        def drain() -> None:
+            if not self._asked.is_set():
+                loop.call_soon_threadsafe(self._asked.set)
+
         def make(engine: WorkEngine) -> Heart:
             die: dict[str, Any] = {} if self._die is None else {"die": self._die}
-            return Heart(engine, self._leases, self._who, self.settings, tell, **die)
+            return Heart(engine, self._leases, self._who, self.settings, tell, drain=drain, **die)
 
         if self._connect is None:
             self._heart = make(self.engine)

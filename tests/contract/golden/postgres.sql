@@ -9,13 +9,15 @@ table agent
   created_at timestamp with time zone not null
   updated_at timestamp with time zone not null
   seen_at timestamp with time zone
+  managed boolean not null default false
+  due_at timestamp with time zone
 table agent_health
   agent uuid not null
   at timestamp with time zone not null
   workspace uuid not null
   status text not null
   task uuid
-  progress_percent bigint
+  progress_percent double precision
   current_step text
   memory_mb double precision
   cpu_percent double precision
@@ -60,6 +62,10 @@ table checkpoint
   attempt bigint not null
   data json not null
   at timestamp with time zone not null
+table child_wait
+  task uuid not null
+  child uuid not null
+  workspace uuid not null
 table cursor
   name text not null
   xid bigint not null default 0
@@ -134,7 +140,7 @@ table gate
 table gateway
   name text not null
   failures bigint not null default 0
-  open_until timestamp with time zone
+  closed_until timestamp with time zone
   last_error text
   last_ok_at timestamp with time zone
   updated_at timestamp with time zone not null
@@ -159,6 +165,8 @@ table inbox_item
   decided_at timestamp with time zone
   expires_at timestamp with time zone
   created_at timestamp with time zone not null
+  key text
+  fallback json
 table lane
   id bigint not null
   workspace uuid not null
@@ -173,6 +181,8 @@ table leader
   until timestamp with time zone not null
   cycles bigint not null
   seen_at timestamp with time zone not null
+  led_at timestamp with time zone
+  data json
 table member
   workspace uuid not null
   user_id uuid not null
@@ -193,6 +203,7 @@ table message
   sender text
   created_at timestamp with time zone not null
   taken_at timestamp with time zone
+  replaced boolean not null default false
 table rate_limit
   workspace uuid not null
   name text not null
@@ -201,7 +212,7 @@ table rate_limit
   account text
   requests_per_minute bigint
   tokens_per_minute bigint
-  requests double precision not null
+  taken json not null
   tokens double precision not null
   counted_at timestamp with time zone not null
   created_by text
@@ -257,6 +268,7 @@ table spending
   input_tokens bigint not null
   output_tokens bigint not null
   cost_usd double precision not null
+  last bigint not null default 0
   at timestamp with time zone not null
 table task
   id uuid not null
@@ -356,6 +368,7 @@ table task_body
   next text
   context json
   control json
+  concurrency json
   depth bigint
 table task_capability
   task uuid not null
@@ -424,6 +437,7 @@ table task_turn
   task uuid not null
   workspace uuid not null
   key text not null
+  number bigint not null
   most bigint not null
   held boolean not null
 table token
@@ -464,6 +478,10 @@ table trigger_rule
   created_by text
   created_at timestamp with time zone not null
   updated_at timestamp with time zone not null
+table turn_key
+  workspace uuid not null
+  key text not null
+  last bigint not null
 table webhook
   id uuid not null
   workspace uuid not null
@@ -523,6 +541,7 @@ constraint artifact_pkey on artifact PRIMARY KEY (task, name)
 constraint attempt_outcome_check on attempt CHECK ((outcome = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'STALLED'::text, 'ABORTED'::text, 'TIMED_OUT'::text, 'CANCELLED'::text, 'PARKED'::text, 'PAUSED'::text, 'RELEASED'::text, 'NOT_STARTED'::text])))
 constraint attempt_pkey on attempt PRIMARY KEY (task, attempt)
 constraint checkpoint_pkey on checkpoint PRIMARY KEY (task)
+constraint child_wait_pkey on child_wait PRIMARY KEY (task, child)
 constraint cursor_pkey on cursor PRIMARY KEY (name)
 constraint definition_kind_check on definition CHECK ((kind = ANY (ARRAY['task'::text, 'group'::text])))
 constraint definition_pkey on definition PRIMARY KEY (id)
@@ -578,6 +597,7 @@ constraint transcript_pkey on transcript PRIMARY KEY (task, attempt, line_no)
 constraint trigger_rule_pkey on trigger_rule PRIMARY KEY (id)
 constraint trigger_rule_status_check on trigger_rule CHECK ((status = ANY (ARRAY['ACTIVE'::text, 'PAUSED'::text])))
 constraint trigger_rule_workspace_name_key on trigger_rule UNIQUE (workspace, name)
+constraint turn_key_pkey on turn_key PRIMARY KEY (workspace, key)
 constraint webhook_pkey on webhook PRIMARY KEY (id)
 constraint webhook_delivery_pkey on webhook_delivery PRIMARY KEY (id)
 constraint webhook_delivery_status_check on webhook_delivery CHECK ((status = ANY (ARRAY['PENDING'::text, 'DELIVERED'::text, 'FAILED'::text])))
@@ -585,6 +605,7 @@ constraint worker_pkey on worker PRIMARY KEY (workspace, id)
 constraint worker_status_check on worker CHECK ((status = ANY (ARRAY['RUNNING'::text, 'DRAINING'::text, 'STOPPED'::text, 'LOST'::text])))
 constraint workspace_name_key on workspace UNIQUE (name)
 constraint workspace_pkey on workspace PRIMARY KEY (id)
+CREATE INDEX agent_due ON public.agent USING btree (due_at) WHERE (due_at IS NOT NULL)
 CREATE INDEX agent_health_age ON public.agent_health USING btree (at)
 CREATE UNIQUE INDEX agent_health_pkey ON public.agent_health USING btree (agent, at)
 CREATE UNIQUE INDEX agent_pkey ON public.agent USING btree (id)
@@ -592,9 +613,12 @@ CREATE UNIQUE INDEX agent_workspace_name_key ON public.agent USING btree (worksp
 CREATE UNIQUE INDEX app_user_name_key ON public.app_user USING btree (name)
 CREATE UNIQUE INDEX app_user_pkey ON public.app_user USING btree (id)
 CREATE UNIQUE INDEX artifact_pkey ON public.artifact USING btree (task, name)
+CREATE INDEX attempt_lost ON public.attempt USING btree (agent, ended_at) WHERE (outcome = 'STALLED'::text)
 CREATE UNIQUE INDEX attempt_pkey ON public.attempt USING btree (task, attempt)
 CREATE INDEX attempt_unconfirmed ON public.attempt USING btree (agent) WHERE unconfirmed
 CREATE UNIQUE INDEX checkpoint_pkey ON public.checkpoint USING btree (task)
+CREATE INDEX child_wait_child ON public.child_wait USING btree (child, task)
+CREATE UNIQUE INDEX child_wait_pkey ON public.child_wait USING btree (task, child)
 CREATE UNIQUE INDEX cursor_pkey ON public.cursor USING btree (name)
 CREATE UNIQUE INDEX definition_pkey ON public.definition USING btree (id)
 CREATE UNIQUE INDEX definition_workspace_key_key ON public.definition USING btree (workspace, key)
@@ -624,8 +648,11 @@ CREATE INDEX lane_workspace ON public.lane USING btree (workspace)
 CREATE UNIQUE INDEX leader_pkey ON public.leader USING btree (name)
 CREATE UNIQUE INDEX member_pkey ON public.member USING btree (workspace, user_id)
 CREATE INDEX member_user ON public.member USING btree (user_id)
+CREATE INDEX message_age ON public.message USING btree (taken_at) WHERE (taken_at IS NOT NULL)
+CREATE INDEX message_batch ON public.message USING btree (agent, batch_id) WHERE (batch_id IS NOT NULL)
 CREATE UNIQUE INDEX message_once ON public.message USING btree (workspace, agent, client_message_id) WHERE (client_message_id IS NOT NULL)
 CREATE UNIQUE INDEX message_pkey ON public.message USING btree (id)
+CREATE INDEX message_task ON public.message USING btree (task) WHERE ((task IS NOT NULL) AND (taken_at IS NULL))
 CREATE INDEX message_waiting ON public.message USING btree (workspace, agent, id) WHERE (taken_at IS NULL)
 CREATE UNIQUE INDEX rate_limit_pkey ON public.rate_limit USING btree (workspace, name)
 CREATE INDEX schedule_due ON public.schedule USING btree (next_at) WHERE ((status = 'ACTIVE'::text) AND (next_at IS NOT NULL))
@@ -638,6 +665,7 @@ CREATE UNIQUE INDEX secret_workspace_name_key ON public.secret USING btree (work
 CREATE UNIQUE INDEX session_hash_key ON public.session USING btree (hash)
 CREATE UNIQUE INDEX session_pkey ON public.session USING btree (id)
 CREATE UNIQUE INDEX spending_pkey ON public.spending USING btree (task, attempt, model)
+CREATE INDEX spending_workspace ON public.spending USING btree (workspace, at)
 CREATE INDEX task_attention ON public.task USING btree (status, id) WHERE (status = ANY (ARRAY['WAITING'::text, 'PAUSED'::text, 'RETRY_WAIT'::text, 'FAILED'::text, 'DEAD'::text, 'CANCELLED'::text, 'SKIPPED'::text]))
 CREATE UNIQUE INDEX task_body_flow ON public.task_body USING btree (flow, key, activation) WHERE (flow IS NOT NULL)
 CREATE INDEX task_body_group ON public.task_body USING btree (group_id, slot) WHERE (group_id IS NOT NULL)
@@ -649,6 +677,7 @@ CREATE UNIQUE INDEX task_capability_pkey ON public.task_capability USING btree (
 CREATE INDEX task_dependency_needs ON public.task_dependency USING btree (needs, task)
 CREATE UNIQUE INDEX task_dependency_pkey ON public.task_dependency USING btree (task, needs)
 CREATE INDEX task_due ON public.task USING btree (due_at) WHERE (due_at IS NOT NULL)
+CREATE INDEX task_due_of ON public.task USING btree (workspace, due_at) WHERE (due_at IS NOT NULL)
 CREATE INDEX task_group_flow ON public.task_group USING btree (flow, key, activation)
 CREATE INDEX task_group_parent ON public.task_group USING btree (parent, slot) WHERE (parent IS NOT NULL)
 CREATE UNIQUE INDEX task_group_pkey ON public.task_group USING btree (id)
@@ -662,9 +691,10 @@ CREATE INDEX task_pending ON public.task USING btree (lane, rank, id) WHERE (sta
 CREATE UNIQUE INDEX task_pkey ON public.task USING btree (id)
 CREATE UNIQUE INDEX task_secret_pkey ON public.task_secret USING btree (task)
 CREATE UNIQUE INDEX task_step_pkey ON public.task_step USING btree (task, key)
+CREATE INDEX task_stopping ON public.task USING btree (worker) WHERE ((cancel_requested_at IS NOT NULL) OR (pause_requested_at IS NOT NULL))
 CREATE INDEX task_tag_by_name ON public.task_tag USING btree (workspace, tag, task)
 CREATE UNIQUE INDEX task_tag_pkey ON public.task_tag USING btree (task, tag)
-CREATE INDEX task_turn_key ON public.task_turn USING btree (workspace, key, held, task)
+CREATE INDEX task_turn_key ON public.task_turn USING btree (workspace, key, held, number, task)
 CREATE UNIQUE INDEX task_turn_pkey ON public.task_turn USING btree (task)
 CREATE UNIQUE INDEX token_hash_key ON public.token USING btree (hash)
 CREATE UNIQUE INDEX token_pkey ON public.token USING btree (id)
@@ -672,6 +702,7 @@ CREATE INDEX token_workspace ON public.token USING btree (workspace, id)
 CREATE UNIQUE INDEX transcript_pkey ON public.transcript USING btree (task, attempt, line_no)
 CREATE UNIQUE INDEX trigger_rule_pkey ON public.trigger_rule USING btree (id)
 CREATE UNIQUE INDEX trigger_rule_workspace_name_key ON public.trigger_rule USING btree (workspace, name)
+CREATE UNIQUE INDEX turn_key_pkey ON public.turn_key USING btree (workspace, key)
 CREATE INDEX webhook_delivery_due ON public.webhook_delivery USING btree (webhook, next_attempt_at, id) WHERE (status = 'PENDING'::text)
 CREATE INDEX webhook_delivery_of ON public.webhook_delivery USING btree (webhook, id)
 CREATE INDEX webhook_delivery_old ON public.webhook_delivery USING btree (created_at)
@@ -693,6 +724,8 @@ policy system on attempt to tenuto_system using true check true
 policy tenant on attempt to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on checkpoint to tenuto_system using true check true
 policy tenant on checkpoint to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on child_wait to tenuto_system using true check true
+policy tenant on child_wait to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on cursor to tenuto_system using true check true
 policy system on definition to tenuto_system using true check true
 policy tenant on definition to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
@@ -753,6 +786,8 @@ policy system on transcript to tenuto_system using true check true
 policy tenant on transcript to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on trigger_rule to tenuto_system using true check true
 policy tenant on trigger_rule to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on turn_key to tenuto_system using true check true
+policy tenant on turn_key to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on webhook to tenuto_system using true check true
 policy tenant on webhook to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on webhook_delivery to tenuto_system using true check true

@@ -9,16 +9,17 @@ CREATE TABLE agent (
   version integer not null default 1,
   created_at integer not null,
   updated_at integer not null,
-  seen_at integer,
+  seen_at integer, managed integer not null default false, due_at integer,
   unique (workspace, name)
 ) strict;
+CREATE INDEX agent_due on agent (due_at) where due_at is not null;
 CREATE TABLE agent_health (
   agent text not null,
   at integer not null,
   workspace text not null,
   status text not null,
   task text,
-  progress_percent integer,
+  progress_percent real,
   current_step text,
   memory_mb real,
   cpu_percent real,
@@ -65,6 +66,7 @@ CREATE TABLE attempt (
   unconfirmed integer not null default false,
   primary key (task, attempt)
 ) strict;
+CREATE INDEX attempt_lost on attempt (agent, ended_at) where outcome = 'STALLED';
 CREATE INDEX attempt_unconfirmed on attempt (agent) where unconfirmed;
 CREATE TABLE checkpoint (
   task text primary key,
@@ -74,6 +76,13 @@ CREATE TABLE checkpoint (
   data text not null,
   at integer not null
 ) strict;
+CREATE TABLE child_wait (
+  task text not null,
+  child text not null,
+  workspace text not null,
+  primary key (task, child)
+) strict;
+CREATE INDEX child_wait_child on child_wait (child, task);
 CREATE TABLE cursor (
   name text primary key,
   xid integer not null default 0,
@@ -167,7 +176,7 @@ CREATE TABLE gate (
 CREATE TABLE gateway (
   name text primary key,
   failures integer not null default 0,
-  open_until integer,
+  closed_until integer,
   last_error text,
   last_ok_at integer,
   updated_at integer not null
@@ -196,7 +205,7 @@ CREATE TABLE inbox_item (
   decided_at integer,
   expires_at integer,
   created_at integer not null
-) strict;
+, key text, fallback text) strict;
 CREATE INDEX inbox_item_open on inbox_item (workspace, id) where status = 'OPEN';
 CREATE INDEX inbox_item_task on inbox_item (task) where task is not null;
 CREATE TABLE lane (
@@ -215,7 +224,7 @@ CREATE TABLE leader (
   until integer not null,
   cycles integer not null,
   seen_at integer not null
-) strict;
+, led_at integer, data text) strict;
 CREATE TABLE member (
   workspace text not null,
   user_id text not null,
@@ -238,10 +247,14 @@ CREATE TABLE message (
   attempt integer,
   sender text,
   created_at integer not null,
-  taken_at integer
+  taken_at integer,
+  replaced integer not null default false
 ) strict;
+CREATE INDEX message_age on message (taken_at) where taken_at is not null;
+CREATE INDEX message_batch on message (agent, batch_id) where batch_id is not null;
 CREATE UNIQUE INDEX message_once on message (workspace, agent, client_message_id)
   where client_message_id is not null;
+CREATE INDEX message_task on message (task) where task is not null and taken_at is null;
 CREATE INDEX message_waiting on message (workspace, agent, id) where taken_at is null;
 CREATE TABLE rate_limit (
   workspace text not null,
@@ -251,7 +264,7 @@ CREATE TABLE rate_limit (
   account text,
   requests_per_minute integer,
   tokens_per_minute integer,
-  requests real not null,
+  taken text not null,
   tokens real not null,
   counted_at integer not null,
   created_by text,
@@ -314,9 +327,11 @@ CREATE TABLE spending (
   input_tokens integer not null,
   output_tokens integer not null,
   cost_usd real not null,
+  last integer not null default 0,
   at integer not null,
   primary key (task, attempt, model)
 ) strict;
+CREATE INDEX spending_workspace on spending (workspace, at);
 CREATE TABLE task (
   id text primary key,
   workspace text not null,
@@ -378,8 +393,11 @@ CREATE TABLE task (
 CREATE INDEX task_attention on task (status, id)
   where status in ('WAITING', 'PAUSED', 'RETRY_WAIT', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED');
 CREATE INDEX task_due on task (due_at) where due_at is not null;
+CREATE INDEX task_due_of on task (workspace, due_at) where due_at is not null;
 CREATE INDEX task_leased on task (agent) where status in ('ASSIGNED', 'RUNNING');
 CREATE INDEX task_pending on task (lane, rank, id) where status = 'PENDING';
+CREATE INDEX task_stopping on task (worker)
+  where cancel_requested_at is not null or pause_requested_at is not null;
 CREATE TABLE task_body (
   workspace text not null,
   task text not null,
@@ -422,7 +440,7 @@ CREATE TABLE task_body (
   idempotency_key text,
   fingerprint text,
   trace_id text,
-  created_by text, slot integer, follows text, next text, context text, control text, depth integer,
+  created_by text, slot integer, follows text, next text, context text, control text, concurrency text, depth integer,
   primary key (workspace, task)
 ) strict;
 CREATE UNIQUE INDEX task_body_flow on task_body (flow, key, activation) where flow is not null;
@@ -502,10 +520,11 @@ CREATE TABLE task_turn (
   task text primary key,
   workspace text not null,
   key text not null,
+  number integer not null,
   most integer not null,
   held integer not null
 ) strict;
-CREATE INDEX task_turn_key on task_turn (workspace, key, held, task);
+CREATE INDEX task_turn_key on task_turn (workspace, key, held, number, task);
 CREATE TABLE token (
   id text primary key,
   workspace text not null,
@@ -549,6 +568,12 @@ CREATE TABLE trigger_rule (
   created_at integer not null,
   updated_at integer not null,
   unique (workspace, name)
+) strict;
+CREATE TABLE turn_key (
+  workspace text not null,
+  key text not null,
+  last integer not null,
+  primary key (workspace, key)
 ) strict;
 CREATE TABLE webhook (
   id text primary key,

@@ -42,6 +42,7 @@ def make_deeds(rng: random.Random, *, child: bool = False) -> list[list[Any]]:
             deeds.append([kind, f"step {rng.randint(0, 1)}"])
         elif kind != "spawn":
             deeds.append([kind])
+    deeds += waits(deeds)
     if rng.random() < 0.3:
         how = rng.choice([*FAILS, "quota", "quota"]) if rng.random() < 0.97 else "rate limit"
         deeds.append(["fail", how, rng.choice([1, 1, 2, 9])])
@@ -52,6 +53,15 @@ def make_deeds(rng: random.Random, *, child: bool = False) -> list[list[Any]]:
     if rng.random() < 0.06:
         deeds.append(["deaf", rng.uniform(3, 25)])
     return deeds
+
+
+def waits(deeds: list[list[Any]]) -> list[list[Any]]:
+    """A wait for the children that were made before, if any were.
+
+    Nothing is drawn for it: seeds stand for the same runs as without it.
+    """
+    made = [deed for deed in deeds if deed[0] == "spawn"]
+    return [["wait", None if len(made[0][2]) % 2 else 6.0]] if made else []
 
 
 def make_task(rng: random.Random, title: str, now: float) -> NewTask:
@@ -172,6 +182,15 @@ class Handlers:
             retry=RetryPolicy(base_s=0.5, cap_s=3.0),
         )
         await self._insist(lambda: context.spawn(key, new))
+
+    async def _wait(self, context: Context, _me: Handling, patience: float | None) -> None:
+        """Waits for its children without a slot, for so long or until they have ended."""
+        found = await self._insist(lambda: context.wait_all(patience))
+        if found is None:
+            return
+        self._faults.happened["waited"] += 1
+        for child in found:
+            self._recorder.heard(context.task_id, child, patience)
 
     async def _fail(self, context: Context, _me: Handling, how: str, most: int) -> None:
         """Fails in the first attempts, in the way it is told."""

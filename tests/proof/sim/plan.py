@@ -29,7 +29,7 @@ HAPPENS: tuple[str, ...] = (
     *("cut off", "cut heart off", "close lid", "wipe hints"),
     *("call refused", "reply lost", "late commit", "slow reply", "unreachable"),
     *("hint dropped", "hint doubled", "hint delayed", "hints off"),
-    *("worker ended itself", "handler failed", "sink failed", "sink dead", "death seen"),
+    *("waited", "worker ended itself", "handler failed", "sink failed", "sink dead", "death seen"),
 )
 """Every kind of fault; over many seeds each must have happened."""
 

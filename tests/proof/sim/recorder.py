@@ -8,13 +8,16 @@ from uuid import UUID
 import msgspec
 from tests.proof.sim.loop import Process, VirtualLoop
 
+from tenuto.engine.children import Child
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.engine.report import Beat
+from tenuto.engine.upkeep import APART
 from tenuto.model.commands import Fenced
 from tenuto.model.matching import AgentProfile
+from tenuto.model.spending import Usage
 from tenuto.model.submission import NewTask
-from tenuto.model.task import DEFAULT_LEASE_S, Fence
+from tenuto.model.task import DEFAULT_LEASE_S, TERMINAL, Fence
 from tenuto.store.protocol import Row
 
 A_MOMENT_S = 30.0
@@ -130,13 +133,19 @@ class Recorder:
         if first != value:
             self.wrong("step", f"{task} {key} was {first}, then {value}")
 
+    def heard(self, task: UUID, child: Child, patience: float | None) -> None:
+        """A handler was told how a child of its task ended."""
+        if patience is None and child.status not in TERMINAL:
+            self.wrong("wait", f"{task} went on though {child.id} is {child.status}")
+
     def stuck(self, process: Process) -> bool:
         """Whether the process has, or had a moment ago, a handler that does not stop."""
         heard = self._loop.time() - self.last_deaf.get(process.name, -1e9) > A_MOMENT_S
         return not heard or any(each.deaf and each.process is process for each in self.handling)
 
     def deliver(self, events: Sequence[Row]) -> None:
-        self.delivered += [(event["task"], event["seq"]) for event in events]
+        mine = [event for event in events if event["workspace"] != APART]
+        self.delivered += [(event["task"], event["seq"]) for event in mine]
 
 
 class Watched(Engine):
@@ -144,9 +153,9 @@ class Watched(Engine):
 
     recorder: Recorder
 
-    async def _report(self, command: Fenced) -> None:
+    async def _report(self, command: Fenced, *rest: Any) -> None:
         began = self.recorder.tick()
-        await super()._report(command)
+        await super()._report(command, *rest)
         self.recorder.wrote(command.name, command.fence, began)
 
     async def claim(
@@ -189,8 +198,14 @@ class Watched(Engine):
         self.recorder.children[fence.task, key].add(child)
         return child
 
-    async def complete(self, fence: Fence, output: Any = None, summary: str | None = None) -> None:
+    async def complete(
+        self,
+        fence: Fence,
+        output: Any = None,
+        summary: str | None = None,
+        usage: Usage | None = None,
+    ) -> None:
         began = self.recorder.tick()
         self.recorder.outputs[fence.task, fence.attempt] = output
-        await super().complete(fence, output, summary)
+        await super().complete(fence, output, summary, usage)
         self.recorder.wrote("complete", fence, began)

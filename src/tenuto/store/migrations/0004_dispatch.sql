@@ -13,8 +13,9 @@ create table gate (
   primary key (workspace, kind, subject)
 );
 
--- Requests and tokens a minute that all workers share. `requests` and `tokens` are what was left
--- at `counted_at`; a null provider, model or account means any.
+-- Requests and tokens a minute that all workers share; a null provider, model or account means any.
+-- `taken` has the requests of the last minute as [microsecond, number]; `tokens` is what was left of
+-- them at `counted_at`, below zero when more were used.
 create table rate_limit (
   workspace uuid not null,
   name text not null,
@@ -23,7 +24,7 @@ create table rate_limit (
   account text,
   requests_per_minute bigint,
   tokens_per_minute bigint,
-  requests double precision not null,
+  taken json not null,
   tokens double precision not null,
   counted_at timestamptz not null,
   created_by text,
@@ -32,7 +33,7 @@ create table rate_limit (
   primary key (workspace, name)
 );
 
--- What attempts have used of their models.
+-- What attempts have used of their models; `last` is the number of the last report that counted.
 create table spending (
   task uuid not null,
   attempt bigint not null,
@@ -42,8 +43,18 @@ create table spending (
   input_tokens bigint not null,
   output_tokens bigint not null,
   cost_usd double precision not null,
+  last bigint not null default 0,
   at timestamptz not null,
   primary key (task, attempt, model)
+);
+create index spending_workspace on spending (workspace, at);
+
+-- A key that tasks share, locked while its places are given; `last` is the last number in its line.
+create table turn_key (
+  workspace uuid not null,
+  key text not null,
+  last bigint not null,
+  primary key (workspace, key)
 );
 
 -- Tasks of one key take turns: `held` are those that have a place, the others stand in line.
@@ -51,20 +62,26 @@ create table task_turn (
   task uuid primary key,
   workspace uuid not null,
   key text not null,
+  number bigint not null,
   most bigint not null,
   held boolean not null
 );
-create index task_turn_key on task_turn (workspace, key, held, task);
+create index task_turn_key on task_turn (workspace, key, held, number, task);
+alter table task_body add column concurrency json;
 
 -- Who spawns sessions for us, and since when it cannot.
 create table gateway (
   name text primary key,
   failures bigint not null default 0,
-  open_until timestamptz,
+  closed_until timestamptz,
   last_error text,
   last_ok_at timestamptz,
   updated_at timestamptz not null
 );
+
+-- What is to stop: a coordinator looks for sessions of gateways among it.
+create index task_stopping on task (worker)
+  where cancel_requested_at is not null or pause_requested_at is not null;
 
 -- How an agent was, now and then; kept for an hour.
 create table agent_health (
@@ -73,7 +90,7 @@ create table agent_health (
   workspace uuid not null,
   status text not null,
   task uuid,
-  progress_percent bigint,
+  progress_percent double precision,
   current_step text,
   memory_mb double precision,
   cpu_percent double precision,
@@ -96,14 +113,43 @@ create table message (
   attempt bigint,
   sender text,
   created_at timestamptz not null,
-  taken_at timestamptz
+  taken_at timestamptz,
+  replaced boolean not null default false
 );
+create index message_batch on message (agent, batch_id) where batch_id is not null;
+create index message_task on message (task) where task is not null and taken_at is null;
+create index message_age on message (taken_at) where taken_at is not null;
 create index message_waiting on message (workspace, agent, id) where taken_at is null;
 create unique index message_once on message (workspace, agent, client_message_id)
   where client_message_id is not null;
 
+-- `managed`: people say what the agent may do, whatever its worker brings. `due_at`: when a
+-- coordinator has to look at it, because it fell silent or is to end.
+alter table agent add column managed boolean not null default false;
+alter table agent add column due_at timestamptz;
+create index agent_due on agent (due_at) where due_at is not null;
+-- What agents lost by falling silent.
+create index attempt_lost on attempt (agent, ended_at) where outcome = 'STALLED';
 alter table worker add column drain_requested_at timestamptz;
+-- Since when the leader leads, and how its last cycle went.
+alter table leader add column led_at timestamptz;
+alter table leader add column data json;
+-- A workspace's own timers: its turn among others, and a look at it alone.
+create index task_due_of on task (workspace, due_at) where due_at is not null;
 alter table task_body add column depth bigint;
+
+-- What an attempt gave its slot up for: the children of a waiting task that have not ended.
+create table child_wait (
+  task uuid not null,
+  child uuid not null,
+  workspace uuid not null,
+  primary key (task, child)
+);
+create index child_wait_child on child_wait (child, task);
+
+-- What a handler asked people under a key, and the answer if nobody gives one in time.
+alter table inbox_item add column key text;
+alter table inbox_item add column fallback json;
 
 -- only postgres
 -- The tables that this migration made, as those before: a tenant sees its own rows, the system all.
@@ -112,8 +158,8 @@ declare
   name text\;
   own text := '(select nullif(current_setting(''app.workspace'', true), '''')::uuid)'\;
 begin
-  foreach name in array array['gate', 'rate_limit', 'spending', 'task_turn', 'agent_health',
-    'message'] loop
+  foreach name in array array['gate', 'rate_limit', 'spending', 'turn_key', 'task_turn', 'agent_health',
+    'message', 'child_wait'] loop
     execute format('alter table %I enable row level security', name)\;
     execute format('alter table %I force row level security', name)\;
     execute format('grant select, insert, update, delete on %I to tenuto_system, tenuto_runtime',

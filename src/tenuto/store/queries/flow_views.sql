@@ -6,7 +6,7 @@
 select count(*) as tasks,
   sum(case when task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') then 100
     else coalesce(task.progress_percent, 0) end) as percents,
-  (select sum(attempt.cost_usd) from attempt join task_body spent on spent.task = attempt.task
+  (select sum(spending.cost_usd) from spending join task_body spent on spent.task = spending.task
     where spent.flow = :flow and spent.workspace = :workspace) as cost_usd
 from task_body body join task on task.id = body.task
 where body.flow = :flow and body.workspace = :workspace;

@@ -82,9 +82,11 @@ task.id, task.lane, task.status, task.{place} as place
 
 -- name: unblock
 -- Count down what plain WAITING tasks wait for; those that wait for nothing more can be claimed.
--- The caller holds the tasks.
+-- Settles the pairs as well. The caller holds the tasks.
 -- params: now timestamptz, actor text
+-- rows: pair(task uuid, needs uuid, met boolean)
 -- rows: hit(id uuid, n bigint)
+{fragment:settled};
 -- as: moved
 update task set unmet = task.unmet - hit.n, updated_at = :now,
   version = task.version + case when task.unmet = hit.n then 1 else 0 end,
@@ -159,11 +161,15 @@ join task_body body on body.workspace = task.workspace and body.task = task.id
 left join task_output on task_output.task = dependency.needs
 where dependency.task in (select value from {each:ids});
 
+-- fragment: place_columns
+body.task as id, body.workspace, body.flow, body.group_id, body.slot, body.key, body.kind,
+  body.next, body.control, body.context, body.follows, body.input, body.prompt, body.parent,
+  body.concurrency
+
 -- name: places
 -- Where tasks stand in their flows.
 -- rows: wanted(task uuid, workspace uuid)
-select body.task as id, body.workspace, body.flow, body.group_id, body.slot, body.key, body.kind,
-  body.next, body.control, body.context, body.follows, body.input, body.prompt
+select {fragment:place_columns}
 from {rows:wanted}
 join task_body body on body.workspace = wanted.workspace and body.task = wanted.task;
 
@@ -299,9 +305,8 @@ select noted.id, noted.seq, noted.workspace, {xid}, noted.kind, noted.level, not
 from {rows:noted};
 -- answer: moved(id)
 
--- name: next_in_turn
+-- fragment: next_child
 -- The first child of a group after a slot that has not ended: a task or a group.
--- params: parent uuid, workspace uuid, slot bigint
 select found.id, found.slot, found.is_group from (
   select * from (
     select body.task as id, body.slot, 0 as is_group
@@ -317,7 +322,38 @@ select found.id, found.slot, found.is_group from (
       and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
     order by task_group.slot limit 1
   ) as a_group
-) found order by found.slot limit 1;
+) found order by found.slot limit 1
+
+-- name: next_in_turn
+-- The first child of a group after a slot that has not ended: a task or a group.
+-- params: parent uuid, workspace uuid, slot bigint
+{fragment:next_child};
+
+-- name: turn_pass
+-- Give the turn of a group to its next child and write the group, if that child is a task which
+-- waits for nothing but its turn; else nothing. The caller holds the group.
+-- params: parent uuid, workspace uuid, slot bigint, open bigint, succeeded bigint, failed bigint, follows uuid, now timestamptz, actor text
+-- as: next_one(id, slot, is_group)
+{fragment:next_child};
+-- as: moved
+update task set status = 'PENDING', hold = null, version = task.version + 1, updated_at = :now,
+  event_xid = {fragment:event_xid}
+from {next_one}
+where task.id = next_one.id and task.status = 'WAITING' and task.hold = 'turn' and task.unmet = 0
+  and task.attempt = 0 and task.run_at is null and task.queue_ttl_s is null
+  and task.resume_at is null and task.wait_until is null
+returning {fragment:woken_columns};
+insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, actor, at)
+select moved.id, moved.version, moved.workspace, moved.event_xid, 'ready', 'INFO', 'WAITING',
+  'PENDING', moved.attempt, :actor, :now
+from {fragment:moved};
+update task_body set follows = :follows
+from {moved} where task_body.workspace = :workspace and task_body.task = moved.id;
+update task_group set open = :open, succeeded = :succeeded, failed = :failed, follows = :follows,
+  turn = (select body.slot from task_body body
+    where body.workspace = :workspace and body.task = moved.id), updated_at = :now
+from {moved} where task_group.id = :parent;
+-- answer: moved(id, lane)
 
 -- name: follow_on
 -- Note which task's result a child is handed.
@@ -360,10 +396,10 @@ insert into flow_work (id, workspace, kind, subject, data, due_at)
 select work.id, work.workspace, work.kind, work.subject, work.data, work.due_at from {rows:work};
 
 -- name: work_due
--- What is left to do, oldest first; what others are at is passed over.
--- params: now timestamptz, most bigint
+-- What is left to do, in one workspace or in all, oldest first; what others are at is passed over.
+-- params: now timestamptz, workspace uuid, most bigint
 select flow_work.id, flow_work.workspace, flow_work.kind, flow_work.subject, flow_work.data
-from flow_work where flow_work.due_at <= :now
+from flow_work where flow_work.due_at <= :now [workspace: and flow_work.workspace = :workspace]
 order by flow_work.due_at, flow_work.id limit :most {skip_locked};
 
 -- name: work_take
@@ -395,17 +431,19 @@ insert into inbox_item (id, workspace, task, kind, title, body, status, expires_
 select :id, :workspace, :task, :kind, :title, :body, 'OPEN', :expires_at, :now;
 
 -- name: inbox_close
--- What was asked for the sake of a task needs no answer any more.
+-- What was asked for the sake of a task, of people or of its parent's agent, needs no answer any more.
 -- params: task uuid, now timestamptz, actor text
 update inbox_item set status = 'EXPIRED', decided_at = :now, decided_by = :actor
 where inbox_item.task = :task and inbox_item.status = 'OPEN';
+update message set taken_at = :now, replaced = true
+where message.task = :task and message.taken_at is null;
 
 -- name: inbox_page
 -- What waits or waited for people, newest first.
 -- params: workspace uuid, status text, before uuid, most bigint
 select inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.title, inbox_item.body,
   inbox_item.status, inbox_item.decision, inbox_item.decided_by, inbox_item.decided_at,
-  inbox_item.expires_at, inbox_item.created_at
+  inbox_item.expires_at, inbox_item.created_at, inbox_item.key
 from inbox_item
 where inbox_item.workspace = :workspace
   [status: and inbox_item.status = :status]
@@ -417,13 +455,14 @@ order by inbox_item.id desc limit :most;
 -- params: id uuid, workspace uuid
 select inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.title, inbox_item.body,
   inbox_item.status, inbox_item.decision, inbox_item.decided_by, inbox_item.decided_at,
-  inbox_item.expires_at, inbox_item.created_at
+  inbox_item.expires_at, inbox_item.created_at, inbox_item.key
 from inbox_item where inbox_item.id = :id and inbox_item.workspace = :workspace;
 
 -- name: inbox_locked
 -- One item, locked.
 -- params: id uuid, workspace uuid
-select inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.status from inbox_item
+select inbox_item.id, inbox_item.task, inbox_item.kind, inbox_item.status, inbox_item.key
+from inbox_item
 where inbox_item.id = :id and inbox_item.workspace = :workspace {lock};
 
 -- name: inbox_decide
@@ -541,7 +580,7 @@ select count(*) as tasks,
     else 0 end) as ended,
   sum(case when task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') then 100
     else coalesce(task.progress_percent, 0) end) as percents,
-  (select sum(attempt.cost_usd) from attempt join task_body spent on spent.task = attempt.task
+  (select sum(spending.cost_usd) from spending join task_body spent on spent.task = spending.task
     where spent.group_id in (select inside.id from inside)
       and spent.workspace = :workspace) as cost_usd
 from task_body body join task on task.id = body.task
@@ -692,10 +731,19 @@ from task_group join (
 where counted.tasks + counted.groups <> task_group.open;
 
 -- name: escalations_declared
--- What tasks that ended badly say of themselves.
+-- What tasks that ended badly say of themselves, and the agent that runs their parent or did last, if
+-- it may hear of it: it has not ended and its mailbox has room.
+-- params: room bigint
 -- rows: wanted(task uuid, workspace uuid)
-select body.task as id, body.title, body.escalation, body.flow, body.key from {rows:wanted}
-join task_body body on body.workspace = wanted.workspace and body.task = wanted.task;
+select body.task as id, body.title, body.escalation, body.flow, body.key, body.parent, agent.id as agent
+from {rows:wanted}
+join task_body body on body.workspace = wanted.workspace and body.task = wanted.task
+left join task above on above.id = body.parent and above.workspace = body.workspace
+left join agent on agent.workspace = above.workspace and agent.status <> 'TERMINATED'
+  and agent.id = coalesce(above.agent, (select attempt.agent from attempt
+    where attempt.task = above.id order by attempt.attempt desc limit 1))
+  and (select count(*) from (select 1 from message where message.workspace = agent.workspace
+    and message.agent = agent.id and message.taken_at is null limit :room) waiting) < :room;
 
 -- name: escalate
 -- Put tasks to people, unless too many are put to them already.

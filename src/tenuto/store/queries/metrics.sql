@@ -1,14 +1,5 @@
 -- What metrics are made of. Counts stop at a limit: a look costs no more however much is kept.
 
--- fragment: stale_after only postgres
-coalesce(nullif((agent.profile ->> 'stale_threshold_s')::bigint, 0), :stale_s)
-
--- fragment: stale_after only sqlite
-coalesce(nullif(agent.profile ->> 'stale_threshold_s', 0), :stale_s)
-
--- fragment: busy
-exists (select 1 from task where task.agent = agent.id and task.status in ('ASSIGNED', 'RUNNING'))
-
 -- fragment: past_slowest only postgres
 event on (event.xid, event.position) > (slowest.xid, slowest.position)
 
@@ -18,7 +9,7 @@ event on event.position > slowest.position
 -- name: sample
 -- How everything stands over all workspaces: what is counted, which of it, and how many, up to `most`.
 -- The oldest is looked for among the first `heads` of each lane.
--- params: now timestamptz, most bigint, heads bigint, stale_s bigint, leader text, apart text
+-- params: now timestamptz, most bigint, heads bigint, leader text, apart text
 select 'oldest' as what, '' as which, 0 as n, min((select min(head.updated_at) from (
   select task.updated_at from task where task.lane = lane.id and task.status = 'PENDING'
   order by task.rank, task.id limit :heads) head)) as oldest_at
@@ -47,9 +38,9 @@ select 'workers', worker.status, count(*), null from worker group by worker.stat
 union all
 select 'agents', seen.status, count(*), null from (
   select case when agent.status not in ('IDLE', 'WORKING') then agent.status
-    when not {fragment:busy} then 'IDLE'
-    when agent.seen_at < :now - {seconds:{fragment:stale_after}} then 'STALE'
-    else 'WORKING' end as status
+    when agent.due_at < :now then 'STALE'
+    when {fragment:busy} then 'WORKING'
+    else 'IDLE' end as status
   from agent) seen
 group by seen.status
 union all

@@ -57,7 +57,7 @@ insert into task_body (task, workspace, title, task_type, prompt, input, metadat
   created_by[rare: , description, system_prompt, model, max_turns, conversation, agent_type,
   target_agent, runtime, command, cwd, env, container, region, parent, rerun_of, idempotency_key,
   fingerprint, trace_id][placed: , key, kind, flow, activation, group_id, slot, follows, next,
-  context, control, on_dependency_failure, complexity, escalation])
+  context, control, on_dependency_failure, complexity, escalation, concurrency, budget])
 select body.task, body.workspace, body.title, body.task_type, body.prompt, body.input,
   body.metadata, body.source, body.created_by[rare: , body.description, body.system_prompt,
   body.model, body.max_turns, body.conversation, body.agent_type, body.target_agent, body.runtime,
@@ -65,7 +65,7 @@ select body.task, body.workspace, body.title, body.task_type, body.prompt, body.
   body.idempotency_key, body.fingerprint, body.trace_id][placed: , body.key,
   coalesce(body.kind, 'agent'), body.flow, body.activation, body.group_id, body.slot,
   body.follows, body.next, body.context, body.control, body.on_dependency_failure,
-  body.complexity, body.escalation]
+  body.complexity, body.escalation, body.concurrency, body.budget]
 from {rows:body}
 
 -- fragment: new_task
@@ -84,7 +84,7 @@ select hot.id, 1, hot.workspace, {xid}, 'submitted', 'INFO', hot.status, 0, hot.
 -- name: submit
 -- Insert tasks that are not there yet, with their first event; answer the ids that are new.
 -- params: now timestamptz
--- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json)
+-- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json, concurrency json, budget json)
 -- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, hold text, unmet bigint, watched boolean, wait_until timestamptz)
 -- rows: label(task uuid, workspace uuid, label text)
 -- rows: tag(task uuid, workspace uuid, tag text)
@@ -117,7 +117,7 @@ from {rows:dependency of inserted};
 -- name: submit_new
 -- The same for tasks whose ids were never used: all of them, or `Conflict`.
 -- params: now timestamptz
--- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json)
+-- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json, concurrency json, budget json)
 -- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, hold text, unmet bigint, watched boolean, wait_until timestamptz)
 -- rows: label(task uuid, workspace uuid, label text)
 -- rows: tag(task uuid, workspace uuid, tag text)
@@ -417,7 +417,8 @@ returning {fragment:done_columns};
 -- answer: moved(id)
 
 -- name: complete_watched
--- The same for those whose end is watched: the caller goes on with what follows from it.
+-- The same for those whose end is watched, answered with their places in their flows: the caller
+-- goes on with what follows.
 -- params: now timestamptz
 -- rows: done(id uuid, attempt bigint, token text)
 -- rows: result(task uuid, workspace uuid, output json, summary text)
@@ -427,7 +428,9 @@ returning {fragment:done_columns};
 {fragment:attempt_completed};
 {fragment:note_completed};
 {fragment:keep_result};
--- answer: moved(id)
+select {fragment:place_columns}
+from {fragment:moved}
+{fragment:body_of_moved};
 
 -- name: heartbeat
 -- Renew all leases of a worker that are still its own; those missing from the answer are lost.
@@ -438,7 +441,7 @@ from {rows:lease}
 where task.id = lease.id and task.attempt = lease.attempt and task.lease_token = lease.token
   and {fragment:is_leased}
 returning task.id, task.attempt, task.lease_until, task.cancel_requested_at,
-  task.pause_requested_at, task.hung_warned_at;
+  task.pause_requested_at, task.hung_warned_at, task.started_at;
 
 -- name: progress
 -- Note how far attempts are; the fence decides. Not an audit event.
@@ -584,10 +587,11 @@ select task_step.key, task_step.value, task_step.child, task_step.attempt
 from task_step where task_step.task = :id and task_step.workspace = :workspace;
 
 -- name: leases_expired
--- Leased tasks whose lease has run out, oldest ids first, unless somebody else handles them.
--- params: now timestamptz, most bigint
+-- Leased tasks of one workspace or of all whose lease has run out, oldest ids first, unless somebody else handles them.
+-- params: now timestamptz, workspace uuid, most bigint
 select {columns:task} from task
 where task.status in ('ASSIGNED', 'RUNNING') and task.lease_until < :now
+  [workspace: and task.workspace = :workspace]
 order by task.id limit :most {skip_locked};
 
 -- name: leases_of_worker
@@ -598,10 +602,11 @@ where task.status in ('ASSIGNED', 'RUNNING') and task.worker = :worker
 order by task.id limit :most {skip_locked};
 
 -- name: tasks_due
--- Tasks whose timer has come, unless somebody else handles them.
--- params: now timestamptz, most bigint
+-- Tasks of one workspace or of all whose timer has come, unless somebody else handles them.
+-- params: now timestamptz, workspace uuid, most bigint
 select {columns:task} from task
 where task.due_at is not null and task.due_at <= :now
+  [workspace: and task.workspace = :workspace]
 order by task.due_at limit :most {skip_locked};
 
 -- name: timer_set
@@ -713,102 +718,6 @@ select noted.id, noted.version, noted.workspace, noted.event_xid, 'swept', 'INFO
 from {noted};
 -- answer: moved(id)
 
--- name: worker_beat
--- A worker says that it lives, and so do its agents, or that it is going.
--- params: id text, workspace uuid, host text, pid bigint, agents json, slots bigint, status text, now timestamptz, names text[]
-insert into worker (id, workspace, host, pid, agents, slots, status, started_at, seen_at)
-select :id, :workspace, :host, :pid, :agents, :slots, :status, :now, :now
-where true
-on conflict (workspace, id) do update
-  set seen_at = excluded.seen_at, status = excluded.status, agents = excluded.agents,
-  slots = excluded.slots;
-update agent set seen_at = :now
-where agent.workspace = :workspace and agent.status <> 'TERMINATED' and :status <> 'STOPPED'
-  and agent.name in (select value from {each:names});
-
--- name: worker_lost
--- Workers that were not heard of since an instant.
--- params: before timestamptz
-update worker set status = 'LOST'
-where status in ('RUNNING', 'DRAINING') and seen_at < :before
-returning id as worker_id;
-
--- name: worker_forget
--- Forget workers that ended long ago.
--- params: before timestamptz
-delete from worker where status in ('STOPPED', 'LOST') and seen_at < :before
-returning id as worker_id;
-
--- name: workers
--- The workers of a workspace, newest first.
--- params: workspace uuid
-select worker.id as worker_id, worker.host, worker.pid, worker.agents, worker.slots, worker.status,
-  worker.started_at, worker.seen_at,
-  (select count(*) from task where task.status in ('ASSIGNED', 'RUNNING')
-    and task.worker = worker.id) as running
-from worker where worker.workspace = :workspace order by worker.started_at desc limit 1000;
-
--- name: agent_put
--- Make an agent known or renew what is known of it; its version moves when its profile does.
--- params: id uuid, workspace uuid, name text, profile json, max_concurrent bigint, now timestamptz
-insert into agent (id, workspace, name, profile, status, max_concurrent, created_at, updated_at,
-  seen_at)
-select :id, :workspace, :name, :profile, 'IDLE', :max_concurrent, :now, :now, :now
-where true
-on conflict (workspace, name) do update
-  set profile = excluded.profile, max_concurrent = excluded.max_concurrent,
-  version = agent.version + 1, updated_at = excluded.updated_at, seen_at = excluded.seen_at,
-  status = case when agent.status = 'TERMINATED' then agent.status else 'IDLE' end
-returning id, version, status;
-
--- name: agents
--- The agents of a workspace.
--- params: workspace uuid
-select agent.id, agent.name, agent.profile, agent.status, agent.max_concurrent, agent.version,
-  agent.seen_at
-from agent where agent.workspace = :workspace order by agent.name;
-
--- name: agent
--- One agent.
--- params: workspace uuid, id uuid
-select agent.id, agent.name, agent.profile, agent.status, agent.max_concurrent, agent.version,
-  agent.seen_at, agent.created_at, agent.updated_at,
-  (select count(*) from task where task.agent = agent.id
-    and task.status in ('ASSIGNED', 'RUNNING')) as running
-from agent where agent.workspace = :workspace and agent.id = :id;
-
--- name: agent_page
--- Agents by name, after a cursor.
--- params: workspace uuid, after text, most bigint
-select agent.id, agent.name, agent.profile, agent.status, agent.max_concurrent, agent.version,
-  agent.seen_at, agent.created_at, agent.updated_at,
-  (select count(*) from task where task.agent = agent.id
-    and task.status in ('ASSIGNED', 'RUNNING')) as running
-from agent where agent.workspace = :workspace [after: and agent.name > :after]
-order by agent.name limit :most;
-
--- name: agent_seen
--- An agent says that it lives.
--- params: workspace uuid, id uuid, now timestamptz
-update agent set seen_at = :now
-where agent.workspace = :workspace and agent.id = :id and agent.status <> 'TERMINATED'
-returning id;
-
--- name: agent_status
--- Move an agent on; a terminated one stays so.
--- params: workspace uuid, id uuid, status text, now timestamptz
-update agent set status = :status, version = version + 1, updated_at = :now
-where agent.workspace = :workspace and agent.id = :id and agent.status <> 'TERMINATED'
-returning id, version;
-
--- name: agent_drop
--- Forget an agent that runs nothing.
--- params: workspace uuid, id uuid
-delete from agent where workspace = :workspace and id = :id
-  and not exists (select 1 from task where task.agent = agent.id
-    and task.status in ('ASSIGNED', 'RUNNING'))
-returning id;
-
 -- name: show
 -- One task with everything about it but its history.
 -- params: workspace uuid, id uuid
@@ -817,10 +726,16 @@ select {columns:task}, body.title, body.description, body.prompt, body.system_pr
   body.env, body.container, body.region, body.parent, body.rerun_of, body.input, body.metadata,
   body.idempotency_key, body.trace_id, body.source, body.created_by, body.max_turns,
   body.conversation, body.key, body.flow, body.group_id, body.kind, body.next, body.control,
-  body.on_dependency_failure, body.complexity, body.escalation,
+  body.on_dependency_failure, body.complexity, body.escalation, body.concurrency, body.budget,
   (select agent.name from agent where agent.id = task.agent) as agent_name,
   (select task_output.output from task_output where task_output.task = task.id) as output,
   (select task_output.summary from task_output where task_output.task = task.id) as summary,
+  (select cast(coalesce(sum(spending.input_tokens), 0) as bigint) from spending
+    where spending.task = task.id) as input_tokens,
+  (select cast(coalesce(sum(spending.output_tokens), 0) as bigint) from spending
+    where spending.task = task.id) as output_tokens,
+  (select coalesce(sum(spending.cost_usd), 0.0) from spending
+    where spending.task = task.id) as cost_usd,
   (select checkpoint.data from checkpoint where checkpoint.task = task.id) as checkpoint
 from task join task_body body on body.workspace = task.workspace and body.task = task.id
 where task.id = :id and task.workspace = :workspace;
@@ -948,30 +863,6 @@ from task where task.workspace = :workspace group by task.status;
 select count(*) as n from (
   select 1 from task where task.lane = :lane and task.status = 'PENDING'
     and (task.rank < :rank or (task.rank = :rank and task.id < :id)) limit :most) ahead;
-
--- name: leader_take
--- Become or stay the leader; a new holder raises the epoch. Answers nothing when another leads.
--- params: name text, holder text, now timestamptz, until timestamptz
-insert into leader (name, holder, epoch, until, cycles, seen_at)
-select :name, :holder, 1, :until, 1, :now
-where true
-on conflict (name) do update
-  set holder = excluded.holder, until = excluded.until, cycles = leader.cycles + 1,
-  seen_at = excluded.seen_at, epoch = leader.epoch + case when leader.holder = excluded.holder then 0 else 1 end
-  where leader.holder = excluded.holder or leader.until < :now
-returning name, holder, epoch, until;
-
--- name: leader_resign
--- Let somebody else lead at once.
--- params: name text, holder text, now timestamptz
-update leader set until = :now where name = :name and holder = :holder returning epoch;
-
--- name: leader
--- Who leads.
--- params: name text
-select leader.name, leader.holder, leader.epoch, leader.until, leader.cycles, leader.seen_at
-from leader
-where leader.name = :name;
 
 -- name: cursor_lock
 -- A subscriber's place in the events, held while it moves.

@@ -24,6 +24,7 @@ from tenuto.model.errors import TenutoError
 from tenuto.model.limits import MAX_JSON
 from tenuto.model.redact import Redactor
 from tenuto.model.retry import ErrorClass
+from tenuto.model.spending import Usage
 from tenuto.worker.context import Context
 from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart
 from tenuto.worker.session import Session, SessionEnd, SpawnError, Supervisor
@@ -186,6 +187,8 @@ async def _obey(line: bytes, context: Context, report: _Report) -> None:
             await context.progress(said.get("progress"), said.get("step"))
         if "checkpoint" in said:
             await context.save(said["checkpoint"])
+        if "usage" in said:
+            await context.used(**_usage(said["usage"]))
         if "log" in said:
             context.log(str(said["log"]))
         report.output = said.get("output", report.output)
@@ -196,6 +199,13 @@ async def _obey(line: bytes, context: Context, report: _Report) -> None:
         context.log(f"report refused: {error}", "WARN")
     except Exception as error:  # noqa: BLE001  no report may lose a session's outcome
         context.log(f"report failed: {error!r}", "WARN")
+
+
+def _usage(said: Any) -> dict[str, Any]:
+    """What a command says it used; its reports are numbered here."""
+    fields = msgspec.structs.asdict(msgspec.convert(said, Usage))
+    del fields["number"]
+    return fields
 
 
 def _result(end: SessionEnd, report: _Report, tail: deque[str]) -> Any:

@@ -13,6 +13,7 @@ from tenuto.model.commands import Failure
 from tenuto.model.retry import ErrorClass
 from tenuto.worker.context import Context, SyncContext
 from tenuto.worker.runtime.protocol import AttemptFailed
+from tenuto.worker.waiting import Parked
 
 Handler = Callable[[Any], Any]
 
@@ -45,7 +46,7 @@ class FunctionRuntime:
         except asyncio.CancelledError:
             receipt |= {"state": "ended", "how": "handler cancelled"}
             raise
-        except AttemptFailed:
+        except (AttemptFailed, Parked):
             raise
         except BaseException as error:
             # Whatever a handler raises, exit() included, ends its attempt and not the worker.
@@ -97,7 +98,7 @@ async def _on_thread(handler: Handler, context: Context, grace_s: float) -> Any:
     try:
         return await asyncio.shield(future)
     except _Raised as raised:
-        if isinstance(raised.error, AttemptFailed):
+        if isinstance(raised.error, AttemptFailed | Parked):
             raise raised.error from None
         raise AttemptFailed(failure_of(raised.error)) from raised.error
     except asyncio.CancelledError:

@@ -1,0 +1,81 @@
+"""For programs that do not await: the agents, blocking."""
+
+from collections.abc import Generator, Sequence
+from typing import Any
+from uuid import UUID
+
+from tenuto.client.agents import Agents
+from tenuto.client.waiter import Group
+from tenuto.engine.agent_explain import AgentExplanation
+from tenuto.engine.mailbox import Batch, Message, MessagePage
+from tenuto.engine.registry import AgentHealth, AgentToken, AgentView
+from tenuto.engine.views import TaskSummary
+
+
+class BlockingAgents(Group[Agents]):
+    """The agents of a workspace. An agent is named by its name or its id."""
+
+    def list(self) -> Generator[AgentView, None, None]:
+        return self._each(self._awaited.list())
+
+    def get(self, agent: UUID | str) -> AgentView:
+        return self._wait(self._awaited.get(agent))
+
+    def put(self, name: str, **fields: Any) -> AgentView:
+        return self._wait(self._awaited.put(name, **fields))
+
+    def health(self, agent: UUID | str, limit: int = 60) -> AgentHealth:
+        return self._wait(self._awaited.health(agent, limit))
+
+    def explain(self, agent: UUID | str) -> AgentExplanation:
+        return self._wait(self._awaited.explain(agent))
+
+    def message(
+        self,
+        agent: UUID | str,
+        body: Any,
+        *,
+        kind: str = "note",
+        scope_key: str | None = None,
+        coalescable: bool = False,
+        client_message_id: str | None = None,
+    ) -> Message:
+        return self._wait(
+            self._awaited.message(
+                agent,
+                body,
+                kind=kind,
+                scope_key=scope_key,
+                coalescable=coalescable,
+                client_message_id=client_message_id,
+            )
+        )
+
+    def messages(
+        self,
+        agent: UUID | str,
+        limit: int = 100,
+        cursor: UUID | None = None,
+        *,
+        waiting: bool = True,
+    ) -> MessagePage:
+        return self._wait(self._awaited.messages(agent, limit, cursor, waiting=waiting))
+
+    def dequeue(self, agent: UUID | str, limit: int = 100, batch: UUID | None = None) -> Batch:
+        return self._wait(self._awaited.dequeue(agent, limit, batch))
+
+    def tasks(
+        self, agent: UUID | str, status: Sequence[str] = (), limit: int = 100
+    ) -> Sequence[TaskSummary]:
+        return self._wait(self._awaited.tasks(agent, status, limit))
+
+    def terminate(
+        self, agent: UUID | str, reason: str | None = None, *, graceful: bool = True
+    ) -> AgentView:
+        return self._wait(self._awaited.terminate(agent, reason, graceful=graceful))
+
+    def delete(self, agent: UUID | str) -> None:
+        return self._wait(self._awaited.delete(agent))
+
+    def token(self, agent: UUID | str) -> AgentToken:
+        return self._wait(self._awaited.token(agent))

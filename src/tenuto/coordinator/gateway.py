@@ -1,0 +1,101 @@
+"""A gateway: the HTTP service that spawns and kills sessions for us. Named by the operator only."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import msgspec
+
+from tenuto.model import limits
+from tenuto.model.errors import Invalid
+
+MAX_READ = 64 * 1024
+MAX_SAID = 200
+KILL_S = 10.0
+"""Seconds that a gateway has to answer a kill."""
+_OURS = frozenset({401, 403, 408, 425, 429})
+"""Refusals that are about the gateway or our key to it, not about the task."""
+_GONE = frozenset({404, 410})
+
+
+class Refused(Exception):
+    """The gateway works, and will not spawn this session."""
+
+
+class Broken(Exception):
+    """The gateway did not answer as one that works."""
+
+
+class _Session(msgspec.Struct, frozen=True, rename="camel"):
+    session_key: str
+
+
+class _Spawned(msgspec.Struct, frozen=True):
+    session: _Session
+
+
+class Gateway:
+    """One gateway. No redirect, no proxy, and an end to every call."""
+
+    def __init__(self, name: str, url: str, token: str = "", *, deadline_s: float = 60.0) -> None:
+        self.name = name
+        self.deadline_s = deadline_s
+        self._base = url.rstrip("/")
+        self._headers = {"content-type": "application/json", "user-agent": "Tenuto/1"}
+        if token:
+            self._headers["authorization"] = f"Bearer {token}"
+        self._client = httpx2.AsyncClient(
+            timeout=None, trust_env=False, follow_redirects=False, headers=self._headers
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def spawn(self, body: Mapping[str, Any]) -> str:
+        """The key of the session that was spawned; raises `Refused` or `Broken`."""
+        content = msgspec.json.encode(body)
+        status, said = await self._post("/api/agents/spawn", content, self.deadline_s)
+        if 400 <= status < 500 and status not in _OURS:
+            raise Refused(_told(status, said))
+        if not 200 <= status < 300:
+            raise Broken(_told(status, said))
+        try:
+            key = msgspec.json.decode(said, type=_Spawned).session.session_key
+            return limits.text("sessionKey", key, limits.MAX_TITLE, empty=False)
+        except (msgspec.MsgspecError, ValueError, Invalid) as error:
+            raise Broken(f"its answer to a spawn cannot be understood: {error}") from error
+
+    async def kill(self, session_key: str) -> str:
+        """How the session ended: `killed`, or `gone` when the gateway knows none; or `Broken`."""
+        path = f"/api/agents/sessions/{quote(session_key, safe='')}/kill"
+        status, said = await self._post(path, b"{}", KILL_S)
+        if status in _GONE:
+            return "gone"
+        if 200 <= status < 300:
+            return "killed"
+        raise Broken(_told(status, said))
+
+    async def _post(self, path: str, content: bytes, deadline_s: float) -> tuple[int, bytes]:
+        try:
+            async with (
+                asyncio.timeout(deadline_s),
+                self._client.stream("POST", self._base + path, content=content) as answer,
+            ):
+                said = b""
+                async for part in answer.aiter_bytes():
+                    said += part
+                    if len(said) > MAX_READ:
+                        raise Broken(f"it answered with more than {MAX_READ:,} bytes")
+                return answer.status_code, said
+        except TimeoutError:
+            raise Broken(f"no answer within {deadline_s:g} s") from None
+        except (httpx2.HTTPError, OSError) as error:
+            said_ = limits.clean(str(error) or type(error).__name__, MAX_SAID)
+            raise Broken(f"cannot be reached: {said_}") from error
+
+
+def _told(status: int, body: bytes) -> str:
+    said = limits.clean(body.decode("utf-8", "replace"), MAX_SAID)
+    return f"HTTP {status}: {said}" if said else f"HTTP {status}"

@@ -1,0 +1,255 @@
+-- Agents and workers: who they are, whether they live, what becomes of them.
+
+-- fragment: stale_after only postgres
+coalesce(nullif((agent.profile ->> 'stale_threshold_s')::bigint, 0), :stale_s)
+
+-- fragment: stale_after only sqlite
+coalesce(nullif(agent.profile ->> 'stale_threshold_s', 0), :stale_s)
+
+-- fragment: busy
+exists (select 1 from task where task.agent = agent.id and task.status in ('ASSIGNED', 'RUNNING'))
+
+-- fragment: heard
+-- What a sign of life makes of an agent's row: one that was silent is back, one that is to end is
+-- still looked at.
+set seen_at = :now,
+  due_at = case when status = 'DRAINING' then due_at
+    else :now + {seconds:{fragment:stale_after}} end,
+  version = case when status in ('STALE', 'ERROR') then version + 1 else version end,
+  status = case when status in ('STALE', 'ERROR') then 'IDLE' else status end
+
+-- fragment: note_recovered
+-- Of two that hear an agent at the same moment, one notes it: they count on from the same version.
+insert into event (task, seq, workspace, xid, kind, level, message, attempt, agent, at)
+select silent.id, silent.version + 1, silent.workspace, {xid}, 'agent_recovered', 'INFO',
+  silent.name, 0, silent.id, :now
+from {silent} where true
+on conflict do nothing
+
+-- fragment: agent_columns
+agent.id, agent.name, agent.profile, agent.status, agent.max_concurrent, agent.version,
+  agent.seen_at, agent.due_at, agent.managed, agent.created_at, agent.updated_at,
+  (select count(*) from task where task.agent = agent.id
+    and task.status in ('ASSIGNED', 'RUNNING')) as running,
+  (select count(*) from attempt where attempt.agent = agent.id and attempt.unconfirmed)
+    as kills
+
+-- name: worker_beat
+-- A worker says that it lives, and so do its agents, or that it is going; answers what it is asked.
+-- One that signs off leaves its agents to whoever else hosts them: if they run nothing, they are not
+-- silent.
+-- params: id text, workspace uuid, host text, pid bigint, agents json, slots bigint, status text, now timestamptz, names text[], stale_s bigint
+-- as: silent(id, workspace, name, version)
+select agent.id, agent.workspace, agent.name, agent.version from agent
+where agent.workspace = :workspace and agent.status in ('STALE', 'ERROR') and :status <> 'STOPPED'
+  and agent.name in (select value from {each:names});
+-- as: beaten
+insert into worker (id, workspace, host, pid, agents, slots, status, started_at, seen_at)
+select :id, :workspace, :host, :pid, :agents, :slots, :status, :now, :now
+where true
+on conflict (workspace, id) do update
+  set seen_at = excluded.seen_at, status = excluded.status, agents = excluded.agents,
+  slots = excluded.slots
+returning drain_requested_at;
+update agent {fragment:heard}
+where agent.workspace = :workspace and agent.status <> 'TERMINATED' and :status <> 'STOPPED'
+  and agent.name in (select value from {each:names});
+update agent set due_at = null
+where agent.workspace = :workspace and agent.status in ('IDLE', 'WORKING') and :status = 'STOPPED'
+  and agent.name in (select value from {each:names}) and not {fragment:busy};
+{fragment:note_recovered};
+-- answer: beaten(drain_requested_at)
+
+-- name: worker_lost
+-- Workers that were not heard of since an instant.
+-- params: before timestamptz
+update worker set status = 'LOST'
+where status in ('RUNNING', 'DRAINING') and seen_at < :before
+returning id as worker_id;
+
+-- name: worker_forget
+-- Forget workers that ended long ago.
+-- params: before timestamptz
+delete from worker where status in ('STOPPED', 'LOST') and seen_at < :before
+returning id as worker_id;
+
+-- name: workers
+-- The workers of a workspace, newest first.
+-- params: workspace uuid
+select worker.id as worker_id, worker.host, worker.pid, worker.agents, worker.slots, worker.status,
+  worker.started_at, worker.seen_at, worker.drain_requested_at,
+  (select count(*) from task where task.status in ('ASSIGNED', 'RUNNING')
+    and task.worker = worker.id) as running
+from worker where worker.workspace = :workspace order by worker.started_at desc limit 1000;
+
+-- name: worker_drain
+-- Ask a worker that lives to finish and end; asked again, nothing changes.
+-- params: workspace uuid, id text, now timestamptz
+update worker set drain_requested_at = coalesce(drain_requested_at, :now)
+where worker.workspace = :workspace and worker.id = :id
+  and worker.status in ('RUNNING', 'DRAINING')
+returning id as worker_id;
+
+-- name: agent_named
+-- What is kept of the agent of a name, held until the end of the transaction.
+-- params: workspace uuid, name text
+select agent.id, agent.profile, agent.managed, agent.version from agent
+where agent.workspace = :workspace and agent.name = :name {lock};
+
+-- name: agent_put
+-- Make an agent known or, if it still has the version `seen`, renew what is known of it; its version
+-- moves when its profile does.
+-- params: id uuid, workspace uuid, name text, profile json, max_concurrent bigint, managed boolean, seen bigint, now timestamptz
+insert into agent (id, workspace, name, profile, status, max_concurrent, managed, created_at,
+  updated_at)
+select :id, :workspace, :name, :profile, 'IDLE', :max_concurrent, :managed, :now, :now
+where true
+on conflict (workspace, name) do update
+  set profile = excluded.profile, max_concurrent = excluded.max_concurrent,
+  managed = agent.managed or excluded.managed, version = agent.version + 1,
+  updated_at = excluded.updated_at
+  where agent.version = :seen
+returning id, version;
+
+-- name: agents
+-- The agents of a workspace.
+-- params: workspace uuid
+select {fragment:agent_columns}
+from agent where agent.workspace = :workspace order by agent.name;
+
+-- name: agent
+-- One agent.
+-- params: workspace uuid, id uuid
+select {fragment:agent_columns}
+from agent where agent.workspace = :workspace and agent.id = :id;
+
+-- name: agent_page
+-- Agents by name, after a cursor.
+-- params: workspace uuid, after text, most bigint
+select {fragment:agent_columns}
+from agent where agent.workspace = :workspace [after: and agent.name > :after]
+order by agent.name limit :most;
+
+-- name: agents_heard
+-- Agents live, by name: note it, and take back that they were silent.
+-- params: workspace uuid, names text[], now timestamptz, stale_s bigint
+-- as: silent(id, workspace, name, version)
+select agent.id, agent.workspace, agent.name, agent.version from agent
+where agent.workspace = :workspace and agent.status in ('STALE', 'ERROR')
+  and agent.name in (select value from {each:names});
+update agent {fragment:heard}
+where agent.workspace = :workspace and agent.status <> 'TERMINATED'
+  and agent.name in (select value from {each:names});
+{fragment:note_recovered};
+
+-- name: agent_seen
+-- An agent says that it lives, perhaps how it is, which is kept unless it has said so within the last
+-- `every` seconds; answers how many messages wait for it, up to `most`.
+-- params: workspace uuid, id uuid, now timestamptz, stale_s bigint, most bigint, every bigint
+-- rows: felt(status text, task uuid, progress_percent double precision, current_step text, memory_mb double precision, cpu_percent double precision)
+-- as: silent(id, workspace, name, version)
+select agent.id, agent.workspace, agent.name, agent.version from agent
+where agent.workspace = :workspace and agent.id = :id and agent.status in ('STALE', 'ERROR');
+-- as: moved
+update agent {fragment:heard}
+where agent.workspace = :workspace and agent.id = :id and agent.status <> 'TERMINATED'
+returning id, (select count(*) from (select 1 from message
+  where message.workspace = :workspace and message.agent = :id and message.taken_at is null
+  limit :most) waiting) as messages;
+insert into agent_health (agent, at, workspace, status, task, progress_percent, current_step,
+  memory_mb, cpu_percent)
+select :id, :now, :workspace, felt.status, felt.task, felt.progress_percent, felt.current_step,
+  felt.memory_mb, felt.cpu_percent
+from {rows:felt}
+where not exists (select 1 from agent_health health
+  where health.agent = :id and health.at > :now - {seconds::every})
+on conflict do nothing;
+{fragment:note_recovered};
+-- answer: moved(id, messages)
+
+-- name: agent_health
+-- How an agent was lately, newest first.
+-- params: workspace uuid, id uuid, most bigint
+select health.at, health.status, health.task, health.progress_percent, health.current_step,
+  health.memory_mb, health.cpu_percent
+from agent_health health
+where health.workspace = :workspace and health.agent = :id
+order by health.at desc limit :most;
+
+-- name: agent_health_prune
+-- Remove what agents said of themselves long ago, a bounded number.
+-- params: before timestamptz, most bigint
+delete from agent_health where (agent, at) in (
+  select health.agent, health.at from agent_health health
+  where health.at < :before order by health.at limit :most)
+returning agent as id;
+
+-- name: agent_held
+-- An agent's row with what it runs, held until the end of the transaction.
+-- params: workspace uuid, id uuid
+select agent.id, agent.workspace, agent.name, agent.status, agent.version, agent.seen_at,
+  (select count(*) from task where task.agent = agent.id
+    and task.status in ('ASSIGNED', 'RUNNING')) as running
+from agent where agent.workspace = :workspace and agent.id = :id {lock};
+
+-- name: agents_due
+-- Agents that a coordinator has to look at, with what they run and whether they lost anything since
+-- they were last heard of.
+-- params: now timestamptz, most bigint
+select agent.id, agent.workspace, agent.name, agent.status, agent.version, agent.seen_at,
+  (select count(*) from task where task.agent = agent.id
+    and task.status in ('ASSIGNED', 'RUNNING')) as running,
+  case when exists (select 1 from attempt where attempt.agent = agent.id
+    and attempt.outcome = 'STALLED' and attempt.ended_at >= agent.seen_at) then 1 else 0 end as lost
+from agent where agent.due_at <= :now
+order by agent.due_at limit :most {skip_locked};
+
+-- name: agents_moved
+-- Agents whose status changes, or that are to be looked at another time; a change is an event.
+-- params: now timestamptz, actor text
+-- rows: moved(id uuid, workspace uuid, name text, status text, version bigint, due_at timestamptz, kind text, level text, data json)
+update agent set status = moved.status, version = moved.version, due_at = moved.due_at
+from {rows:moved} where agent.id = moved.id;
+insert into event (task, seq, workspace, xid, kind, level, message, attempt, agent, actor, data, at)
+select moved.id, moved.version, moved.workspace, {xid}, moved.kind, moved.level, moved.name, 0,
+  moved.id, :actor, moved.data, :now
+from {rows:moved} where moved.kind is not null
+on conflict do nothing;
+
+-- name: lanes_moved
+-- Make everybody look at a workspace's lanes anew.
+-- params: workspace uuid
+update workspace set lanes_version = lanes_version + 1 where workspace.id = :workspace;
+
+-- name: agents_told
+-- What a claim has to know of agents: those that people describe, and those that take no more tasks.
+-- params: workspace uuid
+select agent.id, agent.status, agent.version, case when agent.managed then agent.profile end as profile
+from agent where agent.workspace = :workspace
+  and (agent.managed or agent.status in ('DRAINING', 'TERMINATED'));
+
+-- name: agent_drop
+-- Forget an agent that runs nothing, with what was said to it and of it.
+-- params: workspace uuid, id uuid
+-- as: gone
+delete from agent where workspace = :workspace and id = :id
+  and not exists (select 1 from task where task.agent = agent.id
+    and task.status in ('ASSIGNED', 'RUNNING'))
+returning id;
+delete from message where workspace = :workspace and agent in (select gone.id from {gone});
+delete from agent_health where workspace = :workspace and agent in (select gone.id from {gone});
+-- answer: gone(id)
+
+-- name: lanes_waiting
+-- The lanes of a workspace in which tasks wait to be taken.
+-- params: workspace uuid
+select lane.id as lane from lane where lane.workspace = :workspace
+  and exists (select 1 from task where task.lane = lane.id and task.status = 'PENDING');
+
+-- name: lane_depths
+-- How many tasks wait in each of some lanes, up to `most`.
+-- params: lanes bigint[], most bigint
+select lanes.value as lane, (select count(*) from (
+  select 1 from task where task.lane = lanes.value and task.status = 'PENDING' limit :most) waiting)
+  as n
+from {each:lanes};

@@ -1,0 +1,51 @@
+"""What a handler gets that waits for its children or for people."""
+
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tenuto.engine.children import Child
+
+Names = Sequence[UUID | str]
+ALL = "*"
+
+
+class Parked(BaseException):
+    """Raised in a handler whose task waits now: the attempt is over. Clean up and let it pass."""
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What a person decided, or what was to be decided when nobody did in time."""
+
+    approved: bool
+    by: str | None = None
+    comment: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.approved
+
+
+class Calls:
+    """Names for a handler's waits: the same in every attempt that makes the same calls."""
+
+    def __init__(self) -> None:
+        self._made: Counter[str] = Counter()
+
+    def name(self, children: Names | None) -> str:
+        """The name of the next wait for these children, or for all."""
+        what = ALL if children is None else "\n".join(map(str, children))
+        self._made[what] += 1
+        said = f"{self._made[what]}\n{what}"
+        return sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def decision_of(value: Any) -> Decision:
+    """The decision as it was recorded."""
+    return Decision(value["decision"] == "approved", value.get("by"), value.get("comment"))
+
+
+__all__ = ["Calls", "Child", "Decision", "Names", "Parked", "decision_of"]

@@ -1,0 +1,167 @@
+"""The coordinator over HTTP: status, recovery of one workspace, logs, warnings in heartbeats."""
+
+from uuid import UUID, uuid4
+
+import httpx2
+import pytest
+from tests.api.conftest import V1, Api, problem
+from tests.contract.conftest import Raw, profile
+
+from tenuto.client.remote import reach
+from tenuto.coordinator.coordinator import Coordinator
+from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
+from tenuto.engine.report import Presence
+from tenuto.model.access import Role
+from tenuto.model.attempts import HUNG
+from tenuto.model.errors import Unavailable
+from tenuto.model.submission import NewTask
+from tenuto.model.task import Fence
+from tenuto.settings import Settings
+
+
+async def expired(api: Api, raw: Raw, workspace: UUID) -> UUID:
+    """A task of the workspace whose lease has run out."""
+    engine = api.service.engine(workspace)
+    task = (await engine.submit(NewTask(title="held"))).id
+    agent = await engine.register_agent(profile(id=engine.clock.new_id(), workspace=workspace))
+    [work] = await engine.claim(agent, "host:1:gone", 1, 20)
+    assert work.fence.task == task
+    long_ago = "1" if raw.path is not None else "to_timestamp(1)"
+    await raw.execute(f"update task set lease_until = {long_ago} where id = '{task}'")
+    return task
+
+
+async def status_of(api: Api, workspace: UUID, task: UUID) -> str:
+    return (await api.service.engine(workspace).show(task)).status
+
+
+async def test_recovery_looks_at_one_workspace_alone(
+    api: Api, settings: Settings, database_url: str
+) -> None:
+    raw = Raw(database_url)
+    other = await api.workspace("other")
+    mine = await expired(api, raw, DEFAULT_WORKSPACE)
+    theirs = await expired(api, raw, other)
+    client = await api.acting(Role.ADMIN)
+    done = (await client.post(f"{V1}/coordinator/recover", json={})).json()
+    assert done == {"ok": True, "expired": 1, "promoted": 1, "flowed": 0}
+    assert await status_of(api, DEFAULT_WORKSPACE, mine) == "PENDING"
+    assert await status_of(api, other, theirs) == "RUNNING"
+    refused = await client.post(f"{V1}/coordinator/recover", json={"workspaceId": str(other)})
+    unknown = await client.post(f"{V1}/coordinator/recover", json={"workspaceId": str(uuid4())})
+    assert problem(refused) == problem(unknown) == (403, "forbidden")
+    assert refused.json()["detail"] == unknown.json()["detail"]
+    assert await status_of(api, other, theirs) == "RUNNING"
+    nothing = (await client.post(f"{V1}/coordinator/recover")).json()
+    assert nothing == {"ok": True, "expired": 0, "promoted": 0, "flowed": 0}
+    own = {"workspaceId": str(DEFAULT_WORKSPACE)}
+    assert (await client.post(f"{V1}/coordinator/recover", json=own)).status_code == 200
+    del settings
+
+
+async def test_who_belongs_to_two_workspaces_names_the_one(api: Api, database_url: str) -> None:
+    raw = Raw(database_url)
+    identity = api.service.identity
+    other, third = await api.workspace("other"), await api.workspace("third")
+    theirs, foreign = await expired(api, raw, other), await expired(api, raw, third)
+    user = await identity.make_user("ann", "a long password")
+    await identity.put_member(DEFAULT_WORKSPACE, user, Role.OWNER)
+    await identity.put_member(other, user, Role.ADMIN)
+    await identity.put_member(third, user, Role.MEMBER)
+    client = await api.client((await identity.login("ann", "a long password")).token)
+    asked = await client.post(f"{V1}/coordinator/recover", json={"workspaceId": str(other)})
+    assert asked.json()["expired"] == 1
+    assert await status_of(api, other, theirs) == "PENDING"
+    refused = await client.post(f"{V1}/coordinator/recover", json={"workspaceId": str(third)})
+    assert problem(refused) == (403, "forbidden")
+    assert await status_of(api, third, foreign) == "RUNNING"
+    lines = (await client.get(f"{V1}/coordinator/logs?workspace={other}&level=INFO")).json()
+    assert any("lease_expired" in line["text"] for line in lines["lines"])
+    refused = await client.get(f"{V1}/coordinator/logs?workspace={third}")
+    assert problem(refused) == (403, "forbidden")
+
+
+async def test_status_and_logs_tell_of_the_leader(api: Api, owner: httpx2.AsyncClient) -> None:
+    engine = Engine(api.service.store, actor="here")
+    one, two = (Coordinator(engine, Settings(), {}, name) for name in ("one", "two"))
+    for each in (one, two, one):
+        await each._guarded()
+    status = (await owner.get(f"{V1}/coordinator/status")).json()
+    assert (status["active"], status["instanceId"], status["epoch"]) == (True, "one", 1)
+    assert status["standby"] == ["two"]
+    assert status["since"] <= status["lastHeartbeat"] < status["until"]
+    assert status["lastCycle"]["seconds"] >= 0
+    assert status["lastCycle"]["counts"]["expired"] == 0
+    assert set(status["lastCycle"]["duties"]) >= {"flow", "expire", "promote", "fire", "relay"}
+    await engine.upkeep.note("coordinator.conflict", "WARN", "lost the lead to two, epoch 2", "one")
+    lines = (await owner.get(f"{V1}/coordinator/logs?level=INFO")).json()["lines"]
+    told = {line["event"]: line["text"] for line in lines if line["event"].startswith("coord")}
+    assert told["coordinator.led"] == "coordinator.led: leads from now on, epoch 1"
+    assert told["coordinator.conflict"].endswith("lost the lead to two, epoch 2")
+    warned = (await owner.get(f"{V1}/coordinator/logs")).json()["lines"]
+    assert "coordinator.led" not in [line["event"] for line in warned]
+    member = await api.acting(Role.MEMBER)
+    assert problem(await member.get(f"{V1}/coordinator/logs")) == (403, "forbidden")
+    assert problem(await owner.get(f"{V1}/coordinator/logs?level=LOUD"))[0] == 422
+
+
+async def test_health_says_since_when_the_database_is_away(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    anybody = await api.client()
+
+    async def away(_name: str) -> None:
+        raise Unavailable("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api.service.system, "leader", away)
+        first = await anybody.get("/health/coordinator")
+        again = await anybody.get("/health/coordinator")
+    assert (first.status_code, first.json()["database"]) == (503, "unreachable")
+    assert first.json()["downSince"] == again.json()["downSince"] is not None
+    back = await anybody.get("/health/coordinator")
+    assert (back.status_code, back.json()["downSince"]) == (200, None)
+
+
+async def test_what_coordinators_note_is_nobody_s_task(api: Api, owner: httpx2.AsyncClient) -> None:
+    """Other readers of events, such as streams and webhooks, see nothing of it."""
+    engine = Engine(api.service.store, actor="here")
+    await engine.upkeep.note("coordinator.conflict", "ERROR", "m", "one")
+    assert (await owner.get(f"{V1}/agent-tasks")).json()["tasks"] == []
+    assert await engine.upkeep.audit() == []
+    coordinator = Coordinator(engine, Settings(), {}, "one")
+    await coordinator.cycle_once()
+    assert (await coordinator.cycle_once()).leading
+
+
+async def test_a_heartbeat_brings_the_warning(
+    api: Api, owner: httpx2.AsyncClient, database_url: str
+) -> None:
+    raw = Raw(database_url)
+    body = {"title": "slow", "estimateMinutes": 10}
+    task = (await owner.post(f"{V1}/agent-tasks", json=body)).json()["id"]
+    agent = uuid4()
+    await owner.put(f"{V1}/agents/{agent}", json={"name": "a"})
+    claims = (await owner.post(f"{V1}/agents/{agent}/claim", json={})).json()
+    [claimed] = claims["tasks"]
+    beat = {
+        "currentTaskId": task,
+        "attempt": claimed["attempt"],
+        "leaseToken": claimed["leaseToken"],
+    }
+    told = (await owner.post(f"{V1}/agents/{agent}/heartbeat", json=beat)).json()
+    assert told["warning"] is None
+    lease = {"taskId": task, "attempt": claimed["attempt"], "leaseToken": claimed["leaseToken"]}
+    held = (await owner.post(f"{V1}/workers/w/heartbeat", json={"leases": [lease]})).json()
+    assert held["hung"] == []
+    started = "1" if raw.path is not None else "to_timestamp(1)"
+    await raw.execute(f"update task set started_at = {started}, due_at = {started}")
+    assert await api.service.system.promote_once("test") == 1
+    told = (await owner.post(f"{V1}/agents/{agent}/heartbeat", json=beat)).json()
+    assert told["warning"] == HUNG
+    held = (await owner.post(f"{V1}/workers/w/heartbeat", json={"leases": [lease]})).json()
+    assert (held["hung"], held["lost"]) == ([task], [])
+    fence = Fence(UUID(task), claimed["attempt"], claimed["leaseToken"])
+    async with reach(api.url, await api.token(), None) as far:
+        renewed = await far.beat(Presence("w", "h", 1), [fence], 20)
+    assert renewed.held[fence.task].hung

@@ -1,0 +1,124 @@
+"""Sessions that a gateway spawned: what they say over their callback, before and after the word."""
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx2
+import pytest
+from tests.api.conftest import V1, Api, problem
+
+from tenuto.engine.core import Core
+from tenuto.engine.dispatch import Dispatching
+from tenuto.engine.engine import DEFAULT_WORKSPACE
+from tenuto.model.task import Fence
+
+
+class Pushed:
+    """A task that was claimed for an agent with a gateway, and a client of its attempt."""
+
+    def __init__(self, agent: UUID, fence: Fence, client: httpx2.AsyncClient) -> None:
+        self.agent = agent
+        self.fence = fence
+        self.client = client
+
+    async def beat(self) -> httpx2.Response:
+        return await self.client.post(f"{V1}/agents/{self.agent}/heartbeat", json={})
+
+    async def say(self, what: str, **body: Any) -> httpx2.Response:
+        return await self.client.post(f"{V1}/agent-tasks/{self.fence.task}/{what}", json=body)
+
+
+@pytest.fixture
+def dispatching(api: Api) -> Dispatching:
+    service = api.service
+    return Dispatching(Core(service.store, service.wakeups, service.vault))
+
+
+@pytest.fixture
+async def pushed(api: Api, owner: httpx2.AsyncClient, dispatching: Dispatching) -> Pushed:
+    agent = uuid4()
+    body = {"name": "dev-1", "gateway": "default", "staleThresholdSeconds": 300}
+    answer = await owner.put(f"{V1}/agents/{agent}", json=body)
+    assert answer.json()["gateway"] == "default", answer.text
+    assert answer.json()["runtimes"] == ["gateway"]
+    await owner.post(f"{V1}/agent-tasks", json={"title": "pushed"})
+    [target] = await dispatching.targets(["default"])
+    [work] = await dispatching.claim(target.agent, 1, 60)
+    token, _ = api.service.attempts.issue(agent, DEFAULT_WORKSPACE, work.fence)
+    return Pushed(agent, work.fence, await api.client(token))
+
+
+async def test_a_heartbeat_says_that_the_session_has_begun(
+    api: Api, owner: httpx2.AsyncClient, pushed: Pushed, dispatching: Dispatching
+) -> None:
+    path = f"{V1}/agent-tasks/{pushed.fence.task}"
+    assert (await owner.get(path)).json()["status"] == "ASSIGNED"
+    told = (await pushed.beat()).json()
+    lease = api.service.clock.now() + timedelta(seconds=290)
+    assert told["leaseUntil"] > lease.isoformat()
+    assert (await owner.get(path)).json()["status"] == "RUNNING"
+    assert await dispatching.begun(pushed.fence, "the key", 300, "test")
+    view = (await owner.get(path)).json()
+    assert (view["status"], view["sessionKey"]) == ("RUNNING", "the key")
+    await owner.post(f"{path}/cancel", json={})
+    assert (await pushed.beat()).json()["cancel"] is True
+    [left] = await dispatching.stopping(["default"], 0)
+    await dispatching.stopped(left, {"state": "killed"}, "test")
+    assert problem(await pushed.beat()) == (409, "lease_lost")
+    assert (await owner.get(path)).json()["status"] == "CANCELLED"
+
+
+@pytest.mark.parametrize(
+    ("what", "body", "status"),
+    [
+        ("complete", {"outputResult": {"a": 1}}, "COMPLETED"),
+        ("fail", {"error": "no"}, "RETRY_WAIT"),
+        ("park", {"hold": "input"}, "WAITING"),
+        ("release", {}, "PENDING"),
+    ],
+)
+async def test_a_session_may_end_before_its_gateway_has_told_it(
+    pushed: Pushed, dispatching: Dispatching, what: str, body: dict[str, Any], status: str
+) -> None:
+    answer = await pushed.say(what, **body)
+    assert (answer.status_code, answer.json()["status"]) == (200, status), answer.text
+    assert not await dispatching.begun(pushed.fence, "late", 300, "test")
+    assert await dispatching.reported(pushed.fence)
+    again = await pushed.say("progress")
+    assert again.status_code == 405
+    if what == "fail":
+        assert problem(await pushed.say("complete")) == (409, "lease_lost")
+
+
+async def test_a_stale_fence_is_refused_in_any_status(
+    api: Api, pushed: Pushed, dispatching: Dispatching
+) -> None:
+    stale = Fence(pushed.fence.task, pushed.fence.attempt, "0" * 32)
+    token, _ = api.service.attempts.issue(pushed.agent, DEFAULT_WORKSPACE, stale)
+    other = Pushed(pushed.agent, stale, await api.client(token))
+    for answer in (await other.say("complete"), await other.beat()):
+        assert problem(answer) == (409, "lease_lost")
+    assert not await dispatching.begun(stale, "wrong", 300, "test")
+    assert await dispatching.begun(pushed.fence, "right", 300, "test")
+
+
+async def test_health_shows_the_worst_gateway(api: Api, dispatching: Dispatching) -> None:
+    client, gateways = await api.client(), dispatching.gateways
+
+    async def seen() -> str:
+        word: str = (await client.get("/health/coordinator")).json()["gateway"]
+        return word
+
+    assert await seen() == "not configured"
+    await gateways.serve(["a", "b"])
+    assert await seen() == "unused"
+    await gateways.works("a")
+    await gateways.works("b")
+    assert await seen() == "connected"
+    await gateways.broke("b", "HTTP 500", probe=False)
+    assert await seen() == "failing"
+    for _ in range(9):
+        await gateways.broke("b", "HTTP 500", probe=True)
+    assert await seen() == "unreachable"
+    assert "HTTP 500" not in (await client.get("/health/coordinator")).text

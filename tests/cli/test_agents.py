@@ -1,0 +1,38 @@
+"""Agents, their mailboxes and workers by the command line, on a database of its own."""
+
+from tests.cli.orchestrate import Orchestrate
+
+
+def test_an_agent_is_explained_and_spoken_to(cli: Orchestrate) -> None:
+    cli.ok("db", "migrate")
+    made = cli.json("agent", "create", "--name", "dev", "--choose-rule", "all", "--task-tag", "a")
+    assert (made["chooseRules"], made["managed"]) == (["superset"], True)
+    assert cli("agent", "create", "--name", "x", "--choose-rule", "some").code == 2
+    cli.ok("task", "create", "--name", "t", "--prompt", "p", "--task-tag", "a")
+    cli.ok("task", "create", "--name", "t", "--prompt", "p", "--capability", "git")
+    text = cli.ok("agent", "explain", "dev")
+    assert "1 waiting  task_type=default, task_tags=a: may take it" in text
+    assert "needs capabilities git" in text
+    found = cli.json("agent", "explain", "dev")
+    assert [lane["pending"] for lane in found["lanes"]] == [1, 1]
+    cli.ok("agent", "message", "dev", "hello", "--message-id", "m")
+    cli.ok("agent", "message", "dev", "hello", "--message-id", "m")
+    cli.ok("agent", "message", "dev", '{"x": 1}', "--kind", "config", "--coalesce")
+    assert cli("agent", "message", "dev", "{x").code == 2
+    told = cli.json("agent", "messages", "dev")["messages"]
+    assert [(each["kind"], each["body"]) for each in told] == [
+        ("note", "hello"),
+        ("config", {"x": 1}),
+    ]
+    assert "hello" in cli.ok("agent", "messages", "dev", "--all")
+    assert cli.json("agent", "health", "dev")["history"] == []
+    assert cli.json("agent", "terminate", "dev")["status"] == "TERMINATED"
+    assert "was terminated" in cli.ok("agent", "explain", "dev")
+
+
+def test_a_worker_that_is_not_there_cannot_drain(cli: Orchestrate) -> None:
+    cli.ok("db", "migrate")
+    assert cli("worker", "drain", "nobody").code == 1
+    assert cli("worker", "drain", "--host", "nowhere").code == 1
+    assert cli("worker", "drain").code == 2
+    assert cli("worker", "drain", "w", "--host", "h").code == 2

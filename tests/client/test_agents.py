@@ -1,0 +1,52 @@
+"""Agents, mailboxes and drained workers from afar, by the library and by the command line."""
+
+import asyncio
+from typing import Any
+
+from tests.waiting import eventually
+
+from tenuto import AsyncClient
+from tenuto.client.remote import RemoteEngine
+from tenuto.engine.engine import Engine
+from tenuto.settings import Settings
+from tenuto.worker.worker import Worker
+
+PATIENCE = 20.0
+
+
+async def test_a_mailbox_is_the_same_from_afar(far: RemoteEngine, near: Engine) -> None:
+    for engine in (far, near):
+        async with AsyncClient(engine=engine) as client:
+            name = f"agent-{type(engine).__name__}"
+            made = await client.agents.put(name, choose_rules=["all"])
+            assert (made.managed, made.choose_rules) == (True, ("superset",))
+            await client.agents.message(name, "one")
+            await client.agents.message(name, {"x": 1}, kind="config", coalescable=True)
+            await client.agents.message(name, {"x": 2}, kind="config", coalescable=True)
+            waiting = (await client.agents.messages(name)).messages
+            assert [each.body for each in waiting] == ["one", {"x": 2}]
+            taken = await client.agents.dequeue(name, 1)
+            again = await client.agents.dequeue(name, 1, taken.batch_id)
+            assert again == taken
+            assert [each.body for each in taken.messages] == ["one"]
+            found = await client.agents.explain(name)
+            assert (found.name, found.gates) == (name, [])
+            assert (await client.agents.health(name)).history == []
+            assert (await client.agents.terminate(name)).status == "TERMINATED"
+
+
+async def test_a_worker_far_away_drains(far: RemoteEngine, settings: Settings) -> None:
+    async def work(ctx: Any) -> Any:
+        return ctx.input
+
+    quick = {"heartbeat_s": 0.1, "drain_s": 1.0, "grace_s": 0.5}
+    short = Settings(**{name: getattr(settings, name) for name in ("database", "data")} | quick)
+    worker = Worker(far, short)
+    await worker.host_functions("remote", {None: work})
+    running = asyncio.create_task(worker.run(asyncio.Event()))
+    await eventually(far.workers, PATIENCE)
+    await far.drain_worker(worker.id)
+    async with asyncio.timeout(PATIENCE):
+        await running
+    [known] = await far.workers()
+    assert (known.status, known.drain_requested_at is not None) == ("STOPPED", True)

@@ -1,0 +1,463 @@
+"""Sub-agents: tasks that attempts make, wait for without a slot, and take down with them."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.contract.conftest import (
+    LEASE_S,
+    WORKER,
+    Another,
+    ManualClock,
+    Raw,
+    claim_all,
+    claim_one,
+    failure,
+    new,
+    profile,
+    refusal,
+    row_of,
+    running,
+    status,
+)
+
+from tenuto.engine.children import Child
+from tenuto.engine.claim import Work
+from tenuto.engine.engine import Engine
+from tenuto.engine.query import Filter
+from tenuto.engine.tree import Tree
+from tenuto.model.task import Fence
+
+KILLED = {"state": "killed"}
+
+
+async def spawned(engine: Engine, fence: Fence, *keys: str, **options: Any) -> list[UUID]:
+    return [await engine.spawn(fence, key, new(key, **options)) for key in keys]
+
+
+async def works(engine: Engine) -> dict[UUID, Work]:
+    """Everything that can be claimed, claimed."""
+    return {work.fence.task: work for work in await claim_all(engine)}
+
+
+async def parked(engine: Engine, *keys: str) -> tuple[Fence, list[Fence]]:
+    """A task that waits for its children, and the fences of these, which run."""
+    fence = await running(engine)
+    children = await spawned(engine, fence, *keys)
+    held = await works(engine)
+    assert (await engine.wait(fence, children)).parked
+    assert await status(engine, fence.task) == "WAITING"
+    return fence, [held[child].fence for child in children]
+
+
+async def resumed(engine: Engine, task: UUID) -> Fence:
+    """The fence of a task's next attempt, which can be claimed at once."""
+    work = await claim_one(engine)
+    assert work.fence.task == task
+    return work.fence
+
+
+async def kinds(engine: Engine, task: UUID) -> list[str]:
+    return [line.event or "" for line in await engine.events(task)]
+
+
+async def test_the_last_childs_end_wakes_the_one_that_waits(engine: Engine) -> None:
+    fence, [first, second] = await parked(engine, "a", "b")
+    task = await row_of(engine, fence.task)
+    assert (task.hold, task.tries, task.agent) == ("children", 0, None)
+    await engine.complete(first, {"n": 1})
+    assert await status(engine, fence.task) == "WAITING"
+    await engine.complete(second, {"n": 2})
+    assert await status(engine, fence.task) == "PENDING"
+    again = await resumed(engine, fence.task)
+    same = await spawned(engine, again, "a", "b")
+    assert same == [first.task, second.task]
+    waited = await engine.wait(again, ["b", first.task])
+    assert not waited.parked
+    assert waited.children == [
+        Child(second.task, "b", "COMPLETED", {"n": 2}),
+        Child(first.task, "a", "COMPLETED", {"n": 1}),
+    ]
+    await engine.complete(again, "done")
+    assert [each.outcome for each in await engine.attempts(fence.task)] == ["PARKED", "COMPLETED"]
+    assert await kinds(engine, fence.task) == [
+        "submitted",
+        "claimed",
+        "parked",
+        "ready",
+        "claimed",
+        "completed",
+    ]
+
+
+async def test_a_child_that_fails_wakes_too_and_fails_nobody(engine: Engine) -> None:
+    fence, [first, second, third] = await parked(engine, "a", "b", "c")
+    await engine.fail(first, failure("syntax", "no good"))
+    await engine.cancel(second.task)
+    await engine.confirm_cancel(second, KILLED)
+    assert await status(engine, fence.task) == "WAITING"
+    await engine.complete(third)
+    again = await resumed(engine, fence.task)
+    waited = await engine.wait(again)
+    told = [(each.key, each.status, each.error) for each in waited.children]
+    assert told == [("a", "FAILED", "no good"), ("b", "CANCELLED", None), ("c", "COMPLETED", None)]
+
+
+async def test_what_has_ended_is_answered_at_once(engine: Engine) -> None:
+    fence = await running(engine)
+    assert await engine.wait(fence) == await engine.wait(fence, [])
+    assert not (await engine.wait(fence)).parked
+    [child] = await spawned(engine, fence, "a")
+    await engine.complete((await works(engine))[child].fence, 7)
+    assert (await engine.wait(fence)).children == [Child(child, "a", "COMPLETED", 7)]
+    assert await status(engine, fence.task) == "RUNNING"
+
+
+async def test_only_the_awaited_count(engine: Engine) -> None:
+    fence = await running(engine)
+    first, second = await spawned(engine, fence, "a", "b")
+    held = await works(engine)
+    assert (await engine.wait(fence, ["b"])).parked
+    await engine.complete(held[first].fence)
+    assert await status(engine, fence.task) == "WAITING"
+    await engine.complete(held[second].fence)
+    assert await status(engine, fence.task) == "PENDING"
+
+
+async def test_a_task_waits_for_its_own_children_only(engine: Engine) -> None:
+    stranger = await running(engine)
+    [child] = await spawned(engine, stranger, "a")
+    await works(engine)
+    fence = await running(engine)
+    for name in (child, stranger.task, fence.task, "a", "nobody", ""):
+        assert await refusal(engine.wait(fence, [name])) == "not_found"
+    assert await status(engine, fence.task) == "RUNNING"
+
+
+async def test_a_repeated_wait_is_answered_like_the_first(engine: Engine, raw: Raw) -> None:
+    fence, [child] = await parked(engine, "a")
+    before = await raw.counts()
+    assert (await engine.wait(fence, ["a"])).parked
+    assert await raw.counts() == before
+    await engine.complete(child)
+    assert (await engine.wait(fence, ["a"])).parked
+    again = await resumed(engine, fence.task)
+    assert await refusal(engine.wait(fence, ["a"])) == "lease_lost"
+    assert not (await engine.wait(again, ["a"])).parked
+
+
+async def test_an_attempt_without_the_lease_cannot_wait(engine: Engine, clock: ManualClock) -> None:
+    fence = await running(engine)
+    await spawned(engine, fence, "a")
+    clock.advance(LEASE_S + 1)
+    await engine.upkeep.expire_once("reaper")
+    assert await refusal(engine.wait(fence, ["a"])) == "lease_lost"
+    assert await status(engine, fence.task) == "RETRY_WAIT"
+
+
+async def test_who_is_being_stopped_cannot_wait(engine: Engine) -> None:
+    fence = await running(engine)
+    await spawned(engine, fence, "a")
+    await engine.pause(fence.task)
+    assert await refusal(engine.wait(fence)) == "pause_requested"
+    await engine.cancel(fence.task)
+    assert await refusal(engine.wait(fence)) == "cancel_requested"
+    assert await refusal(engine.spawn(fence, "b", new())) == "cancel_requested"
+
+
+async def test_a_timeout_ends_the_wait_once(engine: Engine, clock: ManualClock) -> None:
+    fence = await running(engine)
+    children = await spawned(engine, fence, "quick", "slow")
+    held = await works(engine)
+    await engine.complete(held[children[0]].fence, 1)
+    assert (await engine.wait(fence, children, 60, "first")).parked
+    clock.advance(59)
+    assert await engine.upkeep.promote_once("promoter") == 0
+    clock.advance(2)
+    assert await engine.upkeep.promote_once("promoter") == 1
+    again = await resumed(engine, fence.task)
+    waited = await engine.wait(again, children, 60, "first")
+    assert [(each.status, each.output) for each in waited.children] == [
+        ("COMPLETED", 1),
+        ("RUNNING", None),
+    ]
+    # The next wait has its own time; the child's end comes before it.
+    assert (await engine.wait(again, children, 60, "second")).parked
+    await engine.complete(held[children[1]].fence, 2)
+    last = await resumed(engine, fence.task)
+    assert [each.output for each in (await engine.wait(last)).children] == [1, 2]
+
+
+async def test_a_late_child_leaves_one_alone_that_went_on(
+    engine: Engine, clock: ManualClock
+) -> None:
+    fence = await running(engine)
+    [child] = await spawned(engine, fence, "slow")
+    held = await works(engine)
+    assert (await engine.wait(fence, [child], 5)).parked
+    clock.advance(6)
+    await engine.upkeep.promote_once("promoter")
+    before = await row_of(engine, fence.task)
+    await engine.complete(held[child].fence)
+    assert await row_of(engine, fence.task) == before
+    again = await resumed(engine, fence.task)
+    await engine.complete(again)
+
+
+async def test_a_paused_task_hears_of_its_children(engine: Engine) -> None:
+    fence, [child] = await parked(engine, "a")
+    await engine.pause(fence.task)
+    await engine.complete(child)
+    assert (await row_of(engine, fence.task)).hold is None
+    await engine.resume(fence.task)
+    await resumed(engine, fence.task)
+
+
+async def test_a_cancelled_wait_can_be_retried(engine: Engine) -> None:
+    fence, [child] = await parked(engine, "a")
+    await engine.cancel(fence.task)
+    assert await status(engine, fence.task) == "CANCELLED"
+    await engine.confirm_cancel(child, KILLED)
+    await engine.retry(fence.task)
+    again = await resumed(engine, fence.task)
+    assert [each.status for each in (await engine.wait(again)).children] == ["CANCELLED"]
+
+
+async def test_waits_that_were_worth_it_cost_nothing(engine: Engine) -> None:
+    fence = await running(engine, max_attempts=2)
+    for number in range(60):
+        await spawned(engine, fence, f"part {number}")
+        [work] = await claim_all(engine)
+        assert (await engine.wait(fence)).parked
+        await engine.complete(work.fence)
+        fence = await resumed(engine, fence.task)
+    task = await row_of(engine, fence.task)
+    assert (task.attempt, task.tries, task.free_ends) == (61, 1, 0)
+
+
+async def test_waits_that_bring_nothing_cost_tries_in_the_end(
+    engine: Engine, clock: ManualClock
+) -> None:
+    fence = await running(engine, max_attempts=2)
+    [child] = await spawned(engine, fence, "never")
+    assert await claim_one(engine)
+    for number in range(100):
+        assert (await engine.wait(fence, [child], 1, f"wait {number}")).parked
+        clock.advance(2)
+        await engine.upkeep.promote_once("promoter")
+        if await status(engine, fence.task) != "PENDING":
+            break
+        fence = await resumed(engine, fence.task)
+    task = await row_of(engine, fence.task)
+    assert (task.status, task.attempt) == ("DEAD", 22)
+
+
+async def test_children_may_wait_for_each_other(engine: Engine) -> None:
+    fence = await running(engine)
+    [first] = await spawned(engine, fence, "first")
+    [then] = await spawned(engine, fence, "then", depends_on=[str(first)])
+    assert (await engine.wait(fence)).parked
+    assert await status(engine, then) == "WAITING"
+    await engine.complete((await works(engine))[first].fence)
+    await engine.complete((await works(engine))[then].fence)
+    await resumed(engine, fence.task)
+
+
+async def test_a_circle_of_waits_is_refused(engine: Engine) -> None:
+    fence = await running(engine)
+    await spawned(engine, fence, "after me", depends_on=[str(fence.task)])
+    assert await refusal(engine.wait(fence)) == "dependency_cycle"
+    await engine.complete(fence)
+    assert len(await claim_all(engine)) == 1
+
+
+async def test_a_childs_place_is_its_own(engine: Engine) -> None:
+    fence = await running(engine)
+    assert await refusal(engine.spawn(fence, "x", new(next="y"))) == "invalid_value"
+    assert await refusal(engine.spawn(fence, "$wait x", new())) == "invalid_value"
+    assert await refusal(engine.record_step(fence, "$wait x", 1)) == "invalid_value"
+
+
+async def test_a_tree_is_only_so_deep(engine: Engine, raw: Raw) -> None:
+    engine.core.tree = Tree(deepest=3)
+    fence = await running(engine)
+    for _ in range(3):
+        await spawned(engine, fence, "deeper")
+        fence = (await claim_one(engine)).fence
+    before = await raw.counts()
+    assert await refusal(engine.spawn(fence, "deeper", new())) == "tree_too_deep"
+    assert await raw.counts() == before
+
+
+async def test_a_task_has_only_so_many_children(engine: Engine, raw: Raw) -> None:
+    engine.core.tree = Tree(widest=3)
+    fence = await running(engine)
+    children = await spawned(engine, fence, "a", "b", "c")
+    before = await raw.counts()
+    assert await refusal(engine.spawn(fence, "d", new())) == "too_many_children"
+    assert await raw.counts() == before
+    assert await spawned(engine, fence, "c", "a") == [children[2], children[0]]
+
+
+async def test_spawns_at_the_same_moment_keep_to_the_limit(
+    engine: Engine, another: Another
+) -> None:
+    async with another() as other:
+        engine.core.tree = other.core.tree = Tree(widest=5)
+        fence = await running(engine)
+        calls = [
+            each.spawn(fence, f"child {number}", new())
+            for number in range(8)
+            for each in (engine, other)
+        ]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    made = {each for each in answers if isinstance(each, UUID)}
+    assert len(made) == 5
+    assert len((await engine.list(Filter(parent=fence.task))).tasks) == 5
+
+
+# Cancel.
+
+
+async def tree(engine: Engine, depth: int, width: int) -> tuple[Fence, list[Work]]:
+    """A root with so many levels below it; whatever has children runs, the leaves are queued."""
+    root = await running(engine)
+    level, inner = [root], []
+    for _ in range(depth):
+        for fence in level:
+            await spawned(engine, fence, *map(str, range(width)))
+        works_ = await claim_all(engine)
+        inner += works_
+        level = [work.fence for work in works_]
+    return root, inner
+
+
+async def test_a_cancel_takes_the_whole_tree_with_it(engine: Engine, raw: Raw) -> None:
+    root, below = await tree(engine, 4, 5)
+    assert len(below) == 5 + 25 + 125 + 625
+    await engine.cancel(root.task, "enough")
+    while await engine.flows.work_once():
+        pass
+    held = {root.task: root} | {work.fence.task: work.fence for work in below}
+    asked = {task for task in held if (await row_of(engine, task)).cancel_requested_at is not None}
+    assert asked == set(held)
+    for fence in held.values():
+        await engine.confirm_cancel(fence, KILLED)
+    rows = await raw.fetch("select status, count(*) from task group by status")
+    assert rows == [("CANCELLED", len(held))]
+    events = Counter(
+        dict(await raw.fetch("select kind, count(*) from event group by kind order by kind"))
+    )
+    assert events["cancel_requested"] == events["cancelled"] == len(held)
+
+
+async def test_a_cancel_goes_on_where_one_transaction_ends(
+    engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.tree.CASCADE", 4)
+    root = await running(engine)
+    children = await spawned(engine, root, *map(str, range(10)))
+    held = await works(engine)
+    for child in children[:3]:
+        await spawned(engine, held[child].fence, *map(str, range(5)))
+    await engine.cancel(root.task)
+    assert await raw.count("flow_work") > 0
+    for _ in range(30):
+        await engine.flows.work_once()
+    assert await raw.count("flow_work") == 0
+    rows = await raw.fetch(
+        "select count(*) from task where status = 'CANCELLED' or cancel_requested_at is not null"
+    )
+    assert rows == [(1 + 10 + 15,)]
+    events = await raw.fetch(
+        "select task from event where kind in ('cancelled', 'cancel_requested') group by task"
+        " having count(*) > 1"
+    )
+    assert events == []
+
+
+async def test_only_a_cancel_reaches_down(engine: Engine) -> None:
+    fence = await running(engine)
+    [child] = await spawned(engine, fence, "a")
+    await engine.fail(fence, failure("syntax"))
+    assert await status(engine, child) == "PENDING"
+    await engine.cancel(child)
+    assert await status(engine, fence.task) == "FAILED"
+
+
+async def test_a_cancelled_waiter_cancels_what_it_waited_for(engine: Engine) -> None:
+    fence, [child] = await parked(engine, "a")
+    await engine.cancel(fence.task)
+    assert await status(engine, fence.task) == "CANCELLED"
+    assert (await row_of(engine, child.task)).cancel_requested_at is not None
+    assert await refusal(engine.complete(child)) == "cancel_requested"
+    await engine.confirm_cancel(child, KILLED)
+    assert await status(engine, fence.task) == "CANCELLED"
+
+
+async def test_a_spawn_and_a_cancel_at_the_same_moment_leave_nothing_behind(
+    engine: Engine, another: Another, raw: Raw
+) -> None:
+    async with another() as other:
+        for number in range(20):
+            fence = await running(engine)
+            calls: Sequence[Any] = [
+                other.spawn(fence, "child", new("child")),
+                engine.cancel(fence.task),
+            ]
+            await asyncio.gather(*(calls[::-1] if number % 2 else calls), return_exceptions=True)
+            await engine.confirm_cancel(fence, KILLED)
+    live = await raw.fetch("select status from task where status <> 'CANCELLED'")
+    assert live == []
+
+
+# Both at the same instant: the wait and the ends of those it waits for.
+
+
+async def test_no_wake_up_is_lost(engine: Engine, another: Another) -> None:
+    async with another() as other:
+        for number in range(200):
+            fence = await running(engine)
+            children = await spawned(engine, fence, "a", "b")
+            held = {
+                work.fence.task: work.fence
+                for work in await engine.claim(profile(), WORKER, 2, LEASE_S)
+            }
+            calls = [
+                engine.wait(fence, children),
+                other.complete(held[children[0]], 1),
+                engine.complete(held[children[1]], 2),
+            ]
+            order = [calls[(number + shift) % 3] for shift in range(3)]
+            answers = await asyncio.gather(*(order[::-1] if number % 2 else order))
+            [waited] = [each for each in answers if each is not None]
+            if waited.parked:
+                fence = await resumed(engine, fence.task)
+                waited = await engine.wait(fence, children)
+            assert [each.output for each in waited.children] == [1, 2]
+            await engine.complete(fence)
+
+
+async def test_a_cancel_and_the_ends_of_children_at_the_same_moment(
+    engine: Engine, another: Another
+) -> None:
+    """One locks from above, the others from below: whoever comes second is refused or heard."""
+    async with another() as other:
+        for number in range(50):
+            fence, children = await parked(engine, "a", "b", "c")
+            calls: list[Any] = [
+                engine.cancel(fence.task),
+                *(other.complete(child) for child in children),
+            ]
+            answers = await asyncio.gather(
+                *(calls[::-1] if number % 2 else calls), return_exceptions=True
+            )
+            refused = [each for each in answers if isinstance(each, BaseException)]
+            assert {getattr(each, "code", each) for each in refused} <= {"cancel_requested"}
+            for child in children:
+                if await status(engine, child.task) == "RUNNING":
+                    await engine.confirm_cancel(child, KILLED)
+            assert await status(engine, fence.task) == "CANCELLED"

@@ -1,0 +1,187 @@
+"""Mailboxes: said once, taken once, replaced where asked, bounded; and what children say there."""
+
+import asyncio
+from unittest.mock import patch
+from uuid import UUID, uuid4
+
+import pytest
+from tests.contract.conftest import (
+    AGENT,
+    Another,
+    ManualClock,
+    Raw,
+    claim_one,
+    failure,
+    new,
+    profile,
+    refusal,
+)
+
+from tenuto.engine import mailbox
+from tenuto.engine.engine import Engine
+from tenuto.engine.registry import AgentUpkeep, Registry
+from tenuto.model.messages import MAX_BODY, NewMessage
+
+
+def note(body: object = "hello", **more: object) -> NewMessage:
+    return NewMessage(kind="note", body=body, **more)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def known(engine: Engine) -> Engine:
+    await engine.register_agent(profile())
+    return engine
+
+
+async def test_messages_are_taken_in_order_and_once(known: Engine) -> None:
+    for n in range(3):
+        await known.mailboxes.send(AGENT, note(n))
+    assert await Registry(known.core, known.workspace).seen(AGENT) == 3
+    first = await known.mailboxes.take(AGENT, 2)
+    assert [each.body for each in first.messages] == [0, 1]
+    assert [each.body for each in (await known.mailboxes.page(AGENT)).messages] == [2]
+    assert [each.body for each in (await known.mailboxes.take(AGENT)).messages] == [2]
+    assert (await known.mailboxes.take(AGENT)).messages == []
+    kept = (await known.mailboxes.page(AGENT, waiting=False)).messages
+    assert [each.taken_at is not None for each in kept] == [True] * 3
+
+
+async def test_a_batch_that_was_not_heard_is_told_again(known: Engine) -> None:
+    await known.mailboxes.send(AGENT, note(1))
+    batch = uuid4()
+    first = await known.mailboxes.take(AGENT, batch=batch)
+    await known.mailboxes.send(AGENT, note(2))
+    again = await known.mailboxes.take(AGENT, batch=batch)
+    assert again == first
+    assert [each.body for each in again.messages] == [1]
+
+
+async def test_two_takers_share(known: Engine, another: Another) -> None:
+    for n in range(20):
+        await known.mailboxes.send(AGENT, note(n))
+    async with another() as other:
+        both = await asyncio.gather(
+            *(each.mailboxes.take(AGENT, 5) for each in (known, other) for _ in range(2))
+        )
+    bodies = [message.body for batch in both for message in batch.messages]
+    assert sorted(bodies) == list(range(20))
+
+
+async def test_a_repeated_message_is_one(known: Engine) -> None:
+    first = await known.mailboxes.send(AGENT, note(client_message_id="m1"))
+    again = await known.mailboxes.send(AGENT, note(client_message_id="m1"))
+    assert again.id == first.id
+    other = known.mailboxes.send(AGENT, note("else", client_message_id="m1"))
+    assert await refusal(other) == "idempotency_conflict"
+    await known.mailboxes.take(AGENT)
+    late = await known.mailboxes.send(AGENT, note(client_message_id="m1"))
+    assert late.id == first.id  # also after it was taken
+    assert (await known.mailboxes.page(AGENT)).messages == []
+
+
+async def test_a_coalescable_message_replaces_what_waits(known: Engine) -> None:
+    scoped = {"scope_key": "s", "coalescable": True}
+    old = await known.mailboxes.send(AGENT, note(1, client_message_id="old", **scoped))
+    await known.mailboxes.send(AGENT, note(2, scope_key="other", coalescable=True))
+    await known.mailboxes.send(AGENT, note(3, scope_key="s"))
+    await known.mailboxes.send(AGENT, note(4, **scoped))
+    repeated = await known.mailboxes.send(AGENT, note(1, client_message_id="old", **scoped))
+    assert (repeated.id, repeated.replaced) == (old.id, True)  # a late repetition changes nothing
+    taken = await known.mailboxes.take(AGENT)
+    assert [each.body for each in taken.messages] == [2, 3, 4]
+
+
+async def test_a_mailbox_is_bounded(known: Engine) -> None:
+    with patch.object(mailbox, "MOST_WAITING", 2):
+        await known.mailboxes.send(AGENT, note())
+        await known.mailboxes.send(AGENT, note(coalescable=True))
+        assert await refusal(known.mailboxes.send(AGENT, note())) == "mailbox_full"
+        await known.mailboxes.send(AGENT, note(coalescable=True))  # takes a place that was taken
+
+
+async def test_what_cannot_be_said_is_refused(known: Engine) -> None:
+    send = known.mailboxes.send
+    assert await refusal(send(uuid4(), note())) == "not_found"
+    assert await refusal(send(AGENT, NewMessage(kind="Not A Kind"))) == "invalid_value"
+    assert await refusal(send(AGENT, note("x" * MAX_BODY))) == "too_large"
+    assert await refusal(send(AGENT, note("\x00"))) == "text_invalid"
+    assert await refusal(known.mailboxes.take(AGENT, 0)) == "invalid_value"
+    await known.terminate_agent(AGENT)
+    assert await refusal(send(AGENT, note())) == "agent_terminated"
+
+
+async def test_secrets_are_not_kept(known: Engine, raw: Raw) -> None:
+    body = {"secrets": {"key": "hush-hush-42"}, "text": "use hush-hush-42"}
+    await known.mailboxes.send(AGENT, note(body))
+    assert "hush-hush-42" not in str(await raw.fetch("select body from message"))
+
+
+async def test_taken_messages_are_forgotten_after_a_while(known: Engine, raw: Raw) -> None:
+    await known.mailboxes.send(AGENT, note())
+    await known.mailboxes.send(AGENT, note())
+    await known.mailboxes.take(AGENT, 1)
+    assert isinstance(known.clock, ManualClock)
+    known.clock.advance(days=8)
+    assert await AgentUpkeep(known.system).prune_once() == 1
+    assert await raw.count("message") == 1
+
+
+async def child_of_running(engine: Engine) -> tuple[UUID, UUID]:
+    """A task that runs, and a child of it that has failed for good."""
+    parent = (await engine.submit(new("parent"))).id
+    work = await claim_one(engine)
+    child = await engine.spawn(work.fence, "part", new("child"))
+    other = profile(id=UUID(int=99), name="other")
+    [mine] = await engine.claim(other, "host:2:other", 1)
+    await engine.progress(mine.fence, 10, "linking")
+    await engine.fail(mine.fence, failure("syntax", "no such symbol"))
+    return parent, child
+
+
+async def test_a_childs_failure_is_put_to_the_agent_of_its_parent(known: Engine) -> None:
+    parent, child = await child_of_running(known)
+    [message] = (await known.mailboxes.take(AGENT)).messages
+    assert (message.kind, message.task_id, message.attempt) == ("escalation", child, 1)
+    body = message.body
+    assert (body["taskId"], body["parentId"]) == (str(child), str(parent))
+    assert (body["title"], body["status"], body["reason"]) == ("child", "FAILED", "no such symbol")
+    assert (body["errorClass"], body["lastStep"], body["tries"]) == ("syntax", "linking", 1)
+    assert "See its log" in body["prompt"]
+    assert await known.inbox.list() == []
+
+
+async def test_a_retry_takes_it_back(known: Engine) -> None:
+    _, child = await child_of_running(known)
+    await known.retry(child)
+    assert (await known.mailboxes.take(AGENT)).messages == []
+
+
+async def test_also_when_the_parent_waits_and_holds_no_slot(known: Engine) -> None:
+    await known.submit(new("parent"))
+    work = await claim_one(known)
+    child = await known.spawn(work.fence, "part", new("child"))
+    await known.park(work.fence, "input")
+    other = profile(id=UUID(int=99), name="other")
+    [mine] = await known.claim(other, "host:2:other", 1)
+    await known.fail(mine.fence, failure("syntax"))
+    [message] = (await known.mailboxes.take(AGENT)).messages
+    assert message.task_id == child
+
+
+async def test_people_hear_of_it_when_no_agent_does(engine: Engine) -> None:
+    _, child = await child_of_running(engine)  # its agent was never registered
+    [item] = await engine.inbox.list()
+    assert item.task == child
+
+
+async def test_people_hear_of_it_when_the_agent_has_ended(known: Engine) -> None:
+    await known.submit(new("parent"))
+    work = await claim_one(known)
+    child = await known.spawn(work.fence, "part", new("child"))
+    await known.park(work.fence, "input")
+    await known.terminate_agent(AGENT)
+    other = profile(id=UUID(int=99), name="other")
+    [mine] = await known.claim(other, "host:2:other", 1)
+    await known.fail(mine.fence, failure("syntax"))
+    [item] = await known.inbox.list()
+    assert item.task == child

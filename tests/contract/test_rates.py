@@ -1,0 +1,309 @@
+"""Rate limits: shared by all who claim, never more in a minute, and nobody else waits."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from tests.contract.conftest import (
+    LEASE_S,
+    WORKER,
+    Another,
+    ManualClock,
+    Raw,
+    failure,
+    new,
+    profile,
+    refusal,
+)
+
+from tenuto.engine import rates
+from tenuto.engine.engine import Engine
+from tenuto.model.matching import AgentProfile
+from tenuto.model.rates import RateLimit
+from tenuto.model.spending import Usage
+from tenuto.store.protocol import Script, Statement
+
+OPUS = "anthropic/opus"
+
+
+def agent(number: int = 1, **fields: Any) -> AgentProfile:
+    """An agent of its own that uses a limited model, unless the task names another."""
+    plain = {"id": UUID(int=number), "name": f"agent-{number}", "model": OPUS}
+    return profile(**(plain | fields))
+
+
+async def limited(engine: Engine, name: str = "claude", **fields: Any) -> None:
+    given: dict[str, Any] = {"provider": "anthropic", "requests_per_minute": 10, **fields}
+    await engine.rate_limits.put(RateLimit(name=name, **given))
+
+
+async def submit(engine: Engine, number: int, **fields: Any) -> None:
+    await engine.submit_many([new(**fields) for _ in range(number)])
+
+
+async def claim(engine: Engine, who: AgentProfile, n: int = 100) -> list[str]:
+    return [work.title for work in await engine.claim(who, WORKER, n, LEASE_S)]
+
+
+async def charge(engine: Engine, who: UUID | None, model: str | None, tokens: int) -> None:
+    def script() -> Script[None]:
+        now = engine.clock.now()
+        yield from rates.charge(engine.core, engine.workspace, who, model, tokens, now)
+
+    await engine.core.store.transact(script)
+
+
+async def test_no_minute_has_more_claims_than_the_limit(
+    engine: Engine, another: Another, clock: ManualClock
+) -> None:
+    await limited(engine, requests_per_minute=7)
+    await submit(engine, 120)
+    made: list[tuple[float, int]] = []
+    async with another() as second:
+        assert isinstance(second.clock, ManualClock)
+        for step in range(60):
+            asks = [
+                claim(where, agent(number), 1 + (step + number) % 3)
+                for number, where in enumerate((engine, second, engine, second), 1)
+            ]
+            got = [len(titles) for titles in await asyncio.gather(*asks)]
+            made.append((clock.elapsed(), sum(got)))
+            pause = (step * 7 % 11) / 2
+            clock.advance(pause)
+            second.clock.advance(pause)
+    for end, _ in made:
+        window = sum(number for at, number in made if end - 60 < at <= end)
+        assert window <= 7, f"{window} claims in the minute before {end}"
+    # And no fewer than the limit lets through, but for the last minute's rest.
+    assert sum(number for _, number in made) >= 7 * int(clock.elapsed() / 66)
+
+
+async def test_a_claim_takes_at_most_what_is_left(engine: Engine, clock: ManualClock) -> None:
+    await limited(engine, requests_per_minute=3)
+    await submit(engine, 9)
+    assert len(await claim(engine, agent())) == 3
+    assert await claim(engine, agent(2)) == []
+    clock.advance(59)
+    assert await claim(engine, agent()) == []
+    clock.advance(1)
+    assert len(await claim(engine, agent(2))) == 3
+
+
+async def test_what_is_not_limited_does_not_wait(engine: Engine) -> None:
+    await limited(engine, requests_per_minute=2)
+    await submit(engine, 5, title="limited")
+    await submit(engine, 5, title="free", model="openai/gpt", priority=1)
+    assert sorted(await claim(engine, agent())) == ["free"] * 5 + ["limited"] * 2
+    await submit(engine, 5, title="free", model="openai/gpt")
+    assert await claim(engine, agent()) == ["free"] * 5
+    assert await claim(engine, agent(2, model=None)) == ["limited"] * 3
+
+
+async def test_the_best_of_what_is_allowed_comes_first(engine: Engine) -> None:
+    await limited(engine, requests_per_minute=2)
+    await submit(engine, 1, title="first", model="openai/gpt", priority=10)
+    await submit(engine, 2, title="second", priority=9)
+    await submit(engine, 3, title="third", model="openai/gpt", priority=8)
+    assert await claim(engine, agent(), 2) == ["first", "second"]
+    assert await claim(engine, agent(), 2) == ["second", "third"]
+
+
+async def test_of_several_limits_the_narrowest_holds(engine: Engine, clock: ManualClock) -> None:
+    await limited(engine, "all", requests_per_minute=5)
+    await limited(engine, "opus", model="opus", requests_per_minute=2)
+    await limited(engine, "team", provider=None, account="team-a", requests_per_minute=4)
+    await submit(engine, 6, title="opus")
+    await submit(engine, 6, title="haiku", model="anthropic/haiku")
+    mine = await claim(engine, agent(1, account="team-a"))
+    assert sorted(mine) == ["haiku", "haiku", "opus", "opus"]
+    assert await claim(engine, agent(2)) == ["haiku"]
+    left = {each.name: each.requests_left for each in await engine.rate_limits.list()}
+    assert left == {"all": 0, "opus": 0, "team": 0}
+    clock.advance(60)
+    assert len(await claim(engine, agent(2))) == 5
+
+
+async def test_limits_and_capacity_hold_together(engine: Engine) -> None:
+    await limited(engine, requests_per_minute=5)
+    few = await engine.register_agent(agent(1, max_concurrent=2))
+    await submit(engine, 9)
+    assert len(await claim(engine, few)) == 2
+    assert await claim(engine, few) == []
+    assert len(await claim(engine, agent(2))) == 3
+
+
+async def test_who_found_a_limit_used_up_asks_no_more_until_it_opens(
+    engine: Engine, another: Another, clock: ManualClock
+) -> None:
+    await limited(engine, requests_per_minute=1)
+    await submit(engine, 5)
+    assert len(await claim(engine, agent())) == 1
+    now = clock.now()
+    assert (await engine.core.lanes.eligible(agent(), now)).lanes == []
+    assert (await engine.core.lanes.eligible(agent(), now + timedelta(seconds=60))).lanes
+    async with another() as operator:
+        await limited(operator, requests_per_minute=3)
+    assert len(await claim(engine, agent())) == 2
+
+
+async def test_a_limit_that_came_or_went_holds_at_once(engine: Engine, another: Another) -> None:
+    await submit(engine, 9)
+    assert len(await claim(engine, agent(), 1)) == 1
+    async with another() as operator:
+        await limited(operator, requests_per_minute=2)
+        assert len(await claim(engine, agent())) == 2
+        await operator.rate_limits.delete("claude")
+    assert len(await claim(engine, agent())) == 6
+
+
+async def test_tokens_are_charged_afterwards_and_hold_claims_back(
+    engine: Engine, clock: ManualClock
+) -> None:
+    await limited(engine, requests_per_minute=None, tokens_per_minute=600)
+    await limited(engine, "team", provider=None, account="a", tokens_per_minute=60)
+    known = await engine.register_agent(agent(1, account="a"))
+    await submit(engine, 9)
+    assert len(await claim(engine, known, 1)) == 1
+    await charge(engine, known.id, OPUS, 1200)
+    await charge(engine, known.id, "openai/gpt", 30)
+    await charge(engine, None, "anthropic/haiku", 0)
+    left = {each.name: each.tokens_left for each in await engine.rate_limits.list()}
+    assert left == {"claude": -600, "team": -1170}
+    other = agent(2)
+    assert await claim(engine, other) == []
+    clock.advance(60)
+    assert await claim(engine, other) == []
+    clock.advance(1)
+    assert len(await claim(engine, other, 1)) == 1
+    assert await claim(engine, known) == []
+
+
+@pytest.mark.parametrize("how", ["used", "complete", "fail"])
+async def test_what_attempts_report_is_charged_once(engine: Engine, how: str) -> None:
+    await limited(engine, requests_per_minute=None, tokens_per_minute=600)
+    await submit(engine, 2)
+    known = await engine.register_agent(agent())
+    [work] = await engine.claim(known, WORKER, 1, LEASE_S)
+    # Of no model of its own: the agent's is meant.
+    usage = Usage(input_tokens=500, output_tokens=300, number=1)
+    await engine.used(work.fence, usage)
+    await engine.used(work.fence, usage)
+    if how == "complete":
+        await engine.complete(work.fence, usage=usage)
+    elif how == "fail":
+        await engine.fail(work.fence, failure(), usage=usage)
+    [view] = await engine.rate_limits.list()
+    assert view.tokens_left == -200
+    assert await claim(engine, known) == []
+
+
+async def test_charging_counts_every_report_of_those_who_report_at_once(
+    engine: Engine, another: Another
+) -> None:
+    await limited(engine, tokens_per_minute=1000)
+    async with another() as second:
+        reports = [charge(where, None, OPUS, 10) for where in (engine, second) for _ in range(20)]
+        await asyncio.gather(*reports)
+    [view] = await engine.rate_limits.list()
+    assert view.tokens_left == 600
+
+
+async def test_explain_tells_which_limit_and_when_the_next_may_start(
+    engine: Engine, clock: ManualClock
+) -> None:
+    await limited(engine, requests_per_minute=1)
+    known = await engine.register_agent(agent())
+    await engine.worker_beat(WORKER, "host", 1, [known.name], 5, "RUNNING")
+    await submit(engine, 1)
+    task = (await engine.submit(new())).id
+    assert (await engine.explain(task)).agents == {known.name: []}
+    await claim(engine, known)
+    found = await engine.explain(task)
+    text = "rate limit claude: next at 2030-01-01T00:01:00Z"
+    assert found.agents == {known.name: [text]}
+    [gate] = found.gates
+    assert (gate.gate, gate.detail) == ("rate_limit", text)
+    assert gate.clears_at == clock.now() + timedelta(seconds=60)
+    clock.advance(60)
+    assert (await engine.explain(task)).agents == {known.name: []}
+
+
+async def test_a_limit_is_seen_changed_and_forgotten(engine: Engine, raw: Raw) -> None:
+    await limited(engine, model="opus", tokens_per_minute=100)
+    [view] = await engine.rate_limits.list()
+    assert (view.name, view.provider, view.model, view.account) == (
+        "claude",
+        "anthropic",
+        "opus",
+        None,
+    )
+    assert (view.requests_left, view.tokens_left, view.next_at) == (10, 100, None)
+    await submit(engine, 4)
+    await claim(engine, agent())
+    await limited(engine, model="opus", requests_per_minute=4)
+    [view] = await engine.rate_limits.list()
+    assert (view.requests_left, view.tokens_per_minute, view.created_by) == (0, None, "tester")
+    assert view.next_at is not None
+    await engine.rate_limits.delete("claude")
+    assert await engine.rate_limits.list() == []
+    assert await refusal(engine.rate_limits.delete("claude")) == "not_found"
+    told = await raw.fetch(
+        "select kind, message, actor from event where kind like 'limit%' order by kind, at"
+    )
+    assert told == [("limit_deleted", "claude", "tester")] + [("limit_set", "claude", "tester")] * 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"requests_per_minute": 0}, {"provider": None}, {"provider": "\x00"}, {"name": " "}],
+)
+async def test_a_limit_that_makes_no_sense_is_refused(
+    engine: Engine, raw: Raw, fields: dict[str, Any]
+) -> None:
+    wanted = RateLimit(name="x", provider="p", requests_per_minute=1)
+    await refusal(engine.rate_limits.put(msgspec.structs.replace(wanted, **fields)))
+    assert await raw.count("rate_limit") == 0
+
+
+async def test_limits_hold_in_their_own_workspace(engine: Engine, raw: Raw) -> None:
+    other = Engine(engine.store, workspace=await raw.workspace(5), actor="tester")
+    await limited(other, requests_per_minute=1)
+    await submit(engine, 3)
+    assert len(await claim(engine, agent())) == 3
+    assert await engine.rate_limits.list() == []
+
+
+async def test_without_limits_a_claim_is_one_statement(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await limited(engine)
+    await submit(engine, 2, model="openai/gpt")
+    await claim(engine, agent(), 1)
+    asked: list[str] = []
+    once, fetch = engine.core.store.once, engine.core.store.fetch
+
+    async def noted_once(script: Any) -> Any:
+        def told() -> Any:
+            inner = script()
+            rows = None
+            while True:
+                try:
+                    statement: Statement = inner.send(rows)
+                except StopIteration as stop:
+                    return stop.value
+                asked.append(statement.query)
+                rows = yield statement
+
+        return await once(told)
+
+    async def noted_fetch(statement: Statement) -> Any:
+        asked.append(statement.query)
+        return await fetch(statement)
+
+    monkeypatch.setattr(engine.core.store, "once", noted_once)
+    monkeypatch.setattr(engine.core.store, "fetch", noted_fetch)
+    assert len(await claim(engine, agent(), 1)) == 1
+    assert asked == ["claim_lane"]

@@ -1,0 +1,333 @@
+"""Agents over time: silence, ends, whose word holds, and why they take what they take."""
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.contract.conftest import (
+    AGENT,
+    LEASE_S,
+    WORKER,
+    Another,
+    ManualClock,
+    Raw,
+    claim_one,
+    new,
+    profile,
+    refusal,
+)
+
+from tenuto.engine.engine import Engine
+from tenuto.engine.registry import AgentUpkeep, AgentView, Felt, Registry
+from tenuto.engine.report import Presence
+from tenuto.model.complexity import ComplexityRules
+from tenuto.model.errors import Invalid
+
+BEAT = Presence(WORKER, "host", 1, ["agent"], 4)
+
+
+def registry(engine: Engine) -> Registry:
+    return Registry(engine.core, engine.workspace)
+
+
+async def look(engine: Engine) -> int:
+    return await AgentUpkeep(engine.system).stale_once("keeper")
+
+
+async def shown(engine: Engine, agent: UUID = AGENT) -> AgentView:
+    return await registry(engine).show(agent)
+
+
+async def told(raw: Raw) -> list[tuple[Any, ...]]:
+    """What the trail says of agents, in order."""
+    rows = await raw.fetch(
+        "select kind, level, message from event where kind like 'agent_%' order by position"
+    )
+    return [tuple(row) for row in rows]
+
+
+def clock_of(engine: Engine) -> ManualClock:
+    assert isinstance(engine.clock, ManualClock)
+    return engine.clock
+
+
+async def test_an_idle_agent_that_falls_silent_is_stale_and_comes_back(
+    engine: Engine, raw: Raw
+) -> None:
+    await engine.register_agent(profile())
+    await engine.present(BEAT)
+    clock_of(engine).advance(60)
+    assert (await shown(engine)).status == "IDLE"
+    assert await look(engine) == 0
+    clock_of(engine).advance(31)
+    assert (await shown(engine)).status == "STALE"  # seen by whoever looks
+    assert await look(engine) == 1
+    assert await look(engine) == 0  # and noted once
+    assert (await shown(engine)).status == "STALE"
+    assert (await registry(engine).health(AGENT)).healthy is False
+    await engine.present(BEAT)
+    assert (await shown(engine)).status == "IDLE"
+    assert await told(raw) == [
+        ("agent_stale", "WARN", "agent"),
+        ("agent_recovered", "INFO", "agent"),
+    ]
+
+
+async def test_an_agent_that_lost_tasks_by_its_silence_is_in_error(
+    engine: Engine, raw: Raw
+) -> None:
+    await engine.register_agent(profile(stale_threshold_s=10))
+    await engine.submit(new())
+    await claim_one(engine)
+    clock_of(engine).advance(11)
+    assert await look(engine) == 1
+    assert (await shown(engine)).status == "STALE"  # its lease holds still
+    clock_of(engine).advance(LEASE_S)
+    assert await engine.upkeep.expire_once("reaper") == 1
+    assert await look(engine) == 1
+    assert (await shown(engine)).status == "ERROR"
+    assert await look(engine) == 0
+    assert await registry(engine).seen(AGENT) == 0
+    assert (await shown(engine)).status == "IDLE"
+    kinds = [kind for kind, _, _ in await told(raw)]
+    assert kinds == ["agent_stale", "agent_error", "agent_recovered"]
+
+
+async def test_an_agent_nobody_has_heard_of_is_not_silent(engine: Engine) -> None:
+    await engine.register_agent(profile(), managed=True)
+    clock_of(engine).advance(days=1)
+    assert (await shown(engine)).status == "IDLE"
+    assert await look(engine) == 0
+
+
+async def test_a_worker_that_signs_off_leaves_nobody_silent(engine: Engine) -> None:
+    await engine.register_agent(profile())
+    await engine.present(BEAT)
+    await engine.present(Presence(WORKER, "host", 1, ["agent"], 4, "STOPPED"))
+    clock_of(engine).advance(days=1)
+    assert await look(engine) == 0
+    assert (await shown(engine)).status == "IDLE"
+
+
+async def test_a_graceful_end_waits_for_what_runs(engine: Engine, raw: Raw) -> None:
+    await engine.register_agent(profile())
+    await engine.submit(new())
+    work = await claim_one(engine)
+    await engine.submit(new())
+    await engine.terminate_agent(AGENT, "old")
+    assert (await shown(engine)).status == "DRAINING"
+    assert await refusal(engine.claim(profile(), WORKER, 1)) == "agent_draining"
+    clock_of(engine).advance(5)
+    await look(engine)
+    assert (await shown(engine)).status == "DRAINING"
+    assert await registry(engine).profile(AGENT)  # it may still beat and report
+    await engine.complete(work.fence)
+    clock_of(engine).advance(5)
+    assert await look(engine) == 1
+    assert (await shown(engine)).status == "TERMINATED"
+    assert await refusal(engine.claim(profile(), WORKER, 1)) == "agent_terminated"
+    assert await refusal(engine.terminate_agent(AGENT)) == "agent_terminated"
+    assert [kind for kind, _, _ in await told(raw)] == ["agent_draining", "agent_terminated"]
+    await engine.register_agent(profile())
+    assert (await shown(engine)).status == "TERMINATED"  # a worker does not bring it back
+
+
+async def test_an_end_at_once_cancels_what_runs(engine: Engine) -> None:
+    await engine.register_agent(profile())
+    await engine.submit(new())
+    work = await claim_one(engine)
+    await engine.terminate_agent(AGENT, "now", graceful=False)
+    assert (await shown(engine)).status == "DRAINING"  # until the kill is confirmed
+    beat = await engine.heartbeat([work.fence], LEASE_S)
+    assert beat.held[work.fence.task].cancel
+    await engine.confirm_cancel(work.fence, {"state": "killed"})
+    clock_of(engine).advance(5)
+    await look(engine)
+    assert (await shown(engine)).status == "TERMINATED"
+
+
+async def test_an_agent_that_runs_nothing_ends_at_once(engine: Engine) -> None:
+    await engine.register_agent(profile())
+    await engine.terminate_agent(AGENT)
+    assert (await shown(engine)).status == "TERMINATED"
+    await registry(engine).forget(AGENT)
+    assert await refusal(registry(engine).show(AGENT)) == "not_found"
+
+
+async def test_an_end_is_heard_by_a_process_that_remembers_the_lanes(
+    engine: Engine, another: Another
+) -> None:
+    await engine.register_agent(profile())
+    await engine.submit(new())
+    async with another() as other:
+        assert await other.claim(profile(), WORKER, 1, LEASE_S)  # it knows lanes and agent now
+        await engine.submit(new())
+        await engine.terminate_agent(AGENT)
+        assert await refusal(other.claim(profile(), WORKER, 1)) == "agent_draining"
+
+
+async def test_what_people_say_holds_whatever_a_worker_brings(engine: Engine) -> None:
+    told_ = profile(max_concurrent=1, capabilities=("git",), task_tags=("a",), stale_threshold_s=30)
+    await engine.register_agent(told_, managed=True)
+    greedy = profile(
+        max_concurrent=100,
+        capabilities=("git", "root"),
+        accept_commands=True,
+        choose_rules=("exact",),
+        stale_threshold_s=9000,
+        task_tags=("a", "b"),
+        runtimes=("command",),
+        task_types=("x",),
+    )
+    kept = await engine.register_agent(greedy)
+    view = await shown(engine)
+    assert (view.max_concurrent_tasks, view.capabilities, view.task_tags) == (1, ("git",), ("a",))
+    assert (view.accept_commands, view.choose_rules) == (False, ("superset",))
+    assert (view.stale_threshold_seconds, view.managed) == (30, True)
+    assert (view.runtimes, view.task_types) == (("command",), ("x",))  # how, its worker knows
+    assert (kept.max_concurrent, kept.capabilities) == (1, ("git",))
+    assert kept.version == view.version
+
+
+async def test_without_a_word_of_people_a_worker_says_what_its_agent_is(engine: Engine) -> None:
+    await engine.register_agent(profile(max_concurrent=1))
+    await engine.register_agent(profile(max_concurrent=5, capabilities=("git",)))
+    view = await shown(engine)
+    assert (view.max_concurrent_tasks, view.capabilities, view.managed) == (5, ("git",), False)
+
+
+async def test_a_limit_that_people_set_holds_for_a_worker_that_runs(
+    engine: Engine, another: Another
+) -> None:
+    for _ in range(4):
+        await engine.submit(new())
+    async with another() as other:
+        mine = await other.register_agent(profile())
+        assert len(await other.claim(mine, WORKER, 1, LEASE_S)) == 1
+        await engine.register_agent(profile(max_concurrent=2), managed=True)
+        assert len(await other.claim(mine, WORKER, 10, LEASE_S)) == 1
+        assert await other.claim(mine, WORKER, 10, LEASE_S) == []
+
+
+async def test_rules_have_their_own_words(engine: Engine) -> None:
+    await engine.register_agent(profile(choose_rules=("all", "superset", "single")))
+    assert (await shown(engine)).choose_rules == ("superset", "single")
+    for bad in ({"choose_rules": ("some",)}, {"choose_rules": ()}, {"stale_threshold_s": -1}):
+        with pytest.raises(Invalid):
+            await engine.register_agent(profile(**bad))
+
+
+async def test_health_is_kept_now_and_then_and_not_for_long(engine: Engine, raw: Raw) -> None:
+    await engine.register_agent(profile())
+    for step in range(4):
+        said = Felt(
+            status="degraded", memory_mb=10.5 + step, cpu_percent=-1, current_step=f"{step}"
+        )
+        await registry(engine).seen(AGENT, said)
+        clock_of(engine).advance(6)
+    health = await registry(engine).health(AGENT)
+    assert [each.current_step for each in health.history] == ["2", "0"]
+    assert health.current == health.history[0]
+    assert (health.history[0].memory_mb, health.history[0].cpu_percent) == (12.5, None)
+    assert len((await registry(engine).health(AGENT, 1)).history) == 1
+    clock_of(engine).advance(hours=1)
+    assert await AgentUpkeep(engine.system).prune_once() == 2
+    assert await raw.count("agent_health") == 0
+
+
+async def test_a_worker_hears_that_it_is_to_end(engine: Engine) -> None:
+    assert await refusal(engine.drain_worker(WORKER)) == "not_found"
+    assert await engine.present(BEAT) is False
+    await engine.drain_worker(WORKER)
+    await engine.drain_worker(WORKER)
+    assert await engine.present(BEAT) is True
+    [view] = await engine.workers()
+    assert view.drain_requested_at == engine.clock.now()
+    await engine.present(Presence(WORKER, "host", 1, ["agent"], 4, "STOPPED"))
+    assert await refusal(engine.drain_worker(WORKER)) == "not_found"
+
+
+async def test_an_agent_is_explained(engine: Engine) -> None:
+    await engine.complexity.set(ComplexityRules(policy="require"))
+    await engine.register_agent(profile(task_tags=("a",), max_concurrent=1))
+    for _ in range(3):
+        await engine.submit(new(task_tags=["a"]))
+    await engine.submit(new(task_tags=["b"], capabilities=["git"]))
+    await engine.submit(new(estimate_minutes=500))
+    found = await engine.explain_agent(AGENT)
+    assert [gate.detail for gate in found.gates] == ["no live worker hosts it"]
+    await engine.present(BEAT)
+    found = await engine.explain_agent(AGENT)
+    assert (found.gates, found.summary) == ([], "takes from 1 lanes in which tasks wait")
+    mine, *others = found.lanes
+    assert (mine.pending, mine.obstacles, mine.requires["task_tags"]) == (3, [], ("a",))
+    why = {reason for each in others for reason in each.obstacles}
+    assert "needs capabilities git" in why
+    assert "needs capabilities call_subagent" in why
+    assert (found.capacity.workers, found.capacity.free, found.more) == ([WORKER], 1, 0)
+    await engine.claim(await registry(engine).profile(AGENT), WORKER, 1, LEASE_S)
+    [gate] = (await engine.explain_agent(AGENT)).gates
+    assert gate.detail == "runs 1 of at most 1 tasks"
+    clock_of(engine).advance(300)
+    details = [gate.detail for gate in (await engine.explain_agent(AGENT)).gates]
+    assert "was last heard of 300 s ago" in details
+
+
+async def test_of_many_lanes_the_first_are_shown(engine: Engine) -> None:
+    await engine.register_agent(profile())
+    await engine.submit_many([new(task_type=f"t{n:02}") for n in range(60)])
+    found = await engine.explain_agent(AGENT)
+    assert (len(found.lanes), found.more) == (50, 10)
+    assert [each.requires["task_type"] for each in found.lanes][:2] == ["t00", "t01"]
+
+
+async def test_a_pause_and_a_limit_are_told_too(engine: Engine) -> None:
+    await engine.register_agent(profile(runtimes=("http",)))
+    await engine.submit(new())
+    await engine.gates.close("type", "default", "repairs", None)
+    found = await engine.explain_agent(AGENT)
+    assert found.gates == []  # it fetches its tasks itself: no worker has to host it
+    [lane] = found.lanes
+    assert [gate.gate for gate in lane.gates] == ["pause"]
+    assert "repairs" in lane.gates[0].detail
+    assert found.summary == "may take from 1 lanes; what waits in them is held back"
+    await engine.gates.close("agent", "agent", None, None)
+    [gate] = (await engine.explain_agent(AGENT)).gates
+    assert gate.gate == "pause"
+
+
+async def test_a_task_tells_of_each_agent_what_keeps_it(engine: Engine) -> None:
+    others = {
+        "full": profile(id=UUID(int=1), name="full", max_concurrent=1),
+        "gone": profile(id=UUID(int=2), name="gone", stale_threshold_s=10),
+        "leaving": profile(id=UUID(int=3), name="leaving"),
+        "fetching": profile(id=UUID(int=4), name="fetching", runtimes=("http",)),
+    }
+    for each in others.values():
+        await engine.register_agent(each)
+    for name in ("full", "leaving"):
+        await engine.submit(new())
+        assert await engine.claim(others[name], f"host:1:{name}", 1, LEASE_S)
+    await engine.terminate_agent(others["leaving"].id)
+    task = (await engine.submit(new())).id
+    clock_of(engine).advance(15)
+    await engine.present(Presence(WORKER, "host", 1, ["full", "leaving"], 4))
+    reasons = (await engine.explain(task)).agents
+    assert reasons["full"] == ["runs 1 of at most 1 tasks"]
+    assert reasons["leaving"] == ["is to end, once its 1 running tasks have ended"]
+    assert reasons["gone"] == ["no live worker hosts it", "was last heard of 15 s ago"]
+    assert reasons["fetching"] == []
+
+
+async def test_who_registers_at_the_same_moment_agrees(engine: Engine, another: Another) -> None:
+    async with another() as other:
+        said = engine.register_agent(profile(max_concurrent=1), managed=True)
+        brought = [
+            each.register_agent(profile(id=UUID(int=n), max_concurrent=50))
+            for n, each in enumerate((engine, other) * 3, start=1)
+        ]
+        known = await asyncio.gather(said, *brought)
+    assert len({each.id for each in known}) == 1
+    view = await shown(engine, known[0].id)
+    assert (view.max_concurrent_tasks, view.managed, view.version) == (1, True, 7)

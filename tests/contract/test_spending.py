@@ -1,0 +1,351 @@
+"""What attempts use: counted once, shown everywhere, and bounded by budgets."""
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.contract.conftest import (
+    LEASE_S,
+    ManualClock,
+    Raw,
+    claim_all,
+    claim_one,
+    failure,
+    new,
+    reclaimed,
+    refusal,
+    row_of,
+    running,
+    status,
+)
+from tests.contract.flowing import group, start, task
+
+from tenuto.engine.engine import Engine
+from tenuto.metrics import HERE
+from tenuto.model.errors import Conflict, Invalid
+from tenuto.model.rates import RateLimit
+from tenuto.model.spending import Budget, Spent, Usage, is_over, raised
+from tenuto.model.task import Fence
+
+KILLED = {"state": "killed"}
+
+
+def usage(tokens: int = 100, cost: float = 0.5, **more: Any) -> Usage:
+    return Usage(**{"model": "m1", "input_tokens": tokens, "cost_usd": cost, **more})
+
+
+async def spent(engine: Engine, task: UUID) -> tuple[int, int, float]:
+    view = await engine.show(task)
+    return view.input_tokens, view.output_tokens, view.cost_usd
+
+
+async def stopped(engine: Engine, fence: Fence) -> None:
+    """What a worker does that is asked to stop."""
+    assert (await engine.heartbeat([fence])).held[fence.task].pause
+    await engine.confirm_pause(fence, KILLED)
+
+
+async def asked(engine: Engine) -> UUID:
+    """The one question about a budget that is open."""
+    [item] = [each for each in await engine.inbox.list() if each.kind == "budget"]
+    return item.id
+
+
+async def test_reports_add_up(engine: Engine, raw: Raw) -> None:
+    fence = await running(engine)
+    before = HERE.value("tenuto_tokens_total", model="m1"), HERE.value("tenuto_cost_usd_total")
+    await engine.used(fence, usage(100, 0.5, output_tokens=10))
+    await engine.used(fence, usage(200, 0.25))
+    await engine.used(fence, Usage(model="m2", output_tokens=7))
+    assert await spent(engine, fence.task) == (300, 17, 0.75)
+    [attempt] = await engine.attempts(fence.task)
+    assert (attempt.input_tokens, attempt.output_tokens, attempt.cost_usd) == (300, 17, 0.75)
+    assert await raw.count("spending") == 2
+    assert HERE.value("tenuto_tokens_total", model="m1") - before[0] == 310
+    assert HERE.value("tenuto_cost_usd_total") - before[1] == 0.75
+
+
+async def test_each_attempt_has_its_own(engine: Engine) -> None:
+    first = await running(engine)
+    await engine.used(first, usage(100, 1))
+    second = await reclaimed(engine, first)
+    await engine.used(second, usage(10, 0.5))
+    attempts = await engine.attempts(first.task)
+    assert [(each.input_tokens, each.cost_usd) for each in attempts] == [(100, 1), (10, 0.5)]
+    assert await spent(engine, first.task) == (110, 0, 1.5)
+
+
+async def test_a_stale_attempt_cannot_spend(engine: Engine, clock: ManualClock, raw: Raw) -> None:
+    first = await running(engine)
+    clock.advance(LEASE_S + 1)
+    await engine.upkeep.expire_once("reaper")
+    assert await refusal(engine.used(first, usage())) == "lease_lost"
+    await engine.upkeep.promote_once("promoter")
+    second = (await claim_one(engine)).fence
+    assert await refusal(engine.used(first, usage())) == "lease_lost"
+    assert await refusal(engine.used(Fence(second.task, second.attempt, "x"), usage())) == (
+        "lease_lost"
+    )
+    await engine.complete(second)
+    assert await refusal(engine.used(second, usage())) == "lease_lost"
+    assert await raw.count("spending") == 0
+
+
+async def test_a_numbered_report_counts_once(engine: Engine) -> None:
+    fence = await running(engine)
+    for number in (1, 1, 2, 2, 1):
+        await engine.used(fence, usage(10, 1, number=number))
+    assert await spent(engine, fence.task) == (20, 0, 2)
+
+
+async def test_many_reports_at_once_are_all_counted(engine: Engine) -> None:
+    fence = await running(engine)
+    await asyncio.gather(*(engine.used(fence, usage(1, 0.5)) for _ in range(20)))
+    assert await spent(engine, fence.task) == (20, 0, 10)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+async def test_what_is_told_with_the_result_counts_once(engine: Engine, watched: bool) -> None:
+    fence = await running(engine)
+    if watched:
+        await engine.submit(new(depends_on=[str(fence.task)]))
+    await engine.complete(fence, {"ok": 1}, usage=usage(5, 1))
+    await engine.complete(fence, {"ok": 1}, usage=usage(5, 1))
+    assert await status(engine, fence.task) == "COMPLETED"
+    assert await spent(engine, fence.task) == (5, 0, 1)
+    assert len(await claim_all(engine)) == int(watched)
+
+
+async def test_what_is_told_with_a_failure_counts_once(engine: Engine) -> None:
+    fence = await running(engine)
+    await engine.fail(fence, failure(), usage=usage(5, 1))
+    await engine.fail(fence, failure(), usage=usage(5, 1))
+    assert await status(engine, fence.task) == "RETRY_WAIT"
+    assert await spent(engine, fence.task) == (5, 0, 1)
+
+
+async def test_what_a_cancelled_attempt_used_counts(engine: Engine) -> None:
+    fence = await running(engine)
+    await engine.cancel(fence.task)
+    await engine.used(fence, usage(5, 1))
+    assert await refusal(engine.complete(fence, usage=usage(6, 1))) == "cancel_requested"
+    assert await spent(engine, fence.task) == (11, 0, 2)
+
+
+async def test_nonsense_is_refused(engine: Engine) -> None:
+    fence = await running(engine)
+    for bad in (
+        Usage(input_tokens=-1),
+        Usage(input_tokens=True),
+        Usage(output_tokens=10**13),
+        Usage(cost_usd=-0.01),
+        Usage(cost_usd=float("nan")),
+        Usage(cost_usd=float("inf")),
+        Usage(model="x" * 101),
+        Usage(model="\x00"),
+        Usage(number=0),
+    ):
+        with pytest.raises(Invalid):
+            await engine.used(fence, bad)
+        with pytest.raises(Invalid):
+            await engine.complete(fence, usage=bad)
+        with pytest.raises(Invalid):
+            await engine.fail(fence, failure(), usage=bad)
+    assert await status(engine, fence.task) == "RUNNING"
+    for budget in (Budget(), Budget(tokens=0), Budget(cost_usd=-1.0), Budget(tokens=2**60)):
+        with pytest.raises(Invalid):
+            await engine.submit(new(budget=budget))
+
+
+async def test_the_workspace_sums_up(engine: Engine, clock: ManualClock, raw: Raw) -> None:
+    elsewhere = Engine(engine.store, workspace=await raw.workspace(7), actor="tester")
+    fence = await running(engine)
+    await engine.used(fence, usage(100, 1))
+    await engine.complete(fence)
+    clock.advance(days=1)
+    fence = await running(engine)
+    await engine.used(fence, usage(10, 0.5, output_tokens=5))
+    stats = await engine.spending()
+    assert (stats.tokens_today, stats.cost_usd_today) == (15, 0.5)
+    assert (stats.input_tokens, stats.output_tokens, stats.cost_usd) == (110, 5, 1.5)
+    assert (await elsewhere.spending()).cost_usd == 0
+
+
+async def test_flows_and_groups_sum_up(engine: Engine) -> None:
+    budget = Budget(cost_usd=1.5)
+    flow = await start(engine, "g", group("g", "a", "b"), task("a", budget=budget), task("b"))
+    first = await claim_one(engine)
+    await engine.used(first.fence, usage(cost=1.0))
+    await engine.complete(first.fence, usage=usage(cost=0.25))
+    await engine.used((await claim_one(engine)).fence, usage(cost=0.5))
+    assert (await engine.flow_views.show(flow)).cost_usd == 1.75
+    run = (await engine.show(first.fence.task)).group_id
+    assert run is not None
+    assert (await engine.flow_views.group(run)).cost_usd == 1.75
+
+
+async def test_tokens_count_against_rate_limits(engine: Engine) -> None:
+    await engine.rate_limits.put(RateLimit(name="m1", model="m1", tokens_per_minute=1000))
+    fence = await running(engine, model="m1")
+    await engine.used(fence, usage(300, number=1))
+    await engine.used(fence, usage(300, number=1))
+    await engine.complete(fence, usage=usage(100, number=2))
+    [limit] = await engine.rate_limits.list()
+    assert limit.tokens_left == 600
+
+
+# Budgets.
+
+
+async def test_over_the_budget_the_task_stops_and_a_person_is_asked(engine: Engine) -> None:
+    fence = await running(engine, title="research", budget=Budget(tokens=100))
+    await engine.used(fence, usage(100))
+    assert not (await engine.heartbeat([fence])).held[fence.task].pause
+    await engine.checkpoint(fence, {"page": 7})
+    await engine.used(fence, usage(1))
+    await engine.used(fence, usage(1))
+    await stopped(engine, fence)
+    task = await row_of(engine, fence.task)
+    assert (task.status, task.tries) == ("WAITING", 0)
+    view = await engine.show(fence.task)
+    assert (view.waiting_for, view.checkpoint) == ("budget", {"page": 7})
+    assert await claim_all(engine) == []
+    item = await engine.inbox.show(await asked(engine))
+    assert item.task == fence.task
+    assert item.body["budget"] == {"tokens": 100, "costUsd": None}
+    assert "used up" in (await engine.explain(fence.task)).summary
+
+
+async def test_a_yes_doubles_the_budget_and_the_task_goes_on(engine: Engine) -> None:
+    fence = await running(engine, budget=Budget(cost_usd=1.0))
+    await engine.used(fence, usage(cost=1.5))
+    await stopped(engine, fence)
+    await engine.inbox.answer(await asked(engine), approve=True)
+    assert (await engine.show(fence.task)).budget == {"tokens": None, "costUsd": 3.0}
+    again = (await claim_one(engine)).fence
+    await engine.used(again, usage(cost=1.5))
+    assert not (await engine.heartbeat([again])).held[fence.task].pause
+    await engine.used(again, usage(cost=0.1))
+    await stopped(engine, again)
+    item = await asked(engine)
+    assert await refusal(engine.inbox.answer(item, approve=True, budget=Budget(cost_usd=2.0))) == (
+        "budget_too_small"
+    )
+    await engine.inbox.answer(item, approve=True, budget=Budget(cost_usd=20.0))
+    assert (await engine.show(fence.task)).budget == {"tokens": None, "costUsd": 20.0}
+    await engine.complete((await claim_one(engine)).fence)
+
+
+async def test_a_no_cancels(engine: Engine) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.used(fence, usage())
+    await stopped(engine, fence)
+    item = await asked(engine)
+    assert await refusal(engine.inbox.dismiss(item, "seen")) == "out_of_turn"
+    await engine.inbox.answer(item, approve=False)
+    assert await status(engine, fence.task) == "CANCELLED"
+    assert await engine.inbox.list() == []
+
+
+async def test_an_answer_before_the_session_has_stopped_is_too_early(engine: Engine) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.used(fence, usage())
+    with pytest.raises(Conflict, match="still being stopped"):
+        await engine.inbox.answer(await asked(engine), approve=True)
+    await stopped(engine, fence)
+    await engine.inbox.answer(await asked(engine), approve=True)
+    assert await status(engine, fence.task) == "PENDING"
+
+
+async def test_a_worker_that_is_gone_stops_too(engine: Engine, clock: ManualClock) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.used(fence, usage())
+    clock.advance(3600)
+    await engine.upkeep.expire_once("reaper")
+    assert await status(engine, fence.task) == "WAITING"
+    await engine.inbox.answer(await asked(engine), approve=True)
+    assert await status(engine, fence.task) == "PENDING"
+
+
+async def test_a_budget_covers_what_the_task_spawns(engine: Engine) -> None:
+    parent = await running(engine, title="parent", budget=Budget(tokens=100))
+    ids = [await engine.spawn(parent, f"c{n}", new(f"child {n}")) for n in range(2)]
+    children = {work.fence.task: work.fence for work in await claim_all(engine)}
+    grandchild = await engine.spawn(children[ids[0]], "g", new("grandchild"))
+    [deep] = await claim_all(engine)
+    assert deep.fence.task == grandchild
+    await engine.used(parent, usage(40))
+    await engine.used(deep.fence, usage(40))
+    await engine.used(children[ids[1]], usage(40))
+    await stopped(engine, children[ids[1]])
+    await engine.used(deep.fence, usage(1))
+    await stopped(engine, deep.fence)
+    assert await status(engine, parent.task) == "RUNNING"
+    item = await asked(engine)
+    assert (await engine.inbox.show(item)).task == parent.task
+    await engine.inbox.answer(item, approve=True)
+    assert {work.fence.task for work in await claim_all(engine)} == {ids[1], grandchild}
+
+
+async def test_a_child_may_have_less(engine: Engine) -> None:
+    parent = await running(engine, budget=Budget(tokens=1000))
+    child = await engine.spawn(parent, "c", new("child", budget=Budget(tokens=10)))
+    work = await claim_one(engine)
+    await engine.used(work.fence, usage(11))
+    await stopped(engine, work.fence)
+    assert (await engine.inbox.show(await asked(engine))).task == child
+    await engine.inbox.answer(await asked(engine), approve=False)
+    assert await status(engine, child) == "CANCELLED"
+    assert await status(engine, parent.task) == "RUNNING"
+
+
+async def test_a_no_ends_the_whole_tree(engine: Engine) -> None:
+    parent = await running(engine, budget=Budget(tokens=10))
+    child = await engine.spawn(parent, "c", new("child"))
+    work = await claim_one(engine)
+    await engine.used(work.fence, usage(11))
+    await stopped(engine, work.fence)
+    await engine.inbox.answer(await asked(engine), approve=False)
+    assert await status(engine, child) == "CANCELLED"
+    await engine.confirm_cancel(parent, KILLED)
+    assert await status(engine, parent.task) == "CANCELLED"
+
+
+async def test_the_result_of_a_task_over_its_budget_is_taken(engine: Engine) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.complete(fence, {"ok": 1}, usage=usage(100))
+    assert await status(engine, fence.task) == "COMPLETED"
+    assert await engine.inbox.list() == []
+
+
+async def test_cancelling_a_task_that_waits_for_its_budget_closes_the_question(
+    engine: Engine,
+) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.used(fence, usage())
+    await stopped(engine, fence)
+    await engine.cancel(fence.task)
+    assert await engine.inbox.list() == []
+    await engine.retry(fence.task)
+    assert await status(engine, fence.task) == "PENDING"
+
+
+async def test_a_rerun_has_the_same_budget(engine: Engine) -> None:
+    fence = await running(engine, budget=Budget(cost_usd=2.5))
+    await engine.complete(fence)
+    assert (await engine.show((await engine.rerun(fence.task)).id)).budget == {
+        "tokens": None,
+        "costUsd": 2.5,
+    }
+
+
+def test_a_budget_is_over_beyond_it() -> None:
+    assert not is_over(Budget(tokens=10), Spent(input_tokens=5, output_tokens=5, cost_usd=99))
+    assert is_over(Budget(tokens=10), Spent(input_tokens=6, output_tokens=5))
+    assert is_over(Budget(tokens=10, cost_usd=1.0), Spent(cost_usd=1.01))
+
+
+def test_a_raised_budget_is_at_least_twice_what_is_used() -> None:
+    assert raised(Budget(tokens=10), Spent(input_tokens=30), None) == Budget(tokens=60)
+    assert raised(Budget(cost_usd=4.0), Spent(cost_usd=1), None) == Budget(cost_usd=8.0)

@@ -1,0 +1,300 @@
+"""Push: what is claimed for agents with a gateway, what becomes of it when gateways fail."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.contract.conftest import ManualClock, row_of
+from tests.coordinator.pushing import Stage, staged
+from tests.coordinator.stub_gateway import always, session
+
+from tenuto.coordinator.dispatch import in_turn
+from tenuto.coordinator.pace import Pace
+from tenuto.engine.dispatch import Dispatching, Target
+from tenuto.engine.gateways import Gateways, GatewayState, worst
+from tenuto.metrics import HERE
+from tenuto.model.matching import AgentProfile
+
+SPAWNED = "tenuto_agents_spawned_total"
+
+
+@pytest.fixture
+async def stage(database_url: str) -> AsyncIterator[Stage]:
+    async with staged(database_url) as made:
+        yield made
+
+
+async def test_a_task_is_pushed_and_runs_once_its_session_is_told(stage: Stage) -> None:
+    agent = await stage.agent(stale_threshold_s=70)
+    before = HERE.value(SPAWNED)
+    [task] = await stage.submit(
+        prompt="do it", description="more", input={"a": 1}, metadata={"b": 2}
+    )
+    held, go = asyncio.Event(), asyncio.Event()
+
+    async def answer() -> tuple[int, bytes]:
+        held.set()
+        await go.wait()
+        return session("the session")
+
+    stage.gateway.answer = answer
+    assert await stage.dispatcher.once() == 1
+    await held.wait()
+    row = await row_of(stage.engine, task)
+    assert (row.status, row.worker, row.agent) == ("ASSIGNED", "gateway:default", agent.id)
+    assert row.lease_until == stage.clock.now() + timedelta(seconds=60)
+    go.set()
+    await stage.dispatcher.settle(30)
+    row = await row_of(stage.engine, task)
+    assert (row.status, row.session_key, row.tries) == ("RUNNING", "the session", 1)
+    assert row.lease_until == stage.clock.now() + timedelta(seconds=70)
+    assert stage.gateway.spawned == [
+        {
+            "workspaceId": str(stage.engine.workspace),
+            "agentId": str(agent.id),
+            "taskId": str(task),
+            "label": f"task:{task}:task 0",
+            "context": {
+                "taskTitle": "task 0",
+                "taskDescription": "more",
+                "prompt": "do it",
+                "inputContext": {"a": 1},
+                "checkpointData": None,
+            },
+            "callback": {"url": "http://api.test/api/v1", "token": f"token of {agent.id}"},
+            "idempotencyKey": f"{task}:1",
+        }
+    ]
+    assert "authorization: bearer key" in stage.gateway.headers[0].lower()
+    assert HERE.value(SPAWNED) == before + 1
+    await stage.engine.complete(stage.fences[task], {"c": 3})
+    assert await stage.outcomes(task) == ["COMPLETED"]
+
+
+async def test_an_agent_is_pushed_no_more_than_it_may_hold(stage: Stage) -> None:
+    await stage.agent(max_concurrent=2)
+    tasks = await stage.submit(5)
+    assert await stage.push() == 2
+    assert await stage.push() == 0
+    await stage.engine.complete(stage.fences[tasks[0]])
+    assert await stage.push() == 1
+    assert len(stage.gateway.spawned) == 3
+
+
+@pytest.mark.parametrize(
+    "changes", [{"gateway": "elsewhere"}, {"gateway": None}, {"coordinator_enabled": False}]
+)
+async def test_others_are_left_alone(stage: Stage, changes: dict[str, Any]) -> None:
+    await stage.agent(**changes)
+    [task] = await stage.submit()
+    assert await stage.push() == 0
+    assert await stage.status(task) == "PENDING"
+
+
+async def test_explain_says_what_keeps_a_gateway_from_a_task(stage: Stage) -> None:
+    mine, other = await stage.agent(), await stage.agent("other", gateway="elsewhere")
+    [task] = await stage.submit()
+    nobody = "its gateway {} is not configured, or no coordinator runs"
+    explained = await stage.engine.explain(task)
+    assert explained.agents["pushed"] == [nobody.format("default")]
+    stage.gateway.answer = always(503)
+    await stage.push(stage.another(dispatch_per_s=4))
+    await stage.later(10)
+    explained = await stage.engine.explain(task)
+    assert explained.agents == {"pushed": [], "other": [nobody.format("elsewhere")]}
+    assert [gate.gate for gate in (await stage.engine.explain_agent(mine.id)).gates] == []
+    gates = (await stage.engine.explain_agent(other.id)).gates
+    assert [gate.detail for gate in gates] == [nobody.format("elsewhere")]
+    for _ in range(2):
+        await stage.push()
+        await stage.later(10)
+    await Gateways(stage.engine.system).broke("default", "HTTP 503", probe=True)
+    explained = await stage.engine.explain(task)
+    assert explained.agents["pushed"] == ["its gateway default does not answer"]
+
+
+async def test_an_agent_that_is_to_end_gets_nothing(stage: Stage) -> None:
+    agent = await stage.agent()
+    await stage.engine.terminate_agent(agent.id)
+    await stage.submit()
+    assert await stage.push() == 0
+
+
+async def test_only_who_leads_pushes(stage: Stage) -> None:
+    await stage.agent()
+    [task] = await stage.submit()
+    stage.leads = False
+    assert await stage.push() == 0
+    stage.leads = True
+    assert await stage.push() == 1
+    assert await stage.status(task) == "RUNNING"
+
+
+FAILURES = {
+    "refused by the task's fault": (always(400, b"bad label"), 0, "HTTP 400: bad label"),
+    "a fault of its own": (always(500, b"oops"), 1, "HTTP 500: oops"),
+    "our key is wrong": (always(401), 1, "HTTP 401: no"),
+    "no JSON": (always(200, b"<html>"), 1, "cannot be understood"),
+    "no session in it": (always(200, b'{"session": {}}'), 1, "cannot be understood"),
+    "an empty key": (always(200, b'{"session": {"sessionKey": ""}}'), 1, "cannot be understood"),
+    "a redirect": (always(302), 1, "HTTP 302"),
+    "far too much": (always(200, b" " * 100_000), 1, "more than"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_a_spawn_that_fails_gives_the_try_back(stage: Stage, name: str) -> None:
+    answer, failures, said = FAILURES[name]
+    stage.gateway.answer = answer
+    await stage.agent()
+    [task] = await stage.submit()
+    assert await stage.push() == 1
+    row = await row_of(stage.engine, task)
+    assert (row.status, row.tries, row.attempt) == ("RETRY_WAIT", 0, 1)
+    assert await stage.outcomes(task) == ["NOT_STARTED"]
+    assert said in (row.last_error or "")
+    assert (await stage.state()).failures == failures
+    stage.gateway.answer = None
+    await stage.later(7)
+    assert await stage.push() == 1
+    assert await stage.status(task) == "RUNNING"
+    assert (await stage.state()).failures == 0
+
+
+async def test_a_gateway_that_is_not_there(stage: Stage) -> None:
+    await stage.gateway.close()
+    await stage.agent()
+    [task] = await stage.submit()
+    await stage.push()
+    assert (await row_of(stage.engine, task)).tries == 0
+    assert (await stage.state()).failures == 1
+    assert "cannot be reached" in ((await stage.state()).last_error or "")
+    await stage.gateway.open()
+    await stage.later(7)
+    await stage.push()
+    assert await stage.status(task) == "RUNNING"
+
+
+async def test_a_gateway_that_is_too_slow(stage: Stage) -> None:
+    async def never() -> tuple[int, bytes]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    stage.gateway.answer = never
+    await stage.agent()
+    [task] = await stage.submit()
+    await stage.push(stage.another(deadline_s=0.05))
+    row = await row_of(stage.engine, task)
+    assert (row.status, row.tries) == ("RETRY_WAIT", 0)
+    assert "no answer within 0.05 s" in (row.last_error or "")
+    assert (await stage.state()).failures == 1
+
+
+async def test_a_task_that_never_starts_fails_after_twenty_times(stage: Stage) -> None:
+    stage.gateway.answer = always(422)
+    await stage.agent()
+    [task] = await stage.submit()
+    for _ in range(20):
+        assert await stage.push() == 1
+        await stage.later(3600)
+    view = await stage.engine.show(task)
+    assert (view.status, view.error_class) == ("FAILED", "cannot_start")
+    assert await stage.push() == 0
+
+
+async def test_a_failing_gateway_is_left_alone_and_then_tried_once(stage: Stage) -> None:
+    stage.gateway.answer = always(503)
+    await stage.agent()
+    await stage.submit(12)
+    dispatcher = stage.another(dispatch_per_s=4)
+    for _ in range(3):
+        assert await stage.push(dispatcher) == 1
+        stage.clock.advance(1)
+    state = await stage.state()
+    assert state.failures == 3
+    assert state.closed_until == stage.clock.now()  # a second after the third failure
+    assert worst([state], stage.clock.now() - timedelta(seconds=0.5)) == "unreachable"
+    for rest in (2, 4, 8, 16, 32, 60, 60):
+        stage.clock.advance(0.001)
+        assert await stage.push(dispatcher) == 1, "one try"
+        assert await stage.push(stage.another()) == 0, "for all coordinators"
+        state = await stage.state()
+        assert state.closed_until == stage.clock.now() + timedelta(seconds=rest)
+        stage.clock.advance(rest)
+    stage.gateway.answer = None
+    assert await stage.push() == 1
+    state = await stage.state()
+    assert (state.failures, state.closed_until, state.last_error) == (0, None, None)
+    assert state.word(stage.clock.now()) == "connected"
+    await stage.engine.upkeep.promote_once("promoter")
+    assert await stage.push() > 1
+
+
+async def test_of_two_that_want_to_try_a_gateway_one_does(stage: Stage) -> None:
+    stage.gateway.answer = always(503)
+    await stage.agent()
+    await stage.submit(5)
+    dispatcher = stage.another(dispatch_per_s=4)
+    for _ in range(3):
+        await stage.push(dispatcher)
+        stage.clock.advance(1)
+    before = [await stage.state()]
+    late = Dispatching(stage.engine.system)
+
+    async def states() -> list[GatewayState]:
+        return before
+
+    late.gateways.states = states  # type: ignore[method-assign]
+    assert await stage.push() == 1
+    asked = len(stage.gateway.spawned)
+    other = stage.another()
+    other._engine = late
+    await stage.push(other)
+    assert len(stage.gateway.spawned) == asked
+    counts = await stage.engine.counts()
+    assert (counts["ASSIGNED"], counts["PENDING"]) == (0, 1), "it was given back"
+
+
+async def test_failures_at_once_count_until_the_gateway_is_left_alone(stage: Stage) -> None:
+    stage.gateway.answer = always(500)
+    await stage.agent()
+    tasks = await stage.submit(10)
+    assert await stage.push() == 10
+    assert (await stage.state()).failures == 3
+    for task in tasks:
+        assert (await row_of(stage.engine, task)).tries == 0
+
+
+async def test_every_workspace_has_its_turn(stage: Stage) -> None:
+    def target(workspace: int, number: int) -> Target:
+        profile = AgentProfile(id=UUID(int=number), workspace=UUID(int=workspace), name="a")
+        return Target(profile, None)
+
+    many = [target(1, number) for number in range(10)]
+    few = [target(2, 20), target(3, 30)]
+    for turn in range(6):
+        first = [each.agent.workspace.int for each in in_turn([*many, *few], turn)[:3]]
+        assert sorted(first) == [1, 2, 3]
+    starts = {in_turn([*many, *few], turn)[0].agent.workspace.int for turn in range(6)}
+    assert starts == {1, 2, 3}
+
+
+@pytest.mark.parametrize("cap", [0.5, 1, 1.5, 3, 7, 9, 20, 101, 1000.0])
+def test_no_second_sees_more_than_the_cap(cap: float) -> None:
+    pace, clock = Pace(cap), ManualClock()
+    granted = []
+    for step in range(4000):
+        if n := pace.left(clock.now()):
+            granted += [clock.elapsed()] * n
+            pace.grant(n, clock.now())
+        assert pace.wait_s(clock.now()) >= 0
+        clock.advance(0.001 * (1 + step % 7))
+    seconds = max(1.0, 1 / cap)
+    most = max(1, int(cap * seconds))
+    for index, first in enumerate(granted):
+        if index + most < len(granted):
+            assert granted[index + most] - first >= seconds - 1e-6
+    assert len(granted) >= 0.4 * cap * clock.elapsed()

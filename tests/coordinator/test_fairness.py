@@ -1,0 +1,142 @@
+"""One workspace's backlog does not delay another's."""
+
+from uuid import UUID
+
+import pytest
+from tests.contract.conftest import LEASE_S, ManualClock, Raw, opened, profile
+
+from tenuto.coordinator.coordinator import Coordinator
+from tenuto.engine.claim import Work
+from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
+from tenuto.engine.upkeep import BATCH
+from tenuto.model.submission import NewTask
+from tenuto.settings import Settings
+from tenuto.store.protocol import Store
+
+BACKLOG = 20_000
+SETTINGS = Settings(heartbeat_s=5, tick_s=2)
+
+
+async def due(engine: Engine, clock: ManualClock, n: int) -> UUID:
+    """So many tasks whose time comes in a second; the last one's id."""
+    when = clock.now().replace(microsecond=0)
+    last = None
+    for start in range(0, n, 1000):
+        news = [
+            NewTask(title="later", run_at=when.replace(second=when.second + 1))
+            for _ in range(min(1000, n - start))
+        ]
+        last = (await engine.submit_many(news))[-1].id
+    assert last is not None
+    return last
+
+
+async def test_a_small_workspace_is_promoted_in_the_same_cycle(
+    database_url: str, clock: ManualClock, raw: Raw
+) -> None:
+    async with opened(database_url, clock) as store:
+        big, small = Engine(store), Engine(store, workspace=await raw.workspace(2))
+        await due(big, clock, BACKLOG)
+        clock.advance(2)
+        mine = await due(small, clock, 1)
+        clock.advance(60)
+        coordinator = Coordinator(big, SETTINGS, {}, "one")
+        counts = await coordinator.cycle_once()
+        assert (await small.show(mine)).status == "PENDING"
+        assert BATCH < counts.promoted < BACKLOG, "the cycle is bounded, and not one batch only"
+        left = await raw.value("select count(*) from task where due_at is not null")
+        assert left == BACKLOG + 1 - counts.promoted
+
+
+async def test_without_turns_it_would_have_waited(
+    database_url: str, clock: ManualClock, raw: Raw
+) -> None:
+    async with opened(database_url, clock) as store:
+        big, small = Engine(store), Engine(store, workspace=await raw.workspace(2))
+        await due(big, clock, BATCH + 1)
+        clock.advance(2)
+        mine = await due(small, clock, 1)
+        clock.advance(60)
+        assert await big.upkeep.promote_once("promoter") == BATCH
+        assert (await small.show(mine)).status == "WAITING"
+        assert await big.upkeep.promote_in_turns("promoter") == 2
+        assert (await small.show(mine)).status == "PENDING"
+        assert await big.upkeep.promote_in_turns("promoter") == 0
+
+
+async def test_each_workspace_gets_its_share(
+    database_url: str, clock: ManualClock, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 10)
+    async with opened(database_url, clock) as store:
+        numbers = (3, 4, 5)
+        engines = [Engine(store, workspace=await raw.workspace(number)) for number in numbers]
+        for engine, n in zip(engines, (30, 3, 2), strict=True):
+            await due(engine, clock, n)
+        clock.advance(60)
+        rounds = []
+        while await engines[0].upkeep.promote_in_turns("promoter"):
+            rounds.append(
+                [(await engine.query.counts(engine.workspace))["PENDING"] for engine in engines]
+            )
+        assert rounds[0] == [3, 3, 2]
+        assert rounds[-1] == [30, 3, 2]
+
+
+async def test_more_workspaces_than_a_batch_holds_all_have_their_turn(
+    database_url: str, clock: ManualClock, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 2)
+    async with opened(database_url, clock) as store:
+        engines = [Engine(store, workspace=await raw.workspace(number)) for number in range(2, 7)]
+        for engine in engines:
+            await due(engine, clock, 2)
+        clock.advance(60)
+        seen = []
+        for _ in range(3):
+            await engines[0].upkeep.promote_in_turns("promoter")
+            seen.append([(await each.query.counts(each.workspace))["PENDING"] for each in engines])
+        assert seen == [[1, 1, 0, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 1, 2]], (
+            "the last has the batch alone"
+        )
+
+
+async def held(store: Store, workspace: UUID, n: int) -> UUID:
+    """So many tasks of a workspace that a worker holds; the last one's id."""
+    engine = Engine(store, workspace=workspace)
+    await engine.submit_many([NewTask(title="held") for _ in range(n)])
+    agent = await engine.register_agent(profile(id=engine.clock.new_id(), workspace=workspace))
+    works: list[Work] = []
+    while len(works) < n:
+        works += await engine.claim(agent, f"host:{workspace}:w", min(200, n - len(works)), LEASE_S)
+    return max(work.fence.task for work in works)
+
+
+async def test_leases_are_ended_in_turns(
+    database_url: str, clock: ManualClock, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 10)
+    async with opened(database_url, clock) as store:
+        other = await raw.workspace(2)
+        await held(store, DEFAULT_WORKSPACE, 50)
+        clock.advance(0.01)
+        mine = await held(store, other, 2)
+        clock.advance(LEASE_S + 1)
+        big, small = Engine(store), Engine(store, workspace=other)
+        assert await big.upkeep.expire_once("reaper") == 10
+        assert (await small.show(mine)).status == "RUNNING"
+        assert await big.upkeep.expire_in_turns("reaper") == 10
+        assert (await small.show(mine)).status == "RETRY_WAIT"
+        done = [await big.upkeep.expire_in_turns("reaper") for _ in range(5)]
+        assert done == [10, 10, 10, 2, 0]
+        assert await big.upkeep.audit() == []
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def raw(database_url: str) -> Raw:
+    return Raw(database_url)

@@ -1,0 +1,280 @@
+"""Sessions at gateways: who ends them, when, and what is known of it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.contract.conftest import row_of
+from tests.coordinator.pushing import SETTINGS, Stage, staged
+from tests.coordinator.stub_gateway import session
+from tests.waiting import eventually
+
+from tenuto.engine.dispatch import Dispatching, Left
+
+
+@pytest.fixture
+async def stage(database_url: str) -> AsyncIterator[Stage]:
+    async with staged(database_url) as made:
+        yield made
+
+
+async def test_a_kill_of_an_old_session_does_not_end_a_new_one(stage: Stage) -> None:
+    await stage.agent(max_concurrent=2)
+    [task] = await stage.submit(max_attempts=5)
+    await stage.push()
+    await stage.later(91)
+    await stage.push()
+    await stage.push()
+    assert (await row_of(stage.engine, task)).attempt == 2
+    await stage.engine.cancel(task)
+    dispatching = Dispatching(stage.engine.system)
+    old = Left(task, 1, "gateway:default", "old")
+    await dispatching.stopped(old, {"state": "killed"}, "test")
+    assert await stage.status(task) == "RUNNING"
+    await dispatching.stopped(Left(task, 2, "gateway:default", "new"), {"state": "killed"}, "test")
+    assert await stage.status(task) == "CANCELLED"
+
+
+async def test_a_cancel_kills_the_session_with_a_receipt(stage: Stage) -> None:
+    await stage.agent()
+    [task] = await stage.submit()
+    await stage.push()
+    key = (await row_of(stage.engine, task)).session_key
+    await stage.engine.cancel(task, "enough")
+    assert await stage.push(stage.another()) == 1, "by a coordinator that did not spawn it"
+    assert stage.gateway.killed == [key]
+    assert await stage.status(task) == "CANCELLED"
+    [attempt] = await stage.engine.attempts(task)
+    assert attempt.receipt == {
+        "state": "killed",
+        "how": "gateway default",
+        "session": key,
+        "at": stage.clock.now().isoformat(),
+    }
+    assert await stage.push() == 0
+
+
+async def test_a_session_that_the_gateway_does_not_know_is_gone(stage: Stage) -> None:
+    stage.gateway.kill_status = 404
+    await stage.agent()
+    [task] = await stage.submit()
+    await stage.push()
+    await stage.engine.cancel(task)
+    await stage.push()
+    [attempt] = await stage.engine.attempts(task)
+    assert (attempt.receipt or {})["state"] == "gone"
+
+
+async def test_a_kill_that_fails_is_tried_again(stage: Stage) -> None:
+    await stage.agent()
+    [task] = await stage.submit()
+    await stage.push()
+    await stage.engine.cancel(task)
+    stage.gateway.kill_status = 500
+    assert await stage.push() == 1
+    assert await stage.status(task) == "RUNNING"
+    stage.gateway.kill_status = 200
+    assert await stage.push() == 1
+    assert await stage.status(task) == "CANCELLED"
+
+
+async def test_a_pause_leaves_time_for_a_checkpoint(stage: Stage) -> None:
+    await stage.agent()
+    [task] = await stage.submit()
+    await stage.push()
+    await stage.engine.pause(task)
+    assert await stage.push() == 0
+    await stage.engine.checkpoint(stage.fences[task], {"half": True})
+    stage.clock.advance(SETTINGS.grace_s)
+    assert await stage.push() == 1
+    row = await row_of(stage.engine, task)
+    assert (row.status, row.tries, row.checkpoint_seq) == ("PAUSED", 0, 1)
+    await stage.engine.resume(task)
+    await stage.push()
+    assert stage.gateway.spawned[-1]["context"]["checkpointData"] == {"half": True}
+
+
+async def test_a_cancel_before_the_session_is_told(stage: Stage) -> None:
+    """The session is killed when its gateway has told it; one that never began needs no kill."""
+    held, go = asyncio.Event(), asyncio.Event()
+
+    async def answer() -> tuple[int, bytes]:
+        held.set()
+        await go.wait()
+        return session("late") if len(stage.gateway.spawned) == 1 else (500, b"")
+
+    stage.gateway.answer = answer
+    await stage.agent()
+    for status, killed in (("killed", ["late"]), ("not_started", ["late"])):
+        [task] = await stage.submit()
+        await stage.dispatcher.once()
+        await held.wait()
+        await stage.engine.cancel(task)
+        go.set()
+        await stage.dispatcher.settle(30)
+        await stage.push()
+        assert await stage.status(task) == "CANCELLED"
+        [attempt] = await stage.engine.attempts(task)
+        assert (attempt.receipt or {})["state"] == status
+        assert stage.gateway.killed == killed
+        held.clear()
+        go.clear()
+
+
+async def test_a_session_told_too_late_is_killed(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    held, go = asyncio.Event(), asyncio.Event()
+
+    async def answer() -> tuple[int, bytes]:
+        held.set()
+        await go.wait()
+        return session(f"session {len(stage.gateway.spawned)}")
+
+    stage.gateway.answer = answer
+    await stage.agent()
+    [task] = await stage.submit()
+    await stage.dispatcher.once()
+    await held.wait()
+    await stage.later(61)
+    with caplog.at_level(logging.WARNING, "tenuto.dispatch"):
+        go.set()
+        await stage.dispatcher.settle(30)
+    assert "conflict: attempt 1" in caplog.text
+    assert stage.gateway.killed == ["session 1"]
+    assert await stage.outcomes(task) == ["STALLED"]
+    await stage.push()
+    row = await row_of(stage.engine, task)
+    assert (row.status, row.attempt, row.session_key) == ("RUNNING", 2, "session 2")
+
+
+async def test_a_session_that_reports_before_its_gateway_does(stage: Stage) -> None:
+    await stage.agent()
+    held, go = asyncio.Event(), asyncio.Event()
+
+    async def answer() -> tuple[int, bytes]:
+        held.set()
+        await go.wait()
+        return session("eager")
+
+    stage.gateway.answer = answer
+    [task] = await stage.submit()
+    await stage.dispatcher.once()
+    await held.wait()
+    await stage.engine.progress(stage.fences[task], 50)
+    await stage.engine.begin(stage.fences[task])
+    await stage.engine.complete(stage.fences[task], {"done": True})
+    go.set()
+    await stage.dispatcher.settle(30)
+    assert await stage.status(task) == "COMPLETED"
+    assert stage.gateway.killed == []
+    trail = [event.new_status for event in await stage.engine.events(task)]
+    assert trail == ["PENDING", "ASSIGNED", "RUNNING", "COMPLETED"]
+
+
+async def test_a_lost_session_is_killed_before_its_place_is_free(stage: Stage) -> None:
+    await stage.agent(max_concurrent=1)
+    [task] = await stage.submit(max_attempts=5)
+    await stage.push()
+    first = (await row_of(stage.engine, task)).session_key
+    await stage.gateway.close()
+    await stage.later(91)
+    await stage.later(0)
+    assert await stage.outcomes(task) == ["STALLED"]
+    assert await stage.push() == 1, "the kill, which the gateway does not answer"
+    assert await stage.status(task) == "PENDING"
+    await stage.gateway.open()
+    assert await stage.push() == 1
+    assert stage.gateway.killed == [first]
+    assert await stage.push() == 1
+    assert await stage.status(task) == "RUNNING"
+    attempts = await stage.engine.attempts(task)
+    assert (attempts[0].receipt or {})["state"] == "killed"
+
+
+async def test_a_gateway_that_was_left_alone_is_tried_by_a_kill_too(stage: Stage) -> None:
+    """Else an agent whose places are all taken by lost sessions would wait for ever."""
+    await stage.agent(max_concurrent=1)
+    await stage.submit(2, max_attempts=5)
+    await stage.push()
+    await stage.gateway.close()
+    await stage.later(91)
+    await stage.later(0)
+    for _ in range(3):
+        assert await stage.push() == 1
+    assert (await stage.state()).failures == 3
+    assert await stage.push() == 0
+    await stage.gateway.open()
+    stage.clock.advance(2)
+    assert await stage.push() == 1
+    assert (await stage.state()).failures == 0
+    assert await stage.push() == 1
+
+
+async def test_a_session_nobody_ever_knew_is_given_up_in_the_end(stage: Stage) -> None:
+    """A coordinator died between the spawn and the word of it, and the task was cancelled."""
+    await stage.agent(max_concurrent=1)
+    [task] = await stage.submit()
+    held = asyncio.Event()
+
+    async def answer() -> tuple[int, bytes]:
+        held.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    stage.gateway.answer = answer
+    dying = stage.another()
+    await dying.once()
+    await held.wait()
+    await stage.engine.cancel(task)
+    await dying.settle(0)
+    await stage.later(61)
+    await stage.later(61)
+    assert await stage.status(task) == "CANCELLED"
+    stage.gateway.answer = None
+    [other] = await stage.submit()
+    assert await stage.push() == 0, "its place is not free"
+    stage.clock.advance(301)
+    await stage.push()
+    await stage.push()
+    assert await stage.status(other) == "RUNNING"
+
+
+async def test_only_hints_of_lanes_for_its_agents_wake_it(stage: Stage) -> None:
+    await stage.agent(task_tags=("mine",))
+    [other] = await stage.submit(task_tags=["other"])
+    [mine] = await stage.submit(task_tags=["mine"])
+    await stage.push()
+    lanes = [(await row_of(stage.engine, task)).lane for task in (mine, other)]
+    topics = [f"lane:{lanes[0]}", f"lane:{lanes[1]}", "lane:1", "worker:host:1:x", "flow"]
+    woken = []
+    for topic in [*topics, "worker:gateway:default", "*"]:
+        stage.dispatcher._poke.clear()
+        stage.dispatcher._heard(topic)
+        woken.append(stage.dispatcher._poke.is_set())
+    assert woken == [True, False, True, False, False, True, True]
+
+
+async def test_a_hint_has_a_task_pushed_at_once(stage: Stage) -> None:
+    await stage.agent()
+    dispatcher = stage.another(poll_s=3600.0)
+    stop, clock = asyncio.Event(), stage.clock
+    asleep = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        if seconds > 60:
+            asleep.set()
+            await stop.wait()
+
+    clock.sleep = sleep  # type: ignore[method-assign]
+    running = asyncio.create_task(dispatcher.run(stop))
+    await asleep.wait()
+    [task] = await stage.submit()
+
+    async def runs() -> bool:
+        return await stage.status(task) == "RUNNING"
+
+    await eventually(runs)
+    stop.set()
+    await running

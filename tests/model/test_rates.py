@@ -1,0 +1,137 @@
+"""Rate limits: what is left of requests and tokens, when more is, and who gets it."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenuto.model import rates
+from tenuto.model.errors import Invalid
+from tenuto.model.rates import RateLimit
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def limit(**fields: Any) -> RateLimit:
+    return RateLimit(**{"name": "l", "provider": "p", **fields})
+
+
+def later(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "account", "applies"),
+    [
+        ({"provider": "anthropic"}, "anthropic/opus", None, True),
+        ({"provider": "anthropic"}, "openai/gpt", None, False),
+        ({"provider": "anthropic"}, "anthropic", None, False),
+        ({"provider": "anthropic"}, None, None, False),
+        ({"provider": "anthropic", "model": "opus"}, "anthropic/opus", "a", True),
+        ({"provider": None, "model": "anthropic/opus"}, "anthropic/opus", None, True),
+        ({"provider": None, "model": "opus"}, "opus", None, True),
+        ({"provider": "anthropic", "model": "opus"}, "anthropic/haiku", None, False),
+        ({"provider": "a", "model": "b/c"}, "a/b/c", None, True),
+        ({"provider": "anthropic", "account": "a"}, "anthropic/opus", "a", True),
+        ({"provider": "anthropic", "account": "a"}, "anthropic/opus", None, False),
+        ({"provider": None, "account": "a"}, None, "a", True),
+    ],
+)
+def test_a_limit_holds_for_what_it_names(
+    fields: dict[str, Any], model: str | None, account: str | None, applies: bool
+) -> None:
+    assert limit(**fields).applies(model, account) is applies
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"requests_per_minute": None},
+        {"requests_per_minute": 0},
+        {"tokens_per_minute": -1},
+        {"provider": None},
+        {"provider": " "},
+        {"name": ""},
+        {"name": "x" * 101},
+        {"model": "\x00"},
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(Invalid):
+        limit(**{"requests_per_minute": 1, **fields}).check()
+
+
+@given(
+    per_minute=st.integers(1, 30),
+    asks=st.lists(st.tuples(st.floats(0, 40), st.integers(1, 40)), max_size=60),
+)
+def test_no_sixty_seconds_have_more_requests_than_the_limit(
+    per_minute: int, asks: list[tuple[float, int]]
+) -> None:
+    wanted = limit(requests_per_minute=per_minute)
+    usage, now = rates.fresh(wanted, NOW), NOW
+    made: list[tuple[datetime, int]] = []
+    for pause, number in asks:
+        now += timedelta(seconds=pause)
+        got = min(number, rates.requests_left(wanted, usage, now))
+        if got:
+            usage = rates.with_requests(usage, now, got)
+            made.append((now, got))
+        opens = rates.opens_at(wanted, usage, now)
+        assert (opens == now) == (rates.requests_left(wanted, usage, now) > 0)
+        assert rates.requests_left(wanted, usage, opens) > 0
+        window = [n for at, n in made if now - rates.MINUTE < at <= now]
+        assert sum(window) <= per_minute
+        assert len(usage.taken) <= 61
+
+
+def test_all_of_a_minute_may_come_at_once_and_comes_back_after_sixty_seconds() -> None:
+    wanted = limit(requests_per_minute=3)
+    usage = rates.with_requests(rates.fresh(wanted, NOW), NOW, 3)
+    assert rates.requests_left(wanted, usage, later(59.999999)) == 0
+    assert rates.opens_at(wanted, usage, later(10)) == later(60)
+    assert rates.requests_left(wanted, usage, later(60)) == 3
+
+
+def test_a_clock_that_steps_back_gives_nothing_away() -> None:
+    wanted = limit(requests_per_minute=2)
+    usage = rates.with_requests(rates.fresh(wanted, NOW), later(5), 1)
+    usage = rates.with_requests(usage, later(1), 1)
+    assert rates.requests_left(wanted, usage, later(61.5)) == 0
+    assert rates.requests_left(wanted, usage, later(65)) == 2
+
+
+def test_tokens_are_paid_back_before_the_next_request() -> None:
+    wanted = limit(tokens_per_minute=600)
+    usage = rates.fresh(wanted, NOW)
+    assert rates.requests_left(wanted, usage, NOW) > 0
+    usage = rates.with_tokens(wanted, usage, NOW, 1800)
+    assert rates.tokens_left(wanted, usage, NOW) == -1200
+    assert rates.requests_left(wanted, usage, later(120)) == 0
+    opens = rates.opens_at(wanted, usage, later(30))
+    assert later(120) < opens < later(120.2)
+    assert rates.requests_left(wanted, usage, opens) > 0
+    assert rates.tokens_left(wanted, usage, later(100_000)) == 600
+
+
+def test_a_changed_limit_keeps_what_was_used() -> None:
+    before = limit(requests_per_minute=5, tokens_per_minute=60)
+    usage = rates.with_requests(rates.fresh(before, NOW), NOW, 4)
+    usage = rates.with_tokens(before, usage, NOW, 100)
+    after = limit(requests_per_minute=6, tokens_per_minute=6000)
+    now = rates.adjusted(before, after, usage, NOW)
+    assert rates.tokens_left(after, now, NOW) == -40
+    assert rates.requests_left(limit(requests_per_minute=6), now, NOW) == 2
+    only = limit(requests_per_minute=5)
+    new = rates.adjusted(only, after, rates.fresh(only, NOW), NOW)
+    assert rates.tokens_left(after, new, NOW) == 6000
+
+
+def test_shares_go_by_rank_and_no_limit_is_overdrawn() -> None:
+    heads = {(): [1, 4, 9], ("a",): [2, 3, 5], ("a", "b"): [0, 6]}
+    left = {"a": 2, "b": 1}
+    assert rates.shared_out(heads, left, 10) == {(): 3, ("a",): 1, ("a", "b"): 1}
+    assert rates.shared_out(heads, left, 2) == {(): 1, ("a",): 0, ("a", "b"): 1}
+    assert rates.shared_out(heads, {"a": 9, "b": 0}, 10) == {(): 3, ("a",): 3, ("a", "b"): 0}

@@ -1,0 +1,96 @@
+"""What silence leads to, and whose word on an agent holds: by the model alone."""
+
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenuto.model import registry
+from tenuto.model.errors import Invalid
+from tenuto.model.matching import AgentProfile
+from tenuto.model.registry import LOOK_AGAIN, Verdict, merged, on_due, rules_of, seen_as
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+AGAIN = NOW + LOOK_AGAIN
+PLAIN = AgentProfile(id=UUID(int=1), workspace=UUID(int=2), name="a")
+STATUSES = ("IDLE", "WORKING", "DRAINING", "STALE", "ERROR", "TERMINATED")
+
+
+@pytest.mark.parametrize(
+    ("status", "running", "lost", "expected"),
+    [
+        ("IDLE", 0, False, Verdict("STALE", "agent_stale", "WARN")),
+        ("IDLE", 2, False, Verdict("STALE", "agent_stale", "WARN", AGAIN)),
+        ("WORKING", 2, True, Verdict("STALE", "agent_stale", "WARN", AGAIN)),
+        ("IDLE", 0, True, Verdict("ERROR", "agent_error", "ERROR")),
+        ("STALE", 1, True, Verdict("STALE", due_at=AGAIN)),
+        ("STALE", 0, True, Verdict("ERROR", "agent_error", "ERROR")),
+        ("STALE", 0, False, Verdict("STALE")),
+        ("DRAINING", 1, True, Verdict("DRAINING", due_at=AGAIN)),
+        ("DRAINING", 0, True, Verdict("TERMINATED", "agent_terminated")),
+        ("ERROR", 1, True, Verdict("ERROR")),
+        ("TERMINATED", 1, False, Verdict("TERMINATED")),
+    ],
+)
+def test_what_becomes_of_an_agent_whose_time_has_come(
+    status: str, running: int, lost: bool, expected: Verdict
+) -> None:
+    assert on_due(status, running, NOW, lost=lost) == expected
+
+
+@given(st.sampled_from(STATUSES), st.integers(0, 3), st.booleans())
+def test_a_look_is_noted_when_the_status_is_new_and_only_then(
+    status: str, running: int, lost: bool
+) -> None:
+    verdict = on_due(status, running, NOW, lost=lost)
+    assert (verdict.kind is not None) == (verdict.status != status)
+    again = on_due(verdict.status, running, NOW, lost=lost)
+    assert again.kind is None or verdict.status != status  # nothing is noted for ever
+
+
+def test_working_and_stale_are_seen() -> None:
+    late = NOW - timedelta(seconds=1)
+    assert seen_as("IDLE", 0, None, NOW) == "IDLE"
+    assert seen_as("IDLE", 1, NOW, NOW) == "WORKING"
+    assert seen_as("WORKING", 1, late, NOW) == "STALE"
+    assert seen_as("DRAINING", 1, late, NOW) == "DRAINING"
+
+
+def test_a_worker_brings_how_and_not_what() -> None:
+    kept = msgspec.structs.replace(
+        PLAIN, runtimes=("http",), task_types=("x", "y"), max_concurrent=1, capabilities=("git",)
+    )
+    brought = AgentProfile(
+        id=UUID(int=9),
+        workspace=UUID(int=2),
+        name="a",
+        runtimes=("function",),
+        task_types=("y", "z"),
+        max_concurrent=None,
+        capabilities=("root",),
+        accept_commands=True,
+    )
+    wanted = msgspec.structs.replace(kept, runtimes=("function",), task_types=("y",))
+    assert merged(kept, brought) == wanted
+
+
+def test_rules_by_their_words() -> None:
+    assert rules_of(["all", "exact", "superset"]) == ("superset", "exact")
+    for bad in ([], ["some"]):
+        with pytest.raises(Invalid):
+            rules_of(bad)
+
+
+def test_what_no_agent_can_be_is_refused() -> None:
+    for change in (
+        {"name": " "},
+        {"task_tags": ("x" * 300,)},
+        {"skills": ("a",) * 1001},
+        {"max_concurrent": 0},
+        {"region": "\x00"},
+    ):
+        with pytest.raises(Invalid):
+            registry.checked(msgspec.structs.replace(PLAIN, **change))

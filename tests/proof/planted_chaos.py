@@ -1,0 +1,111 @@
+"""Faults planted in the processes of a chaos run, to see that the run finds them.
+
+    python -m tests.proof.planted_chaos NAME MODULE WORDS...
+
+runs a module with production's rules but for one.
+"""
+
+import asyncio
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from tenuto.engine import rows, submit, upkeep
+from tenuto.loop import wait_any
+from tenuto.model import changes, commands
+from tenuto.model.errors import TenutoError
+from tenuto.model.submission import NewTask
+from tenuto.model.task import Change, Task
+from tenuto.store import sql
+from tenuto.store.protocol import Statement
+
+PLANTS: dict[str, Callable[[], None]] = {}
+GUARDS = {
+    sql.SQLITE: """where (task.id, task.attempt, task.lease_token) in
+  (select done.id, done.attempt, done.token from {rows:done})""",
+    sql.POSTGRES: (
+        "where task.id = done.id and task.attempt = done.attempt and task.lease_token = done.token"
+    ),
+}
+OWNER_ONLY = {
+    sql.SQLITE: "where task.id in (select done.id from {rows:done} where done.token <> '')",
+    sql.POSTGRES: "where task.id = done.id and done.attempt > 0 and done.token <> ''",
+}
+
+
+def plant(function: Callable[[], None]) -> Callable[[], None]:
+    PLANTS[function.__name__] = function
+    return function
+
+
+@plant
+def complete_guarded_by_owner() -> None:
+    """The right agent is enough, though it may be its attempt before."""
+    for dialect, guard in GUARDS.items():
+        queries = sql.load(dialect)
+        before = queries["complete_if_owned"]
+        steps = tuple(
+            msgspec.structs.replace(step, text=step.text.replace(guard, OWNER_ONLY[dialect]))
+            for step in before.steps
+        )
+        assert steps != before.steps, "the guard is spelled in another way"
+        queries["complete_if_owned"] = msgspec.structs.replace(before, steps=steps)
+
+
+@plant
+def expiry_not_audited() -> None:
+    """The reaper's changes leave no event."""
+    write = rows.write_changes
+
+    def silent(decided: Sequence[tuple[Change, commands.Command]]) -> Statement:
+        made = write(decided)
+        return msgspec.structs.replace(made, rows={**made.rows, "noted": []})
+
+    upkeep.write_changes = silent  # type: ignore[attr-defined]
+
+
+@plant
+def reaper_without_a_cap() -> None:
+    """A task is queued again though it has no try left."""
+
+    def never(task: Task, tries: int) -> bool:
+        del task, tries
+        return False
+
+    changes.spent = never
+
+
+@plant
+def acknowledged_before_the_commit() -> None:
+    """A submit is answered at once, and stored when there is time."""
+    many = submit.Submitting.many
+
+    async def eager(
+        self: submit.Submitting, news: Sequence[NewTask], *args: object, **kwargs: object
+    ) -> list[submit.Submitted]:
+        named = [msgspec.structs.replace(new, id=self._core.clock.new_id()) for new in news]
+
+        async def commit() -> None:
+            await wait_any([], 0.5, self._core.clock)
+            with suppress(TenutoError):
+                await many(self, named, *args, **kwargs)  # type: ignore[arg-type]
+
+        keeping = asyncio.get_running_loop().create_task(commit())
+        _LATER.add(keeping)
+        keeping.add_done_callback(_LATER.discard)
+        return [submit.Submitted(new.id) for new in named if new.id is not None]
+
+    submit.Submitting.many = eager  # type: ignore[method-assign]
+
+
+_LATER: set[asyncio.Task[None]] = set()
+
+
+if __name__ == "__main__":
+    name, module, *words = sys.argv[1:]
+    PLANTS[name]()
+    sys.argv = [module, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,0 +1,199 @@
+"""`orchestrate chaos`: short runs hold, planted faults are found, faults that never were are told.
+
+Longer ones by hand: `orchestrate chaos --minutes 10 --database postgresql:`.
+"""
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.proof.crash.system import PROGRAM, ROOT
+from tests.proof.planted_chaos import PLANTS
+from tests.services.postgres import PostgresServer, alive
+from tests.waiting import eventually_sync
+
+from tenuto.chaos.faults import POINTS as STRUCK
+from tenuto.chaos.plan import EVERY_S, ON_OWN_SERVER, Dice, Plan
+from tenuto.chaos.record import Record
+from tenuto.chaos.report import Report, document, lines
+from tenuto.chaos.run import perform
+from tenuto.crash import POINTS
+from tenuto.model.errors import Invalid
+
+HURRY = {"kill": 1.5, "stop": 1.0, "crash": 2.0, "cut": 2.0, "swallow": 1.0, "restart": 4.0}
+NONE_OF = "acknowledged tasks lost|tasks made twice|stale commits accepted|illegal transitions"
+
+
+def hold(report: Report) -> None:
+    assert report.holds, "\n".join(lines(report))
+    assert set(NONE_OF.split("|")) < set(report.verdict.breaches)
+    assert report.verdict.told["acknowledged"] == report.verdict.told["tasks"] > 0
+
+
+def chaos(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [str(PROGRAM), "chaos", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_a_run_on_sqlite_holds_without_a_leader() -> None:
+    done = chaos("--tasks", "150", "--no-leader", "--seed", "3", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told: dict[str, Any] = msgspec.json.decode(done.stdout)
+    assert told["holds"]
+    assert told["leader"] is False
+    assert told["verdict"]["told"]["acknowledged"] >= 150
+    assert set(told["verdict"]["breaches"].values()) == {0}
+    assert min(told["faults"][kind] for kind in ("kill", "stop", "crash")) > 0
+    assert "acknowledged" in done.stderr
+
+
+def test_a_run_on_a_private_postgres_holds_under_every_fault() -> None:
+    plan = Plan(tasks=150, database="postgresql:", seed=5, every_s=EVERY_S | HURRY)
+    report = perform(plan, lambda _: None)
+    hold(report)
+    assert set(report.faults) == set(ON_OWN_SERVER)
+    assert report.verdict.told["leases taken over"] > 0
+
+
+def test_a_database_of_its_own_on_the_users_server(postgres: PostgresServer) -> None:
+    url = postgres.create_database()
+    plan = Plan(
+        tasks=40, database=url, faults=("cut", "swallow"), every_s=HURRY, mixture={"short": 1}
+    )
+    report = perform(plan, lambda _: None)
+    hold(report)
+    listed = postgres_names(postgres)
+    assert not [name for name in listed if name.startswith("tenuto_chaos")]
+    postgres.drop_database(url)
+
+
+def postgres_names(server: PostgresServer) -> list[str]:
+    command = [str(server._binaries / "psql"), "-XAt", "-d", server.url("postgres")]
+    asked = [*command, "-c", "select datname from pg_database"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+
+
+WRONG = {
+    "complete_guarded_by_owner": "stale commits accepted",
+    "expiry_not_audited": "audit mismatches",
+    "reaper_without_a_cap": "tries above the limit|tasks stuck|tasks that ended otherwise",
+    "acknowledged_before_the_commit": "acknowledged tasks lost",
+}
+UNDER: dict[str, dict[str, Any]] = {
+    "complete_guarded_by_owner": {
+        "faults": ("stop",),
+        "victims": ("worker",),
+        "mixture": {"long": 1},
+        "tasks": 250,
+        "rate": 15.0,
+    },
+    "expiry_not_audited": {"faults": ("kill",), "victims": ("worker",), "mixture": {"long": 1}},
+    "reaper_without_a_cap": {"faults": ("kill",), "mixture": {"poison": 1, "short": 9}},
+    "acknowledged_before_the_commit": {
+        "faults": ("kill",),
+        "victims": ("client",),
+        "mixture": {"short": 1},
+    },
+}
+
+
+def test_every_plant_is_tried() -> None:
+    assert set(PLANTS) == set(WRONG) == set(UNDER)
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    options: dict[str, Any] = {"tasks": 60, "every_s": HURRY, "rest_s": 8.0} | UNDER[name]
+    staff = {"worker": 3, "coordinator": 1, "client": 1}
+    program = ("tests.proof.planted_chaos", name)
+    report = perform(Plan(program=program, staff=staff, **options), lambda _: None)
+    assert not report.holds
+    found = [kind for kind, cases in report.verdict.breaches.items() if cases]
+    assert set(found) & set(WRONG[name].split("|")), "\n".join(lines(report))
+
+
+def test_a_fault_that_never_happened_makes_the_run_invalid() -> None:
+    plan = Plan(minutes=0.05, faults=("stop",), every_s={"stop": 1000.0}, mixture={"short": 1})
+    report = perform(plan, lambda _: None)
+    assert report.verdict.holds
+    assert not report.holds
+    assert report.missing == ["stop"]
+    assert "INVALID: never happened: stop" in lines(report)
+    assert document(report)["holds"] is False
+
+
+def test_a_fault_that_cannot_be_is_refused() -> None:
+    with pytest.raises(Invalid, match="restart"):
+        perform(Plan(faults=("restart",)), lambda _: None)
+    refused = chaos("--faults", "flood")
+    assert refused.returncode == 2
+    assert "no fault flood" in refused.stderr
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder with a short name: sockets of one with a long name would be elsewhere."""
+    with tempfile.TemporaryDirectory(prefix="proof-") as folder:
+        yield Path(folder)
+
+
+def test_ctrl_c_leaves_nothing(place: Path) -> None:
+    running = subprocess.Popen(
+        [str(PROGRAM), "chaos", "--minutes", "5"],
+        env={"PATH": "/usr/bin:/bin", "TMPDIR": str(place)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+    def children() -> list[int]:
+        text = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text()
+        return [int(pid) for pid in text.split()]
+
+    def busy() -> bool:
+        records = [*place.glob("tenuto-chaos-*/record")]
+        return bool(records and records[0].stat().st_size)
+
+    try:
+        eventually_sync(busy, 60)
+        started = children()
+        assert started
+        running.send_signal(signal.SIGINT)
+        assert running.wait(60) == 130
+    finally:
+        running.kill()
+        running.communicate()
+    eventually_sync(lambda: not any(alive(pid) for pid in started), 20)
+    assert [*place.iterdir()] == []
+
+
+def test_the_recorder_keeps_whole_lines_and_contradictions(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    path.write_text("ack c.1.short A\nstart A 1 0\nsave A 1 2\nstart A 2 1\nend A 2\nack c.1.sh")
+    record = Record(path).read()
+    assert record.acknowledged == {"c.1.short": "A"}
+    assert record.starts["A"] == 2
+    assert record.ended == {("A", 2)}
+    assert record.forgotten == ["A"]
+    with path.open("a") as file:
+        file.write("ort B\n")
+    assert record.read().contradicted == ["c.1.short"]
+
+
+def test_a_seed_decides() -> None:
+    first, second = Dice(7, "kill"), Dice(7, "kill")
+    rolls = [first.roll() for _ in range(100)]
+    assert rolls == [second.roll() for _ in range(100)]
+    assert rolls != [Dice(8, "kill").roll() for _ in range(100)]
+    assert len(set(rolls)) == 100
+    assert all(0 <= roll < 1 for roll in rolls)
+
+
+def test_crash_points_have_the_programs_names() -> None:
+    assert {point for points in STRUCK.values() for point in points} <= POINTS

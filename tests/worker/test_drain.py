@@ -1,0 +1,52 @@
+"""Workers that are asked to end: they take no more, finish or give back, and end well."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.proof.crash.inside import PATIENCE, working
+from tests.proof.crash.system import System, system
+from tests.waiting import eventually
+
+
+@pytest.fixture
+async def world(database_url: str, tmp_path: Path) -> AsyncIterator[System]:
+    async with system(database_url, tmp_path) as made:
+        yield made
+
+
+async def test_a_drained_worker_gives_back_and_exits_0(world: System) -> None:
+    process = world.worker("--slots", "2")
+    [task] = await world.submit(world.task("sleep 100"))
+    await world.in_status([task], "RUNNING")
+    [worker] = await eventually(world.engine.workers, PATIENCE)
+    await world.engine.drain_worker(worker.id)
+    assert await process.ended(PATIENCE + 20) == 0
+    await world.in_status([task], "PENDING")
+    assert await world.outcomes(task) == ["RELEASED"]
+    assert (await world.engine.show(task)).tries == 0
+    [worker] = await world.engine.workers()
+    assert worker.status == "STOPPED"
+
+
+async def test_an_agent_that_ends_is_left_alone_and_its_worker_lives(database_url: str) -> None:
+    async def work(ctx: Any) -> Any:
+        return ctx.input
+
+    async with working(database_url, {None: work}) as inside:
+        first = await inside.submit(input=1)
+        await inside.ended(first)
+        [worker] = await inside.engine.workers()
+        agents = await inside.engine.query.agents(inside.engine.workspace)
+        mine = agents[worker.agents[0]]
+        await inside.engine.terminate_agent(mine.id)
+        second = await inside.submit(input=2)
+        # Another look of the worker's that could have taken it has passed.
+        before = (await inside.engine.workers())[0].last_heartbeat
+
+        async def beaten() -> bool:
+            return (await inside.engine.workers())[0].last_heartbeat > before
+
+        await eventually(beaten, PATIENCE, 0.05)
+        assert (await inside.engine.show(second)).status == "PENDING"

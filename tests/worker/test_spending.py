@@ -1,0 +1,59 @@
+"""Handlers that say what they use, and are stopped when it is too much."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.proof.crash.inside import working
+from tests.waiting import eventually
+
+from tenuto.model.spending import Budget
+
+
+@pytest.mark.parametrize("kind", ["later", "now"])
+async def test_a_handler_says_what_it_used(database_url: str, kind: str) -> None:
+    async def later(ctx: Any) -> None:
+        await ctx.used(input_tokens=10, output_tokens=5, cost_usd=0.25, model="m")
+        await ctx.used(output_tokens=5)
+
+    def now(ctx: Any) -> None:
+        ctx.used(input_tokens=10, output_tokens=5, cost_usd=0.25, model="m")
+        ctx.used(output_tokens=5)
+
+    async with working(database_url, {"later": later, "now": now}) as inside:
+        view = await inside.ended(await inside.submit(task_type=kind))
+    assert (view.input_tokens, view.output_tokens, view.cost_usd) == (10, 10, 0.25)
+
+
+async def test_a_command_says_what_it_used(database_url: str) -> None:
+    report = 'echo "{\\"usage\\": {\\"inputTokens\\": 7, \\"costUsd\\": 0.5}}" >&3;'
+    async with working(database_url) as inside:
+        view = await inside.ended(await inside.shell(report * 2 + 'echo "{\\"usage\\": 1}" >&3'))
+        lines = await inside.transcript(view.id)
+    assert (view.status, view.input_tokens, view.cost_usd) == ("COMPLETED", 14, 1.0)
+    assert any("unreadable report" in line for line in lines)
+
+
+async def test_a_handler_over_its_budget_is_stopped_and_goes_on_later(database_url: str) -> None:
+    async def handler(ctx: Any) -> Any:
+        page = ctx.checkpoint or 0
+        while page < 5:
+            page += 1
+            await ctx.save(page)
+            await ctx.used(cost_usd=1.0)
+            if page == 3 and ctx.attempt == 1:
+                await asyncio.Event().wait()  # until it is stopped
+        return [page, ctx.attempt]
+
+    async with working(database_url, {"default": handler}) as inside:
+        task = await inside.submit(budget=Budget(cost_usd=2.5))
+
+        async def held() -> bool:
+            return (await inside.engine.show(task)).waiting_for == "budget"
+
+        await eventually(held)
+        [item] = await inside.engine.inbox.list()
+        await inside.engine.inbox.answer(item.id, approve=True, budget=Budget(cost_usd=50.0))
+        view = await inside.ended(task)
+    assert view.output == [5, 2]
+    assert (view.cost_usd, view.tries) == (5.0, 1)
