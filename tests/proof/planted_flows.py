@@ -235,6 +235,12 @@ def turn_kept(stack: ExitStack) -> None:
         yield Statement("groups_locked", {"ids": [group.id]})
         return group
 
+    def no_short_way(self: Cascade, group: Group) -> Script[bool]:
+        del self, group
+        yield from ()
+        return False
+
+    swap(stack, Cascade, "_pass_plainly", no_short_way)
     swap(stack, Cascade, "_pass_turn", keep)
 
 

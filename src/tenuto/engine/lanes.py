@@ -106,30 +106,26 @@ class Lanes:
                 self._touched[lane] = now
 
     async def _touch(self, missing: list[Requirements], now: datetime) -> None:
-        for workspace in {needs.workspace for needs in missing}:
-            wanted = {lane_id(each.key()) for each in missing if each.workspace == workspace}
+        rows = sorted((lane_id(needs.key()), needs.workspace, needs.key()) for needs in missing)
+        spaces = sorted({workspace for _, workspace, _ in rows})
+        for workspace in spaces:
             known = await self._load(workspace)
             if known.version == 0:
                 raise NotFound(f"no workspace {workspace}")
-            there = {lane.id for lane in known.lanes}
-            if len(wanted | there) > MAX_LANES and wanted - there:
-                raise _too_many()
-        rows = sorted((lane_id(needs.key()), needs.workspace, needs.key()) for needs in missing)
+            _check_room(known, {lane for lane, of, _ in rows if of == workspace})
 
         def script() -> Script[None]:
             yield Statement("lane_touch", {"now": now, "most": MAX_LANES}, {"wanted": rows})
 
         await self._store.once(script)
-        for needs in missing:
-            await self._check_room(needs)
-            lane = lane_id(needs.key())
-            self._ids[needs] = lane
-            self._touched[lane] = now
-
-    async def _check_room(self, needs: Requirements) -> None:
-        known = await self._load(needs.workspace)
-        if not any(lane.id == lane_id(needs.key()) for lane in known.lanes):
+        there: set[int] = set()
+        for workspace in spaces:
+            there |= {lane.id for lane in (await self._load(workspace)).lanes}
+        if any(lane not in there for lane, _, _ in rows):
             raise _too_many()
+        for needs in missing:
+            lane = self._ids[needs] = lane_id(needs.key())
+            self._touched[lane] = now
 
     async def eligible(self, agent: AgentProfile, now: datetime) -> Open:
         """The open lanes that the agent may take from; `Forbidden` when it is to take no more."""
@@ -268,6 +264,13 @@ def _as_managed(agent: AgentProfile, row: Row) -> AgentProfile:
         return agent
     told = msgspec.json.decode(row["profile"], type=AgentProfile)
     return msgspec.structs.replace(told, version=row["version"])
+
+
+def _check_room(known: _Known, wanted: set[int]) -> None:
+    """Raise `Invalid` when the workspace may not have all these lanes."""
+    there = {lane.id for lane in known.lanes}
+    if len(wanted | there) > MAX_LANES and wanted - there:
+        raise _too_many()
 
 
 def _too_many() -> Invalid:

@@ -85,7 +85,8 @@ def simulate(seed: int, plan: Plan | None = None, story: Story = Story()) -> Res
         scene.recorder.wrong("I24", str(error))
     finally:
         log.removeHandler(listener)
-        log.level, log.propagate = before
+        log.setLevel(before[0])  # by name: loggers below remember what is on
+        log.propagate = before[1]
         _clear(loop, scene.recorder)
     broken = scene.recorder.broken + check(scene.recorder, base, story.oracles)
     planned: Counter[str] = Counter(moment.act for moment in scene.plan.moments)
