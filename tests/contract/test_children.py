@@ -446,7 +446,7 @@ async def test_a_cancel_and_the_ends_of_children_at_the_same_moment(
 ) -> None:
     """One locks from above, the others from below: whoever comes second is refused or heard."""
     async with another() as other:
-        for number in range(50):
+        for number in range(12):
             fence, children = await parked(engine, "a", "b", "c")
             calls: list[Any] = [
                 engine.cancel(fence.task),

@@ -70,9 +70,9 @@ async def dump_postgres(raw: Raw) -> str:
     return "\n".join(lines) + "\n"
 
 
-async def test_the_schema_is_the_golden_one(database_url: str, clock: ManualClock) -> None:
-    raw = Raw(database_url)
-    async with opened(database_url, clock):
+async def test_the_schema_is_the_golden_one(empty_url: str, clock: ManualClock) -> None:
+    raw = Raw(empty_url)
+    async with opened(empty_url, clock):
         dumped = await (dump_sqlite if raw.path else dump_postgres)(raw)
     golden = GOLDEN / ("sqlite.sql" if raw.path else "postgres.sql")
     if os.environ.get("TENUTO_GOLDEN") == "write":
@@ -116,10 +116,10 @@ asyncio.run(main())
 """
 
 
-def test_eight_processes_migrate_once(database_url: str) -> None:
+def test_eight_processes_migrate_once(empty_url: str) -> None:
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PROCESS, database_url],
+            [sys.executable, "-c", PROCESS, empty_url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -145,8 +145,8 @@ def test_eight_processes_migrate_once(database_url: str) -> None:
     assert sorted(out for out, _ in told) == sorted(["[]\n"] * 7 + [f"{numbers}\n"])
 
 
-async def test_one_process_migrates_once(database_url: str, clock: ManualClock) -> None:
-    stores = [make_store(database_url, clock) for _ in range(4)]
+async def test_one_process_migrates_once(empty_url: str, clock: ManualClock) -> None:
+    stores = [make_store(empty_url, clock) for _ in range(4)]
     applied = await asyncio.gather(*(store.migrate() for store in stores))
     assert sorted(applied) == sorted([[], [], [], [m.number for m in schema.migrations()]])
     for store in stores:
@@ -168,8 +168,8 @@ async def test_a_migration_that_breaks_leaves_nothing(
     assert (await Engine(store).submit(new())).created
 
 
-async def test_an_empty_database_has_schema_zero(database_url: str, clock: ManualClock) -> None:
-    store = make_store(database_url, clock)
+async def test_an_empty_database_has_schema_zero(empty_url: str, clock: ManualClock) -> None:
+    store = make_store(empty_url, clock)
     try:
         assert await store.schema() == SchemaState(0, 0)
         assert await refusal(store.open()) == "schema_older"
