@@ -142,6 +142,7 @@ class Heart:
         stuck = [each for each in stopping if now - each.asked_at > limit and each.looks > enough]
         if stuck:
             log.error("%d handlers do not stop; ending this worker to stop them", len(stuck))
+            self._drain()  # what is given back must not be claimed here again
             await self._give_back(stuck)
             self._die()
 
