@@ -186,6 +186,14 @@ def test_the_recorder_keeps_whole_lines_and_contradictions(tmp_path: Path) -> No
     assert record.read().contradicted == ["c.1.short"]
 
 
+def test_a_zombie_that_begins_late_has_forgotten_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    path.write_text("save T 1 1\nstart T 3 1\nsave T 3 2\nstart T 2 1\nstart T 4 2\n")
+    assert Record(path).read().forgotten == []
+    path.write_text("save T 1 1\nstart T 3 1\nsave T 3 2\nstart T 4 1\n")
+    assert Record(path).read().forgotten == ["T"]
+
+
 def test_a_seed_decides() -> None:
     first, second = Dice(7, "kill"), Dice(7, "kill")
     rolls = [first.roll() for _ in range(100)]

@@ -6,7 +6,7 @@ writer leaves whole lines.
 """
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 FILE = "CHAOS_RECORD"
@@ -36,8 +36,8 @@ class Record:
         self.ended: set[tuple[str, int]] = set()
         """The executions that came to their end, by task and attempt."""
         self.forgotten: list[str] = []
-        """Tasks that were started with less than what had been saved before."""
-        self._saved: dict[str, int] = {}
+        """Tasks that an attempt was started on with less than an earlier one had saved."""
+        self._saved: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._read = 0
 
     def read(self) -> "Record":
@@ -56,13 +56,15 @@ class Record:
         if self.acknowledged.setdefault(key, task) != task:
             self.contradicted.append(key)
 
-    def _start(self, task: str, _attempt: str, checkpoint: str) -> None:
+    def _start(self, task: str, attempt: str, checkpoint: str) -> None:
+        # A zombie may begin long after later attempts have saved: only those before it count.
         self.starts[task] += 1
-        if int(checkpoint) < self._saved.get(task, 0):
+        before = [n for each, n in self._saved[task].items() if each < int(attempt)]
+        if int(checkpoint) < max(before, default=0):
             self.forgotten.append(task)
 
-    def _save(self, task: str, _attempt: str, checkpoint: str) -> None:
-        self._saved[task] = max(self._saved.get(task, 0), int(checkpoint))
+    def _save(self, task: str, attempt: str, checkpoint: str) -> None:
+        self._saved[task][int(attempt)] = int(checkpoint)
 
     def _end(self, task: str, attempt: str) -> None:
         self.ended.add((task, int(attempt)))
