@@ -15,8 +15,9 @@ help: ## Print this help
 demo: .venv/.installed ## Start Tenuto with example agents and tasks, and show where to look
 	.venv/bin/orchestrate up --demo
 
+# One more process than there are cores: many tests wait for processes of their own.
 test: check ## Check, then run every test; this is what CI runs
-	$(PY) -m pytest -n logical --maxprocesses 4 --dist loadgroup
+	$(PY) -m pytest -n $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist loadgroup
 
 check: lint ## Lint, formatting, types and import rules
 	$(PY) -m mypy
