@@ -33,7 +33,8 @@ NONE_OF = "acknowledged tasks lost|tasks made twice|stale commits accepted|illeg
 def hold(report: Report) -> None:
     assert report.holds, "\n".join(lines(report))
     assert set(NONE_OF.split("|")) < set(report.verdict.breaches)
-    assert report.verdict.told["acknowledged"] == report.verdict.told["tasks"] > 0
+    # A client that is killed between the commit and its note leaves a task that nobody heard of.
+    assert 0 < report.verdict.told["acknowledged"] <= report.verdict.told["tasks"]
 
 
 def chaos(*words: str) -> subprocess.CompletedProcess[str]:

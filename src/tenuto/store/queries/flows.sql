@@ -333,22 +333,23 @@ select found.id, found.slot, found.is_group from (
 -- Give the turn of a group to its next child and write the group, if that child is a task which
 -- waits for nothing but its turn; else nothing. The caller holds the group.
 -- params: parent uuid, workspace uuid, slot bigint, open bigint, succeeded bigint, failed bigint, follows uuid, now timestamptz, actor text
--- as: next_one(id, slot, is_group)
-{fragment:next_child};
+-- as: picked(place)
+select task.{place} as place from task
+where task.id = (select child.id from ({fragment:next_child}) child where child.is_group = 0)
+  and task.status = 'WAITING' and task.hold = 'turn' and task.unmet = 0 and task.attempt = 0
+  and task.run_at is null and task.queue_ttl_s is null and task.resume_at is null
+  and task.wait_until is null;
 -- as: moved
 update task set status = 'PENDING', hold = null, version = task.version + 1, updated_at = :now,
   event_xid = {fragment:event_xid}
-from {next_one}
-where task.id = next_one.id and task.status = 'WAITING' and task.hold = 'turn' and task.unmet = 0
-  and task.attempt = 0 and task.run_at is null and task.queue_ttl_s is null
-  and task.resume_at is null and task.wait_until is null
+{fragment:those_picked}
 returning {fragment:woken_columns};
 insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, actor, at)
 select moved.id, moved.version, moved.workspace, moved.event_xid, 'ready', 'INFO', 'WAITING',
   'PENDING', moved.attempt, :actor, :now
 from {fragment:moved};
 update task_body set follows = :follows
-from {moved} where task_body.workspace = :workspace and task_body.task = moved.id;
+where task_body.workspace = :workspace and task_body.task in (select moved.id from {moved});
 update task_group set open = :open, succeeded = :succeeded, failed = :failed, follows = :follows,
   turn = (select body.slot from task_body body
     where body.workspace = :workspace and body.task = moved.id), updated_at = :now
