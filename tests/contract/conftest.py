@@ -166,6 +166,7 @@ async def engine(store: AnyStore, raw: Raw) -> AsyncIterator[Engine]:
     assert await engine.upkeep.audit() == []
     await check_trail(raw)
     await check_attempts(raw)
+    await check_awaited(raw)
     await check_timers(engine, raw)
 
 
@@ -247,6 +248,12 @@ async def check_attempts(raw: Raw) -> None:
         completed = [number for number, outcome in ended[task] if outcome == "COMPLETED"]
         by_attempt = status == "COMPLETED" and attempt > 0  # the engine itself needs none
         assert completed == ([attempt] if by_attempt else [])
+
+
+async def check_awaited(raw: Raw) -> None:
+    """A row counts all who wait for its task: by that, ends are known that need no look."""
+    waits = "select count(*) from task_dependency d where d.needs = task.id"
+    assert await raw.value(f"select count(*) from task where awaited < ({waits})") == 0
 
 
 async def check_timers(engine: Engine, raw: Raw) -> None:

@@ -18,6 +18,7 @@ async def test_a_circle_is_found_and_failed(engine: Engine, raw: Raw) -> None:
     no = "0" if raw.path is not None else "false"
     await raw.execute(f"{made} workspace, {no} from task where id = '{one}'")
     await raw.execute(f"update task set unmet = 1 where id = '{one}'")
+    await raw.execute(f"update task set awaited = 2 where id = '{two}'")
     assert await FlowUpkeep(engine.system).cycles_once("mender") == 2
     assert [await status(engine, each) for each in (one, two, outside)] == ["FAILED"] * 3
     assert (await engine.show(one)).error_class == "dependency_cycle"

@@ -122,7 +122,13 @@ def dependents_told_before_the_end(stack: ExitStack) -> None:
 @plant("I17", "I24")
 def watcher_not_noted(stack: ExitStack) -> None:
     """A task that somebody comes to wait for ends as if nobody did."""
-    rewrite(stack, "watch", "and not task.watched", "and task.watched")
+    rewrite(stack, "await", "then true else task.watched", "then task.watched else task.watched")
+
+
+@plant("I17", "I24")
+def waiter_not_counted(stack: ExitStack) -> None:
+    """A task that somebody comes to wait for ends as if there was nobody to look for."""
+    rewrite(stack, "await", "task.awaited + needed.n", "task.awaited")
 
 
 @plant("I17", "I24")

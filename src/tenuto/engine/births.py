@@ -1,6 +1,6 @@
 """Activation: tasks and runs of groups are made in their flow, within a cascade."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,7 @@ from uuid import UUID, uuid5
 import msgspec
 
 from tenuto.clock import Clock
-from tenuto.engine.flow_rows import context_of, flow_of, group_of
+from tenuto.engine.flow_rows import awaiting, context_of, flow_of, group_of
 from tenuto.engine.newborns import Birth, context_text, for_item, hold_of, named, new_group
 from tenuto.engine.plans import Plans
 from tenuto.engine.rows import (
@@ -204,6 +204,19 @@ class Births:
             hold=hold_of(new, "paused" if flow.status is FlowStatus.PAUSED else None),
         )
 
+    def first(self, plan: Plan, birth: Birth) -> Rows | None:
+        """The rows of a key's first task in a flow that runs; `None` where more has to be done."""
+        known = self._plans.running(birth.flow)
+        if known is None or birth.key not in plan.tasks:
+            return None
+        flow, given = known
+        child = self._task(flow, plan, birth, defaultdict(int))
+        if child.hold is not None:
+            return None
+        rows, lanes = no_rows(), dict[Requirements, int]()
+        self._spell(flow, child, rows, lanes, given)
+        return rows if all(self._is_fresh(needs, self._now) for needs in lanes) else None
+
     def _group(self, flow: Flow, plan: Plan, birth: Birth, counts: dict[str, int]) -> Script[None]:
         key = (birth.of or birth.key) if birth.foreach is not None else birth.key
         counts[key] += 1
@@ -267,9 +280,20 @@ class Births:
             yield Statement("group_insert", params, {"born": nested})
             cascade.spent += len(nested)
         yield from self._insert(flow, children, cascade, grown)
+        yield from self._await(flow, children, deps["found"], cascade)
+
+    def _await(
+        self, flow: Flow, children: list[_Child], found: dict[UUID, Row], cascade: "Cascade"
+    ) -> Script[None]:
+        """Count the children with those that they wait for and that were there before."""
+        counts = Counter(need for child in children for need, _ in child.needs if need in found)
+        if not counts:
+            return
+        yield awaiting(counts, found)
         missed = {need for child in children for need, met in child.needs if not met}
-        for need in sorted(missed & deps["over"].keys()):
-            cascade.later("dependents", need, flow.workspace)  # it ended badly before they came
+        for need in sorted(missed & counts.keys()):
+            if Status(found[need]["status"]) in TERMINAL:
+                cascade.later("dependents", need, flow.workspace)  # it ended badly before they came
 
     def _nested(
         self, flow: Flow, plan: Plan, birth: Birth, activation: int, *, mine: bool
@@ -293,7 +317,7 @@ class Births:
         counts = yield from self._activations(flow.id, [key])
         groups = (*context_of(group.context).groups, group.key)
         mine = group.kind == "parallel" or (group.turn is None and group.made == group.total)
-        nobody: dict[str, Any] = {"ids": {}, "needs": {}, "over": {}}
+        nobody: dict[str, Any] = {"ids": {}, "needs": {}, "found": {}}
         plain = msgspec.structs.replace(new, depends_on=[])
         child = self._child(
             flow, group, slot, key, plain, None, counts[key] + 1, nobody, groups, mine=mine
@@ -359,21 +383,20 @@ class Births:
         """Ids of children that wait for each other, and how those needed stand."""
         spec = plan.groups.get(group.key)
         if spec is None or not any(new is not None and new.depends_on for _, new, _ in specs):
-            return {"ids": {}, "needs": {}, "over": {}}
+            return {"ids": {}, "needs": {}, "found": {}}
         ids = {slot: uuid5(group.id, str(slot)) for slot in range(group.total)}
         by_key = {key: ids[slot] for slot, (key, _, _) in enumerate(specs)}
         earlier = sorted(ids[slot] for slot in range(slots.start))
-        ended: dict[UUID, Row] = {}
+        found: dict[UUID, Row] = {}
         if earlier:
             params = {"workspace": group.workspace, "ids": earlier}
             rows = yield Statement("needed", params)
-            ended = {row["id"]: row for row in rows}
+            found = {row["id"]: row for row in rows}
         needs = {
-            key: (task, task in ended and ended[task]["status"] == Status.COMPLETED)
+            key: (task, task in found and found[task]["status"] == Status.COMPLETED)
             for key, task in by_key.items()
         }
-        over = {task: row for task, row in ended.items() if Status(row["status"]) in TERMINAL}
-        return {"ids": ids, "needs": needs, "over": over}
+        return {"ids": ids, "needs": needs, "found": found}
 
     def _insert(
         self, flow: Flow, children: list[_Child], cascade: "Cascade", grown: Grown
@@ -383,8 +406,9 @@ class Births:
         rows = no_rows()
         lanes: dict[Requirements, int] = {}
         given = yield from self._plans.input(flow.id)
+        counts = Counter(need for child in children for need, _ in child.needs)
         for child in children:
-            self._spell(flow, child, rows, lanes, given)
+            self._spell(flow, child, rows, lanes, given, counts[child.id] or None)
             hot = rows["hot"][-1]
             if hot[STATUS] is Status.PENDING:
                 grown.lanes.add(hot[2])
@@ -406,6 +430,7 @@ class Births:
         rows: Rows,
         lanes: dict[Requirements, int],
         given: Any,
+        awaited: int | None = None,
     ) -> None:
         new = child.new
         if new.input is None:
@@ -429,6 +454,7 @@ class Births:
                 hold=child.hold,
                 unmet=unmet or None,
                 watched=True,
+                awaited=awaited,
             )
         )
         add_words(rows, new, child.id, flow.workspace)

@@ -16,9 +16,11 @@ from tenuto.clock import Clock
 from tenuto.engine.births import Births, Fresh, Grown
 from tenuto.engine.consequences import (
     Ended,
+    SlotEnd,
     after_needs,
     birth,
     cancelled,
+    end_of_group,
     group_birth,
     group_next,
     handed_on,
@@ -69,15 +71,6 @@ from tenuto.model.turns import asks
 from tenuto.store.protocol import Row, Script, Statement
 
 
-class _SlotEnd(msgspec.Struct, frozen=True):
-    flow: UUID
-    group: UUID | None
-    slot: int
-    end: End
-    last: UUID | None
-    """The task whose result is handed on: to the next in turn, or to what follows the group."""
-
-
 class Cascade:
     """One transaction's consequences. Its public methods are scripts."""
 
@@ -99,7 +92,7 @@ class Cascade:
         self._births = Births(clock, plans, actor, self._now, is_fresh)
         self._ended: list[Ended] = []
         self._steps: dict[UUID, Step | None] = {}
-        self._slots: list[_SlotEnd] = []
+        self._slots: list[SlotEnd] = []
         self._acts: list[tuple[UUID, UUID]] = []
         self._rest: list[tuple[Group, bool]] = []
         self._below: list[tuple[UUID, UUID]] = []
@@ -215,10 +208,12 @@ class Cascade:
 
     def release(self, batch: Sequence[Ended]) -> Script[None]:
         """Tell those who wait for these tasks."""
-        ends = {each.id: each for each in batch}
+        ends = {each.id: each for each in batch if each.awaited}
+        if not ends:
+            return
         rows = yield Statement("dependents", {"ids": sorted(ends), "most": CASCADE})
         if len(rows) == CASCADE:
-            for each in batch:
+            for each in ends.values():
                 self.later("dependents", each.id, each.workspace)
         if not rows:
             return
@@ -324,7 +319,7 @@ class Cascade:
                     end = End.FAILURE
             if step is None:
                 last = handed_on(row)
-                self._slots.append(_SlotEnd(row["flow"], row["group_id"], row["slot"], end, last))
+                self._slots.append(SlotEnd(row["flow"], row["group_id"], row["slot"], end, last))
             else:
                 self.bear(birth(row, step))
 
@@ -337,8 +332,8 @@ class Cascade:
 
     def _close(self) -> Script[None]:
         slots, self._slots = self._slots, []
-        by_group: defaultdict[UUID, list[_SlotEnd]] = defaultdict(list)
-        by_flow: defaultdict[UUID, list[_SlotEnd]] = defaultdict(list)
+        by_group: defaultdict[UUID, list[SlotEnd]] = defaultdict(list)
+        by_flow: defaultdict[UUID, list[SlotEnd]] = defaultdict(list)
         for each in slots:
             if each.group is None:
                 by_flow[each.flow].append(each)
@@ -351,7 +346,7 @@ class Cascade:
         if by_flow:
             yield from self._flows_closed(by_flow)
 
-    def _group_closed(self, group: Group, ends: list[_SlotEnd]) -> Script[None]:
+    def _group_closed(self, group: Group, ends: list[SlotEnd]) -> Script[None]:
         if group.status not in GROUP_OPEN:
             return
         after = counted(group, [each.end for each in ends])
@@ -428,7 +423,7 @@ class Cascade:
             plan = yield from self._plans.plan(group.flow)
             step = group_next(plan, group)
         if step is None:
-            self._slots.append(_of_group(group, status))
+            self._slots.append(end_of_group(group, status))
         else:
             self.bear(group_birth(group, step))
 
@@ -438,7 +433,7 @@ class Cascade:
         """The statement that writes a group, and tells of it where it has a new status."""
         return group_statement(group, Told(kind, level, message), self._now, self._actor)
 
-    def _flows_closed(self, by_flow: dict[UUID, list[_SlotEnd]]) -> Script[None]:
+    def _flows_closed(self, by_flow: dict[UUID, list[SlotEnd]]) -> Script[None]:
         rows = yield Statement("flows_locked", {"ids": sorted(by_flow)})
         for row in rows:
             flow = flow_of(row)
@@ -498,7 +493,7 @@ class Cascade:
         done = msgspec.structs.replace(group, status=status, finished_at=self._now, turn=None)
         yield self.group_change(done, f"group_{status.lower()}", message=reason)
         self.end_rest(done, cancel=status is GroupStatus.CANCELLED)
-        self._slots.append(_of_group(group, status))
+        self._slots.append(end_of_group(group, status))
 
     # What begins.
 
@@ -507,7 +502,7 @@ class Cascade:
         self.lanes |= grown.lanes
         self._acts += grown.acts
         for place in grown.refused:
-            self._slots.append(_SlotEnd(place.flow, place.group, place.slot, End.FAILURE, None))
+            self._slots.append(SlotEnd(place.flow, place.group, place.slot, End.FAILURE, None))
         for group in grown.empty:
             status = joined(group)
             assert status is not None, "a group without children ends at once"
@@ -553,8 +548,3 @@ class Cascade:
 def _place_of_turn(group: Group) -> dict[str, Any]:
     slot = -1 if group.turn is None else group.turn
     return {"parent": group.id, "workspace": group.workspace, "slot": slot}
-
-
-def _of_group(group: Group, status: GroupStatus) -> _SlotEnd:
-    """The end of the slot that a group stood in."""
-    return _SlotEnd(group.flow, group.parent, group.slot, end_of(status), group.follows)

@@ -12,6 +12,7 @@ from tenuto.engine import rates
 from tenuto.engine.core import Core
 from tenuto.engine.dressing import Dressing
 from tenuto.engine.lanes import Open
+from tenuto.engine.links import standing_of
 from tenuto.engine.plans import refers
 from tenuto.engine.rates import Taken
 from tenuto.engine.rows import decode
@@ -205,7 +206,7 @@ class Claiming:
                 await self._quarantine(row, error)
                 continue
             if row["watched"]:
-                self._core.watched.add(row["id"])
+                self._core.watched.add(row["id"], standing_of(row))
             if marked(row["input"]) or marked(row["env"]):
                 secret.append(row)
             if row["flow"] is not None or refers(row["input"]):

@@ -8,7 +8,7 @@ from tenuto.engine.flow_rows import context_of
 from tenuto.engine.newborns import Birth
 from tenuto.model import commands
 from tenuto.model.commands import Command
-from tenuto.model.flow import Group, Step, in_turn
+from tenuto.model.flow import End, Group, GroupStatus, Step, end_of, in_turn
 from tenuto.model.plan import Plan
 from tenuto.model.task import LEASED, Status, Task
 from tenuto.store.protocol import Row
@@ -21,7 +21,28 @@ class Ended(msgspec.Struct, frozen=True):
     workspace: UUID
     status: Status
     place: Row | None = None
-    """Where it stands in its flow, if that was read already."""
+    """Where it stands in its flow, and how many wait for it, if that was read already."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether somebody may wait for it."""
+        return self.place is None or self.place["awaited"] > 0
+
+
+class SlotEnd(msgspec.Struct, frozen=True):
+    """The end of a slot, in a group or at the top of a flow."""
+
+    flow: UUID
+    group: UUID | None
+    slot: int
+    end: End
+    last: UUID | None
+    """The task whose result is handed on: to the next in turn, or to what follows the group."""
+
+
+def end_of_group(group: Group, status: GroupStatus) -> SlotEnd:
+    """The end of the slot that a group stood in."""
+    return SlotEnd(group.flow, group.parent, group.slot, end_of(status), group.follows)
 
 
 def simply_met(row: Row, ends: dict[UUID, Ended]) -> bool:

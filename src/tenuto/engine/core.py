@@ -15,6 +15,7 @@ from tenuto.engine.consequences import Ended
 from tenuto.engine.escalation import escalate, lost
 from tenuto.engine.flow_rows import RANKS_FAR
 from tenuto.engine.lanes import Lanes
+from tenuto.engine.links import Link, Standing, link_of
 from tenuto.engine.plans import Plans
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
 from tenuto.engine.tree import Tree, forsaken, is_cancel
@@ -58,20 +59,20 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Recent:
-    """The last so many ids; a forgotten one costs a look at the row."""
+    """How the last so many tasks stand; a forgotten one costs a look at the row."""
 
     def __init__(self, most: int = 20_000) -> None:
         self._most = most
-        self._ids: dict[int, None] = {}
+        self._known: dict[int, Standing] = {}
 
-    def add(self, task: UUID) -> None:
-        self._ids[task.int] = None
-        if len(self._ids) > self._most:
-            del self._ids[next(iter(self._ids))]
+    def add(self, task: UUID, standing: Standing) -> None:
+        self._known[task.int] = standing
+        if len(self._known) > self._most:
+            del self._known[next(iter(self._known))]
 
-    def take(self, task: UUID) -> bool:
-        """Whether the task is among them; it is forgotten."""
-        return bool(self._ids) and self._ids.pop(task.int, self) is None
+    def take(self, task: UUID) -> Standing | None:
+        """How the task stands, if it is among them; it is forgotten."""
+        return self._known.pop(task.int, None) if self._known else None
 
 
 class Core:
@@ -127,6 +128,10 @@ class Core:
     def cascade(self, actor: str | None, *, strict: bool = False) -> Cascade:
         """What follows from ends, for one transaction."""
         return Cascade(self.clock, self.plans, actor, self.lanes.is_fresh, strict=strict)
+
+    def link(self, task: UUID, at: Standing, actor: str | None) -> Link | None:
+        """What plainly follows from a task's completion, if anything does."""
+        return link_of(task, at, self.clock, self.plans, self.lanes.is_fresh, actor)
 
     async def flowing(self, script: Callable[[Cascade], Script[T]], actor: str | None) -> T:
         """Run a script and all that follows from it, then hint at what came of it."""

@@ -1,5 +1,6 @@
 """Tasks that wait for other tasks from the moment they are submitted."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
@@ -8,7 +9,7 @@ import msgspec
 
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import failed_need
-from tenuto.engine.flow_rows import RANKS_FAR
+from tenuto.engine.flow_rows import RANKS_FAR, awaiting
 from tenuto.engine.rows import RANK, STATUS, UNMET, decode
 from tenuto.model import commands
 from tenuto.model.definition import references
@@ -28,17 +29,18 @@ class Waits(msgspec.Struct, frozen=True):
     blocks: dict[UUID, list[UUID]]
     policies: dict[UUID, str]
     names: dict[str, UUID]
-    needed: set[UUID]
+    needed: Counter[UUID]
+    """How many tasks of the submit wait for one."""
 
     def __bool__(self) -> bool:
         return bool(self.needs or self.blocks)
 
-    def watched(self, task: UUID) -> bool | None:
-        """Whether somebody waits for the task from the start."""
-        return True if task in self.needed or task in self.blocks else None
+    def awaited(self, task: UUID) -> int | None:
+        """How many wait for the task from the start."""
+        return self.needed[task] + len(self.blocks.get(task, ())) or None
 
 
-NOBODY = Waits({}, {}, {}, {}, set())
+NOBODY = Waits({}, {}, {}, {}, Counter())
 
 
 def waits_of(news: Sequence[NewTask], ids: Sequence[UUID]) -> Waits:
@@ -49,12 +51,12 @@ def waits_of(news: Sequence[NewTask], ids: Sequence[UUID]) -> Waits:
     for new, task in zip(news, ids, strict=True):
         if new.key is not None and names.setdefault(new.key, task) != task:
             raise Invalid(f"two tasks of one submit have the key {new.key!r}", field="key")
-    waits = Waits({}, {}, {}, names, set())
+    waits = Waits({}, {}, {}, names, Counter())
     for new, task in zip(news, ids, strict=True):
         if new.depends_on:
             found = [_named("dependsOn", each, names) for each in dict.fromkeys(new.depends_on)]
             waits.needs[task] = list(dict.fromkeys(found))
-            waits.needed.update(found)
+            waits.needed.update(waits.needs[task])
             waits.policies[task] = new.on_dependency_failure
         if new.blocks:
             waits.blocks[task] = [_named("blocks", each, names) for each in new.blocks]
@@ -147,9 +149,10 @@ class Dependencies:
 
     def made(self, cascade: Cascade, hot: list[tuple[Any, ...]]) -> Script[None]:
         """What follows once the tasks are there."""
-        live = [need for need, row in self._found.items() if Status(row["status"]) not in TERMINAL]
-        if live:
-            yield Statement("watch", {"ids": sorted(live)})
+        needs = (need for row in hot for need in self._waits.needs.get(row[0], ()))
+        counts = Counter(need for need in needs if need in self._found)
+        if counts:
+            yield awaiting(counts, self._found)
         yield from self._fail(cascade, hot)
         yield from self._block(cascade)
         yield from self._pull(hot)

@@ -1,12 +1,15 @@
 """Between rows and the model of flows: flows and groups read, and their changes spelled out."""
 
+from collections import Counter
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from tenuto.model.definition import Control
 from tenuto.model.flow import Context, Flow, FlowStatus, Group, GroupStatus
+from tenuto.model.task import TERMINAL, Status
 from tenuto.store.protocol import Row, Statement
 
 RANKS_FAR = 64
@@ -96,3 +99,12 @@ def flow_of(row: Row) -> Flow:
     """The flow in a row."""
     fields = {name: row[name] for name in Flow.__struct_fields__}
     return Flow(**fields | {"status": FlowStatus(row["status"])})
+
+
+def awaiting(counts: Counter[UUID], found: dict[UUID, Row]) -> Statement:
+    """The statement that counts who waits for tasks which exist. The caller holds them."""
+    needed = [
+        (need, n, Status(found[need]["status"]) not in TERMINAL)
+        for need, n in sorted(counts.items())
+    ]
+    return Statement("await", rows={"needed": needed})

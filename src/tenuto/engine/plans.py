@@ -6,8 +6,10 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto.engine.flow_rows import flow_of
 from tenuto.engine.rows import decode
 from tenuto.model.definition import FROM, references
+from tenuto.model.flow import Flow, FlowStatus
 from tenuto.model.plan import Plan
 from tenuto.store.protocol import Script, Statement
 
@@ -18,6 +20,8 @@ _MARK = f'"{FROM}"'
 class _Known(msgspec.Struct, frozen=True):
     plan: Plan
     input: Any
+    flow: Flow
+    """As one that runs; what else of it changes is as it was once."""
 
 
 class Plans:
@@ -30,6 +34,16 @@ class Plans:
         """The plan of a flow that exists."""
         return (yield from self._load(flow)).plan
 
+    def known(self, flow: UUID) -> Plan | None:
+        """The plan of a flow, if it need not be read."""
+        known = self._known.get(flow)
+        return None if known is None else known.plan
+
+    def running(self, flow: UUID) -> tuple[Flow, Any] | None:
+        """A flow that runs and what it was started with, if that need not be read."""
+        known = self._known.get(flow)
+        return None if known is None else (known.flow, known.input)
+
     def input(self, flow: UUID) -> Script[Any]:
         """What the flow was started with."""
         return (yield from self._load(flow)).input
@@ -39,7 +53,8 @@ class Plans:
         if known is None:
             rows = yield Statement("flow_plans", {"ids": [flow]})
             plan = msgspec.json.decode(rows[0]["plan"], type=Plan)
-            known = _Known(plan, decode(rows[0]["input"]))
+            flow_row = msgspec.structs.replace(flow_of(rows[0]), status=FlowStatus.RUNNING)
+            known = _Known(plan, decode(rows[0]["input"]), flow_row)
             if len(self._known) >= _MOST:
                 del self._known[next(iter(self._known))]
             self._known[flow] = known

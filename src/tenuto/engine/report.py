@@ -14,6 +14,7 @@ import msgspec
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import Ended
 from tenuto.engine.core import Core
+from tenuto.engine.links import Link
 from tenuto.engine.rows import CorruptRow, decode, task_of
 from tenuto.engine.sealing import Sealing, struck
 from tenuto.engine.spending import counted, spend
@@ -81,6 +82,8 @@ class _Result(msgspec.Struct, frozen=True):
     workspace: UUID
     actor: str | None
     usage: Usage | None = None
+    link: Link | None = None
+    """What plainly follows, as far as is known."""
 
 
 class _Followed(msgspec.Struct, frozen=True):
@@ -88,6 +91,7 @@ class _Followed(msgspec.Struct, frozen=True):
 
     moved: bool
     cascade: Cascade | None = None
+    lanes: set[int] = set()
 
 
 class Reporting:
@@ -101,7 +105,9 @@ class Reporting:
         self._sealing = sealing
         self._submitting = submitting
         self._complete = Kind("complete", self._complete_script, one_statement=True)
-        self._watched = Kind("complete_watched", self._watched_script, leads=True)
+        self._watched = Kind(
+            "complete_watched", self._watched_script, leads=True, single=self._linked
+        )
         self._progress = Kind("progress", self._progress_script, one_statement=True)
 
     async def complete(
@@ -121,8 +127,12 @@ class Reporting:
         text = redactor.json(limits.json_text("output", output))
         command = commands.Complete(fence=fence, output=text, summary=summary)
         _check_usage(usage)
-        result = _Result(command, workspace, actor, usage)
-        known = self._core.watched.take(fence.task) or usage is not None
+        standing = self._core.watched.take(fence.task)
+        known = standing is not None or usage is not None
+        link = None
+        if standing is not None and usage is None:
+            link = self._core.link(fence.task, standing, actor)
+        result = _Result(command, workspace, actor, usage, link)
         moved = not known and await self._core.batcher.submit(
             self._complete, result, key=fence.task.int
         )
@@ -146,6 +156,8 @@ class Reporting:
             counted(result.usage)
         if done.cascade is not None:
             self._core.announce_cascade(done.cascade)
+        if done.lanes:
+            self._core.wakeups.announce([f"lane:{lane}" for lane in done.lanes])
         if not done.moved:
             # Neither of the plain cases: the model says what it is.
             await self._ordered(result.command, result.workspace, result.actor)
@@ -175,6 +187,25 @@ class Reporting:
         told[0] = _Followed(told[0].moved, cascade)
         return told
 
+    def _linked(self, result: _Result) -> Script[_Followed | None] | None:
+        """A completion and what follows from it in one statement, if that is known to be plain."""
+        return None if result.link is None else self._linked_script(result, result.link)
+
+    def _linked_script(self, result: _Result, link: Link) -> Script[_Followed | None]:
+        fence, found = result.command.fence, _found(result)
+        params = {
+            "id": fence.task,
+            "attempt": fence.attempt,
+            "token": token_hash(fence.token),
+            "workspace": result.workspace,
+            "now": self._core.now(),
+        }
+        rows = yield link.statement(params, [] if found is None else [found])
+        if not rows:
+            return None
+        woken = {row["lane"] for row in rows if row.get("status") == Status.PENDING}
+        return _Followed(moved=True, lanes=woken | link.lanes)
+
     def _paid(self, results: list[_Result]) -> Script[set[UUID]]:
         """Count what attempts used that say so at their end; those whose end nobody watches end."""
         paying = []
@@ -196,10 +227,10 @@ class Reporting:
         done = []
         found = []
         for result in sorted(results, key=lambda each: each.command.fence.task.int):
-            command, fence = result.command, result.command.fence
+            fence = result.command.fence
             done.append((fence.task, fence.attempt, token_hash(fence.token)))
-            if command.output is not None or command.summary is not None:
-                found.append((fence.task, result.workspace, command.output, command.summary))
+            if (each := _found(result)) is not None:
+                found.append(each)
         return Statement(query, {"now": self._core.now()}, {"done": done, "result": found})
 
     async def order(
@@ -412,6 +443,14 @@ class Reporting:
         if task.pause_requested_at is not None and not pausing:
             raise Conflict("the task is being paused", "pause_requested")
         return task
+
+
+def _found(result: _Result) -> tuple[Any, ...] | None:
+    """The row of what an attempt has made, if it has made anything."""
+    command = result.command
+    if command.output is None and command.summary is None:
+        return None
+    return command.fence.task, result.workspace, command.output, command.summary
 
 
 def _pulse(row: Row) -> Pulse:

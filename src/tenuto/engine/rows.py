@@ -176,6 +176,7 @@ def hot_row(
     unmet: int | None = None,
     watched: bool | None = None,
     wait_until: datetime | None = None,
+    awaited: int | None = None,
 ) -> tuple[Any, ...]:
     """The hot half of a new task."""
     later = new.run_at is not None and new.run_at > now
@@ -221,6 +222,7 @@ def hot_row(
         unmet,
         watched,
         wait_until,
+        awaited,
     )
 
 

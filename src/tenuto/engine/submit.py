@@ -188,8 +188,9 @@ class Submitting:
                 field="input",
             )
         for new, task_id, place in zip(news, ids, places, strict=True):
-            unmet = len(waits.needs.get(task_id, ())) or None
+            unmet = len(waits.needs.get(task_id, ())) or None if waits else None
             keyed = new.concurrency is not None
+            awaited = waits.awaited(task_id) if waits else None
             hot = hot_row(
                 new,
                 task_id,
@@ -199,7 +200,8 @@ class Submitting:
                 now,
                 hold=HOLD if keyed else None,
                 unmet=unmet,
-                watched=keyed or waits.watched(task_id),
+                watched=True if keyed or awaited else None,
+                awaited=awaited,
             )
             if hot[STATUS] is Status.PENDING:
                 wakes.add(lanes[place])

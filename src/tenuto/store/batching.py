@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tenuto.crash import crash_point
-from tenuto.model.errors import TenutoError
+from tenuto.model.errors import Conflict, TenutoError
 from tenuto.store.protocol import Script, Store
 
 Answers = Sequence[Any]
@@ -32,6 +32,8 @@ class Kind(msgspec.Struct, frozen=True, eq=False):
     """A caller who finds nobody writing does not wait a turn for company: most come alone."""
     leads: bool = False
     """What it writes is what a claim right after it looks for: one claim goes along behind it."""
+    single: Callable[[Any], Script[Any] | None] | None = None
+    """The same for one item, in one statement, where that may do; without an answer it did not."""
 
 
 class _Waiting(msgspec.Struct, eq=False):
@@ -140,6 +142,8 @@ class Batcher:
             raise
 
     async def _commit(self, batch: list[_Waiting]) -> None:
+        if not self._store.mixes and await self._singly(batch[0], batch[1:]):
+            return
         groups: dict[Kind, list[_Waiting]] = {}
         for waiting in batch:
             groups.setdefault(waiting.kind, []).append(waiting)
@@ -149,20 +153,46 @@ class Batcher:
             for waiting, answer in zip(group, answers, strict=True):
                 _settle(waiting.future, answer)
 
+    async def _singly(self, first: _Waiting, others: list[_Waiting]) -> bool:
+        """Whether the first could be written in one statement; then the others are written, too."""
+        make = first.kind.single
+        if make is None or make(first.item) is None or (others and others[0].kind is first.kind):
+            return False
+        crash_point("engine.before_commit")
+        try:
+            answer = await self._store.once(lambda: make(first.item) or _nothing())
+        except Conflict:
+            return False  # somebody wrote the same at that moment
+        if answer is None:
+            return False
+        crash_point("engine.committed")
+        _settle(first.future, answer)
+        if others:
+            await self._run(others)
+        return True
+
     async def _transaction(self, items: list[tuple[Kind, list[Any]]]) -> list[Answers]:
         crash_point("engine.before_commit")
         plain = len(items) == 1 and items[0][0].one_statement
         run = self._store.once if plain else self._store.transact
-        results = await run(lambda: _scripts(items))
+        results = await run(lambda: _scripts(items, single=self._store.mixes))
         crash_point("engine.committed")
         return results
 
 
-def _scripts(items: list[tuple[Kind, list[Any]]]) -> Script[list[Answers]]:
-    answers = []
+def _scripts(items: list[tuple[Kind, list[Any]]], *, single: bool) -> Script[list[Answers]]:
+    answers: list[Answers] = []
     for kind, group in items:
-        answers.append((yield from kind.script(group)))
+        answer = None
+        if single and kind.single is not None and len(group) == 1:
+            answer = yield from kind.single(group[0]) or _nothing()
+        answers.append((yield from kind.script(group)) if answer is None else [answer])
     return answers
+
+
+def _nothing() -> Script[None]:
+    return None
+    yield
 
 
 def _settle(future: "asyncio.Future[Any]", answer: Any) -> None:

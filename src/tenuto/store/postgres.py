@@ -48,12 +48,13 @@ _CUT = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientErr
 _AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 # The statements that write are written so that one plan is right at every size: rows are found by
-# key, by place, or in order of an index. So plans are made once, and scans, which look good as long
-# as a table is small, are off.
+# key, by place, or in order of an index. So plans are made once, and scans and bitmaps, which look
+# good as long as a table is small or not yet counted, are off.
 _WRITE_SETTINGS = {
     "application_name": "tenuto",
     "jit": "off",
     "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
     "enable_mergejoin": "off",
     "plan_cache_mode": "force_generic_plan",
     "idle_in_transaction_session_timeout": "30s",

@@ -321,6 +321,7 @@ table task
   started_at timestamp with time zone
   finished_at timestamp with time zone
   archived_at timestamp with time zone
+  awaited bigint not null default 0
 table task_body
   workspace uuid not null
   task uuid not null

@@ -382,7 +382,7 @@ CREATE TABLE task (
   assigned_at integer,
   started_at integer,
   finished_at integer,
-  archived_at integer,
+  archived_at integer, awaited integer not null default 0,
   check (tries <= max_attempts),
   check (status not in ('ASSIGNED', 'RUNNING')
     or (lease_until is not null and lease_token is not null and agent is not null)),

@@ -69,6 +69,11 @@ create table task_turn (
 create index task_turn_key on task_turn (workspace, key, held, number, task);
 alter table task_body add column concurrency json;
 
+-- How many tasks were ever made to wait for one: where that is none, nobody is looked for at its end.
+alter table task add column awaited bigint not null default 0;
+update task set awaited = (select count(*) from task_dependency d where d.needs = task.id)
+where task.id in (select d.needs from task_dependency d);
+
 -- Who spawns sessions for us, and since when it cannot.
 create table gateway (
   name text primary key,

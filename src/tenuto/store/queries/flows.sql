@@ -19,10 +19,22 @@ order by task.id {fragment:lock_tasks};
 update task set watched = true
 where task.id in (select value from {each:ids}) and not task.watched;
 
+-- name: await
+-- Count those who wait for tasks from now on; the ends that are still to come are told. The caller
+-- holds the tasks' rows.
+-- rows: needed(id uuid, n bigint, live boolean)
+update task set awaited = task.awaited + needed.n,
+  watched = case when needed.live then true else task.watched end
+from {rows:needed}
+where task.id = needed.id;
+
+-- fragment: waits_plainly
+-- A task that waits for other tasks and for nothing else.
+task.status = 'WAITING' and task.hold is null and task.run_at is null
+  and task.queue_ttl_s is null and task.resume_at is null and task.wait_until is null
+
 -- fragment: plain
-case when task.status = 'WAITING' and task.hold is null and task.run_at is null
-    and task.queue_ttl_s is null and task.resume_at is null and task.wait_until is null
-    then true else false end as plain
+case when {fragment:waits_plainly} then true else false end as plain
 
 -- fragment: waiters only postgres
 -- From what has ended to who waits for it, each by its key: never through a workspace's tasks.
@@ -190,9 +202,9 @@ where body.flow = :flow and body.key in (select value from {each:keys})
 order by body.key, body.activation;
 
 -- name: flow_plans
--- The plans and inputs of flows, which never change.
+-- The plans and inputs of flows, which never change, and the flows.
 -- params: ids uuid[]
-select flow.id, flow.plan, flow.input, flow.workspace from flow
+select {fragment:flow_columns}, flow.plan, flow.input from flow
 where flow.id in (select value from {each:ids});
 
 -- name: flow_insert
@@ -305,14 +317,22 @@ select noted.id, noted.seq, noted.workspace, {xid}, noted.kind, noted.level, not
 from {rows:noted};
 -- answer: moved(id)
 
+-- fragment: still_open only postgres
+-- Looked up child by child, in order of slots, however many of them the planner takes to be over.
+cross join lateral (select 1 from task where task.id = body.task
+  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED') offset 0) still
+
+-- fragment: still_open only sqlite
+join task on task.id = body.task
+  and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+
 -- fragment: next_child
 -- The first child of a group after a slot that has not ended: a task or a group.
 select found.id, found.slot, found.is_group from (
   select * from (
     select body.task as id, body.slot, 0 as is_group
-    from task_body body join task on task.id = body.task
+    from task_body body {fragment:still_open}
     where body.group_id = :parent and body.workspace = :workspace and body.slot > :slot
-      and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
     order by body.slot limit 1
   ) as a_task
   union all
@@ -329,6 +349,12 @@ select found.id, found.slot, found.is_group from (
 -- params: parent uuid, workspace uuid, slot bigint
 {fragment:next_child};
 
+-- fragment: waits_for_turn
+-- A child that waits for nothing but its turn.
+task.status = 'WAITING' and task.hold = 'turn' and task.unmet = 0 and task.attempt = 0
+  and task.run_at is null and task.queue_ttl_s is null and task.resume_at is null
+  and task.wait_until is null
+
 -- name: turn_pass
 -- Give the turn of a group to its next child and write the group, if that child is a task which
 -- waits for nothing but its turn; else nothing. The caller holds the group.
@@ -336,9 +362,7 @@ select found.id, found.slot, found.is_group from (
 -- as: picked(place)
 select task.{place} as place from task
 where task.id = (select child.id from ({fragment:next_child}) child where child.is_group = 0)
-  and task.status = 'WAITING' and task.hold = 'turn' and task.unmet = 0 and task.attempt = 0
-  and task.run_at is null and task.queue_ttl_s is null and task.resume_at is null
-  and task.wait_until is null;
+  and {fragment:waits_for_turn};
 -- as: moved
 update task set status = 'PENDING', hold = null, version = task.version + 1, updated_at = :now,
   event_xid = {fragment:event_xid}

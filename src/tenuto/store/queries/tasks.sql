@@ -66,16 +66,15 @@ select body.task, body.workspace, body.title, body.task_type, body.prompt, body.
   coalesce(body.kind, 'agent'), body.flow, body.activation, body.group_id, body.slot,
   body.follows, body.next, body.context, body.control, body.on_dependency_failure,
   body.complexity, body.escalation, body.concurrency, body.budget]
-from {rows:body}
 
 -- fragment: new_task
 insert into task (id, workspace, lane, status, rank, priority, max_attempts, created_at,
   updated_at[timed: , retry, lease_s, timeout_s, watch_s, queue_ttl_s, estimate_minutes, run_at,
-  due_at][placed: , hold, unmet, watched, wait_until])
+  due_at][placed: , hold, unmet, watched, wait_until, awaited])
 select hot.id, hot.workspace, hot.lane, hot.status, hot.rank, hot.priority, hot.max_attempts, :now,
   :now[timed: , hot.retry, hot.lease_s, hot.timeout_s, hot.watch_s, hot.queue_ttl_s,
   hot.estimate_minutes, hot.run_at, hot.due_at][placed: , hot.hold, coalesce(hot.unmet, 0),
-  coalesce(hot.watched, false), hot.wait_until]
+  coalesce(hot.watched, false), hot.wait_until, coalesce(hot.awaited, 0)]
 
 -- fragment: note_submitted
 insert into event (task, seq, workspace, xid, kind, level, new, attempt, actor, at)
@@ -85,7 +84,7 @@ select hot.id, 1, hot.workspace, {xid}, 'submitted', 'INFO', hot.status, 0, hot.
 -- Insert tasks that are not there yet, with their first event; answer the ids that are new.
 -- params: now timestamptz
 -- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json, concurrency json, budget json)
--- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, hold text, unmet bigint, watched boolean, wait_until timestamptz)
+-- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, hold text, unmet bigint, watched boolean, wait_until timestamptz, awaited bigint)
 -- rows: label(task uuid, workspace uuid, label text)
 -- rows: tag(task uuid, workspace uuid, tag text)
 -- rows: capability(task uuid, workspace uuid, capability text)
@@ -93,6 +92,7 @@ select hot.id, 1, hot.workspace, {xid}, 'submitted', 'INFO', hot.status, 0, hot.
 -- rows: dependency(task uuid, needs uuid, workspace uuid, met boolean, failed boolean)
 -- as: inserted
 {fragment:new_body}
+from {rows:body}
 where true
 on conflict do nothing
 returning task as id;
@@ -118,13 +118,14 @@ from {rows:dependency of inserted};
 -- The same for tasks whose ids were never used: all of them, or `Conflict`.
 -- params: now timestamptz
 -- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json, concurrency json, budget json)
--- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, hold text, unmet bigint, watched boolean, wait_until timestamptz)
+-- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, hold text, unmet bigint, watched boolean, wait_until timestamptz, awaited bigint)
 -- rows: label(task uuid, workspace uuid, label text)
 -- rows: tag(task uuid, workspace uuid, tag text)
 -- rows: capability(task uuid, workspace uuid, capability text)
 -- rows: sealed(task uuid, workspace uuid, key_id text, data text)
 -- rows: dependency(task uuid, needs uuid, workspace uuid, met boolean, failed boolean)
-{fragment:new_body};
+{fragment:new_body}
+from {rows:body};
 {fragment:new_task}
 from {rows:hot};
 insert into task_label (task, workspace, label)
@@ -237,7 +238,7 @@ where task.{place} in (select value from json_each({places:picked}))
 -- fragment: taken_columns only postgres
 task.id, task.workspace, task.version, task.attempt, task.tries, task.max_attempts,
   task.lease_until, task.timeout_s, task.checkpoint_seq, task.status, task.rank, task.retry,
-  task.event_xid, task.watched
+  task.event_xid, task.watched, task.awaited
 
 -- fragment: taken_columns only sqlite
 task.{place} as place
@@ -258,10 +259,22 @@ select moved.id, moved.version, moved.workspace, moved.event_xid, 'claimed', 'IN
   moved.attempt, :agent, :worker, :now
 from {fragment:moved}
 
+-- fragment: json_object only postgres
+json_build_object
+
+-- fragment: json_object only sqlite
+json_object
+
+-- fragment: standing
+-- What is known beforehand of what follows from a task's end, where somebody watches it.
+case when moved.watched then {fragment:json_object}('group', body.group_id, 'slot', body.slot,
+  'next', body.next, 'awaited', moved.awaited, 'plain', case when body.kind = 'agent'
+    and body.parent is null and body.concurrency is null then 1 else 0 end) end as standing
+
 -- fragment: body_columns
 body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
   body.env, body.input, body.metadata, body.parent, body.trace_id, body.flow, body.key,
-  body.follows, body.context
+  body.follows, body.context, {fragment:standing}
 
 -- fragment: moved_columns
 moved.id, moved.workspace, moved.attempt, moved.tries, moved.max_attempts, moved.lease_until,
@@ -368,19 +381,26 @@ where (task.id, task.attempt, task.lease_token) in
 
 -- fragment: done_columns only postgres
 task.id, task.workspace, task.version, task.attempt, task.agent, task.worker, task.session_key,
-  task.started_at, task.event_xid
+  task.started_at, task.event_xid, task.awaited
 
 -- fragment: done_columns only sqlite
 task.id, task.{place} as place
 
--- fragment: completed
--- What a completion makes of a RUNNING row whose fence is current and of whom nobody asked otherwise.
+-- fragment: done
+-- What a completion makes of a row.
 update task set status = 'COMPLETED', version = version + 1, lease_until = null, due_at = null,
   hung_warned_at = null, finished_at = :now, updated_at = :now, last_outcome = 'COMPLETED',
   watched = false, event_xid = {fragment:event_xid}
+
+-- fragment: undisturbed
+-- A RUNNING row of which nobody asked otherwise.
+{fragment:is_running} and task.cancel_requested_at is null and task.pause_requested_at is null
+
+-- fragment: completed
+-- A completion of RUNNING rows whose fences are current.
+{fragment:done}
 {fragment:those_done}
-  and {fragment:is_running} and task.cancel_requested_at is null
-  and task.pause_requested_at is null
+  and {fragment:undisturbed}
 
 -- fragment: attempt_completed
 insert into attempt (task, attempt, workspace, outcome, agent, worker, session_key, started_at,
@@ -428,7 +448,7 @@ returning {fragment:done_columns};
 {fragment:attempt_completed};
 {fragment:note_completed};
 {fragment:keep_result};
-select {fragment:place_columns}
+select {fragment:place_columns}, moved.awaited
 from {fragment:moved}
 {fragment:body_of_moved};
 

@@ -1,0 +1,190 @@
+-- Ends that one statement can write together with all that follows from them. Each does so only where
+-- everything is plain, and nothing otherwise: the first step finds and locks what is concerned, in the
+-- order of a cascade, and the others go by what it found.
+--
+-- A lock gives a row as it is now, but what else a statement reads is as it was when it began. So
+-- rows by which others tell what they have changed meanwhile must not have moved since.
+
+-- fragment: ends_plainly
+-- The attempt owns the task and may end it, and its end is watched.
+task.id = :id and task.attempt = :attempt and task.lease_token = :token and task.watched
+  and {fragment:undisturbed}
+
+-- fragment: woken only postgres
+{woken} as moved
+
+-- fragment: woken only sqlite
+json_each({places:woken}) as at cross join task as moved on moved.{place} = at.value
+
+-- fragment: note_woken
+insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, actor, at)
+select moved.id, moved.version, moved.workspace, moved.event_xid, 'ready', 'INFO', 'WAITING',
+  'PENDING', moved.attempt, :actor, :now
+from {fragment:woken}
+where moved.status = 'PENDING'
+
+-- fragment: awaiting only postgres
+select awake.id, mine.awaited
+from (
+  select task.awaited from task
+  where {fragment:ends_plainly} and task.awaited between 1 and 8
+    and task.{place} = (select seen.{place} from task seen where seen.id = :id)
+  for update
+) mine
+cross join lateral (
+  select d.task from task_dependency d
+  where d.needs = :id and not d.met and not d.failed and mine.awaited > 0
+  order by d.task limit 9
+) pair
+cross join lateral (
+  select task.id from task where task.id = pair.task and {fragment:waits_plainly} offset 0 for update
+) awake
+
+-- fragment: awaiting only sqlite
+select task.id, mine.awaited
+from (select task.awaited from task where {fragment:ends_plainly} and task.awaited between 1 and 8) mine
+cross join task_dependency d on d.needs = :id and not d.met and not d.failed
+cross join task on task.id = d.task and {fragment:waits_plainly}
+order by task.id limit 9
+
+-- name: complete_awaited
+-- Finish an attempt for whose end a few tasks wait that wait for other tasks alone, and count that
+-- down; those that wait for nothing more can be claimed.
+-- params: id uuid, attempt bigint, token text, now timestamptz, actor text
+-- rows: result(task uuid, workspace uuid, output json, summary text)
+-- as: waiter(id, awaited)
+{fragment:awaiting};
+-- as: ready(id)
+select counted.id from (
+  select waiter.id, waiter.awaited, count(*) over () as n from {waiter}
+) counted where counted.n = counted.awaited;
+-- as: moved
+{fragment:done}
+where task.id = :id and (select count(ready.id) from {ready}) > 0
+returning {fragment:done_columns};
+{fragment:attempt_completed};
+{fragment:note_completed};
+{fragment:keep_result};
+update task_dependency set met = true
+where task_dependency.needs = :id and (select count(ready.id) from {ready}) > 0;
+-- as: woken
+update task set unmet = task.unmet - 1, updated_at = :now,
+  version = task.version + case when task.unmet = 1 then 1 else 0 end,
+  status = case when task.unmet = 1 then 'PENDING' else task.status end,
+  event_xid = {fragment:event_xid}
+where task.id in (select ready.id from {ready})
+returning {fragment:woken_columns};
+{fragment:note_woken};
+-- answer: woken(id, status, lane)
+
+-- fragment: in_turn only postgres
+select awake.id, child.slot
+from (
+  select task.workspace from task where {fragment:ends_plainly} and task.awaited = 0 for update
+) mine
+cross join lateral (
+  select task_group.id from task_group
+  where task_group.id = :parent and task_group.workspace = mine.workspace
+    and task_group.status = 'RUNNING' and task_group.kind = 'sequential'
+    and task_group.turn = :slot and task_group.open > 1 and task_group.failed = 0
+    and task_group.join_policy <> 'first_succeeded'
+    and task_group.{place} = (select seen.{place} from task_group seen where seen.id = :parent)
+  offset 0 for update
+) held
+cross join lateral ({fragment:next_child}) child
+cross join lateral (
+  select task.id from task
+  where task.id = child.id and task.workspace = mine.workspace and held.id = :parent
+    and {fragment:waits_for_turn}
+  offset 0 for update
+) awake
+where child.is_group = 0
+
+-- fragment: in_turn only sqlite
+select task.id, child.slot
+from ({fragment:next_child}) child join task on task.id = child.id
+where child.is_group = 0 and {fragment:waits_for_turn}
+  and exists (select 1 from task_group
+    where task_group.id = :parent and task_group.status = 'RUNNING'
+      and task_group.kind = 'sequential' and task_group.turn = :slot and task_group.open > 1
+      and task_group.failed = 0 and task_group.join_policy <> 'first_succeeded')
+  and exists (select 1 from task where {fragment:ends_plainly} and task.awaited = 0)
+
+-- name: complete_in_turn
+-- Finish an attempt in a sequence, for whose end nobody else waits, and give the turn to the next
+-- child, if that is a task which waits for nothing but its turn.
+-- params: id uuid, attempt bigint, token text, workspace uuid, parent uuid, slot bigint, now timestamptz, actor text
+-- rows: result(task uuid, workspace uuid, output json, summary text)
+-- as: ready(id, slot)
+{fragment:in_turn};
+-- as: moved
+{fragment:done}
+where task.id = :id and (select count(ready.id) from {ready}) > 0
+returning {fragment:done_columns};
+{fragment:attempt_completed};
+{fragment:note_completed};
+{fragment:keep_result};
+-- as: woken
+update task set status = 'PENDING', hold = null, version = task.version + 1, updated_at = :now,
+  event_xid = {fragment:event_xid}
+where task.id in (select ready.id from {ready})
+returning {fragment:woken_columns};
+{fragment:note_woken};
+update task_body set follows = :id
+where task_body.workspace = :workspace and task_body.task in (select ready.id from {ready});
+update task_group set open = task_group.open - 1, succeeded = task_group.succeeded + 1,
+  follows = :id, turn = ready.slot, updated_at = :now
+from {ready} where task_group.id = :parent;
+-- answer: woken(id, status, lane)
+
+-- fragment: before_next only postgres
+select :born as id
+from (
+  select task.workspace from task where {fragment:ends_plainly} and task.awaited = 0 for update
+) mine
+cross join lateral (
+  select flow.id from flow
+  where flow.id = :flow and flow.workspace = mine.workspace and flow.status = 'RUNNING'
+  offset 0 for update
+) held
+where not exists (select 1 from task_body body where body.flow = :flow and body.key = :key)
+
+-- fragment: before_next only sqlite
+select :born as id
+where exists (select 1 from task where {fragment:ends_plainly} and task.awaited = 0)
+  and exists (select 1 from flow where flow.id = :flow and flow.status = 'RUNNING')
+  and not exists (select 1 from task_body body where body.flow = :flow and body.key = :key)
+
+-- name: complete_before
+-- Finish an attempt, for whose end nobody waits, and make the task that takes its place in the flow,
+-- if there was none of its key before. `Conflict` when another one is made at that moment.
+-- params: id uuid, attempt bigint, token text, flow uuid, key text, born uuid, now timestamptz
+-- rows: result(task uuid, workspace uuid, output json, summary text)
+-- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json, concurrency json, budget json)
+-- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, hold text, unmet bigint, watched boolean, wait_until timestamptz, awaited bigint)
+-- rows: label(task uuid, workspace uuid, label text)
+-- rows: tag(task uuid, workspace uuid, tag text)
+-- rows: capability(task uuid, workspace uuid, capability text)
+-- as: ready(id)
+{fragment:before_next};
+-- as: moved
+{fragment:done}
+where task.id = :id and (select count(ready.id) from {ready}) > 0
+returning {fragment:done_columns};
+{fragment:attempt_completed};
+{fragment:note_completed};
+{fragment:keep_result};
+{fragment:new_body}
+from {rows:body of ready};
+{fragment:new_task}
+from {rows:hot of ready};
+{fragment:note_submitted}
+from {rows:hot of ready};
+insert into task_label (task, workspace, label)
+select label.task, label.workspace, label.label from {rows:label of ready};
+insert into task_tag (task, workspace, tag)
+select tag.task, tag.workspace, tag.tag from {rows:tag of ready};
+insert into task_capability (task, workspace, capability)
+select capability.task, capability.workspace, capability.capability
+from {rows:capability of ready};
+-- answer: ready(id)
