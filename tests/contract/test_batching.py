@@ -1,7 +1,7 @@
 """Group commit: callers share transactions, and none pays for another's fault."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -22,7 +22,7 @@ from tests.contract.conftest import (
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.store.batching import Answers, Batcher, Kind
-from tenuto.store.protocol import Row, SchemaState, Script, Statement
+from tenuto.store.protocol import Row, SchemaState, Script, Statement, gathered
 from tenuto.store.sqlite import SqliteStore
 
 T = TypeVar("T")
@@ -69,6 +69,9 @@ class Counting:
 
     async def once(self, script: Callable[[], Script[T]]) -> T:
         return await self._counted(self.inner.once, script)
+
+    async def stream(self, statements: AsyncIterator[Statement]) -> None:
+        await self.transact(await gathered(statements))
 
     async def _counted(self, run: Any, script: Callable[[], Script[T]]) -> T:
         self.transactions += 1

@@ -1,6 +1,7 @@
 """Submit: one, many, repeated, refused; all or nothing, and never lost."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -21,10 +22,11 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
-from tenuto.model.errors import Conflict, Invalid
+from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.submission import NewTask
 from tenuto.model.task import AGING_MS
+from tenuto.store.protocol import Statement
 
 PARENT = UUID("00000000-0000-7000-8000-0000000000aa")
 GIVEN = UUID("00000000-0000-7000-8000-0000000000bb")
@@ -121,6 +123,52 @@ async def test_many_keep_their_order(engine: Engine) -> None:
     assert [each.id for each in submitted] == sorted(each.id for each in submitted)
     page = await engine.list(limit=500)
     assert [task.title for task in page.tasks] == [f"t{n}" for n in reversed(range(500))]
+
+
+async def test_a_large_bulk_is_written_whole(engine: Engine, raw: Raw) -> None:
+    made = [new(f"t{n}", tags=[f"{n % 7}"], task_type=f"type-{n % 3}") for n in range(1100)]
+    submitted = await engine.submit_many(made)
+    assert [each.created for each in submitted] == [True] * 1100
+    titles = dict(await raw.fetch("select task, title from task_body"))
+    assert [titles[_stored(each.id, raw)] for each in submitted] == [each.title for each in made]
+    assert await raw.count("task_label") == await raw.count("event") == 1100
+    assert len(await engine.claim(profile(), WORKER, 100)) == 100
+
+
+def _stored(task: UUID, raw: Raw) -> UUID | str:
+    return task if raw.path is None else str(task)
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the commit", "after the commit"])
+async def test_a_large_bulk_whose_answer_is_lost_is_there_once(
+    engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    whole, lost = engine.core.store.stream, iter([True])
+
+    async def stream(statements: AsyncIterator[Statement]) -> None:
+        if after:
+            await whole(statements)
+        else:
+            await anext(statements)
+        assert next(lost)
+        raise Unavailable("the connection was lost")
+
+    monkeypatch.setattr(engine.core.store, "stream", stream)
+    monkeypatch.setattr(engine.core.store, "mixes", False)
+    submitted = await engine.submit_many([new(f"t{n}") for n in range(600)])
+    assert len({each.id for each in submitted}) == await raw.count("task") == 600
+    assert await raw.count("event") == 600
+
+
+@pytest.mark.parametrize("wrong", [{"priority": 11}, {"input": {"$from": "x"}}])
+async def test_a_large_bulk_with_one_bad_task_writes_nothing(
+    engine: Engine, raw: Raw, wrong: dict[str, Any]
+) -> None:
+    await engine.submit(new())
+    before = await raw.counts()
+    with pytest.raises(Invalid):
+        await engine.submit_many([*(new() for _ in range(700)), new(**wrong)])
+    assert await raw.counts() == before
 
 
 async def test_the_same_key_and_body_is_the_same_task(engine: Engine, raw: Raw) -> None:

@@ -257,14 +257,13 @@ class Births:
     ) -> Script[None]:
         """Make the children of these slots; in a sequence only the one whose turn it is can run."""
         plan = yield from self._plans.plan(flow.id)
-        specs = yield from self._specs(plan, group)
-        counts = yield from self._activations(flow.id, [specs[slot][0] for slot in slots])
-        deps = yield from self._needs(plan, group, specs, slots)
+        specs = yield from self._specs(plan, group, slots)
+        counts = yield from self._activations(flow.id, [key for key, _, _ in specs])
+        deps = yield from self._needs(plan, group, slots)
         children: list[_Child] = []
         nested: list[tuple[Any, ...]] = []
         groups = (*context_of(group.context).groups, group.key)
-        for slot in slots:
-            key, new, item = specs[slot]
+        for slot, (key, new, item) in zip(slots, specs, strict=True):
             counts[key] += 1
             mine = group.kind == "parallel" or slot == turn
             if new is None:
@@ -317,7 +316,7 @@ class Births:
         counts = yield from self._activations(flow.id, [key])
         groups = (*context_of(group.context).groups, group.key)
         mine = group.kind == "parallel" or (group.turn is None and group.made == group.total)
-        nobody: dict[str, Any] = {"ids": {}, "needs": {}, "found": {}}
+        nobody: dict[str, Any] = {"ids": {slot: self._clock.new_id()}, "needs": {}, "found": {}}
         plain = msgspec.structs.replace(new, depends_on=[])
         child = self._child(
             flow, group, slot, key, plain, None, counts[key] + 1, nobody, groups, mine=mine
@@ -327,18 +326,19 @@ class Births:
         return Joined(child.id, slot, grown.lanes, grown.acts)
 
     def _specs(
-        self, plan: Plan, group: Group
+        self, plan: Plan, group: Group, slots: range
     ) -> Script[list[tuple[str, NewTask | None, tuple[Any, int] | None]]]:
-        """Each child's key, its definition unless it is a group, and its item if it has one."""
+        """The children's keys, definitions where they are tasks, and items where they have any."""
         spec = plan.groups.get(group.key)
         if spec is not None:
-            return [(key, plan.tasks.get(key), None) for key in spec.children]
+            keys = spec.children[slots.start : slots.stop]
+            return [(key, plan.tasks.get(key), None) for key in keys]
         control = plan.tasks[group.key].control
         assert isinstance(control, Foreach)
         rows = yield Statement("group_items", {"id": group.id})
         template = plan.tasks[control.template]
         items: list[Any] = decode(rows[0]["items"])
-        return [(control.template, template, (item, index)) for index, item in enumerate(items)]
+        return [(control.template, template, (items[index], index)) for index in slots]
 
     def _child(
         self,
@@ -364,7 +364,7 @@ class Births:
         needs = tuple(deps["needs"][name] for name in new.depends_on)
         return _Child(
             new=new,
-            id=deps["ids"].get(slot) or self._clock.new_id(),
+            id=deps["ids"][slot],
             place=Place(
                 flow=flow.id,
                 group=group.id,
@@ -377,15 +377,14 @@ class Births:
             needs=needs,
         )
 
-    def _needs(
-        self, plan: Plan, group: Group, specs: list[Any], slots: range
-    ) -> Script[dict[str, Any]]:
-        """Ids of children that wait for each other, and how those needed stand."""
+    def _needs(self, plan: Plan, group: Group, slots: range) -> Script[dict[str, Any]]:
+        """The children's ids, and where they wait for each other how those needed stand."""
         spec = plan.groups.get(group.key)
-        if spec is None or not any(new is not None and new.depends_on for _, new, _ in specs):
-            return {"ids": {}, "needs": {}, "found": {}}
+        if spec is None or group.key not in (yield from self._plans.tied(group.flow)):
+            fresh = zip(slots, self._clock.new_ids(len(slots)), strict=True)
+            return {"ids": dict(fresh), "needs": {}, "found": {}}
         ids = {slot: uuid5(group.id, str(slot)) for slot in range(group.total)}
-        by_key = {key: ids[slot] for slot, (key, _, _) in enumerate(specs)}
+        by_key = {key: ids[slot] for slot, key in enumerate(spec.children)}
         earlier = sorted(ids[slot] for slot in range(slots.start))
         found: dict[UUID, Row] = {}
         if earlier:
@@ -436,7 +435,9 @@ class Births:
         if new.input is None:
             new = msgspec.structs.replace(new, input=given)
         needs = requirements(new, flow.workspace)
-        lane = lanes.setdefault(needs, lane_id(needs.key()))
+        lane = lanes.get(needs)
+        if lane is None:
+            lane = lanes[needs] = lane_id(needs.key())
         unmet = sum(not met for _, met in child.needs)
         rows["body"].append(
             body_row(

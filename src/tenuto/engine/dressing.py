@@ -33,15 +33,16 @@ class Dressing:
 
     def _dressed(self, row: Row, alone: dict[UUID, dict[str, Any]]) -> Script[dict[str, Any]]:
         changes: dict[str, Any] = {}
-        if row["flow"] is None:
-            results = alone.get(row["id"], {})
-        else:
-            results = yield from self._plans.results(row["flow"], [row["input"]])
-            plan = yield from self._plans.plan(row["flow"])
+        flow = row["flow"]
+        if flow is not None:
+            plan = self._plans.known(flow) or (yield from self._plans.plan(flow))
             context = context_of(row["context"])
             changes["prompt"] = effective_prompt(plan, context, row["prompt"])
             changes["previous"] = decode(row["previous"])
         if refers(row["input"]):
+            results = alone.get(row["id"], {})
+            if flow is not None:
+                results = yield from self._plans.results(flow, [row["input"]])
             changes["input"] = resolved(decode(row["input"]), results)
         return changes
 

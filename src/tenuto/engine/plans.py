@@ -22,6 +22,8 @@ class _Known(msgspec.Struct, frozen=True):
     input: Any
     flow: Flow
     """As one that runs; what else of it changes is as it was once."""
+    tied: frozenset[str]
+    """The groups of which some children wait for others."""
 
 
 class Plans:
@@ -54,11 +56,15 @@ class Plans:
             rows = yield Statement("flow_plans", {"ids": [flow]})
             plan = msgspec.json.decode(rows[0]["plan"], type=Plan)
             flow_row = msgspec.structs.replace(flow_of(rows[0]), status=FlowStatus.RUNNING)
-            known = _Known(plan, decode(rows[0]["input"]), flow_row)
+            known = _Known(plan, decode(rows[0]["input"]), flow_row, _tied(plan))
             if len(self._known) >= _MOST:
                 del self._known[next(iter(self._known))]
             self._known[flow] = known
         return known
+
+    def tied(self, flow: UUID) -> Script[frozenset[str]]:
+        """The groups of a flow of which some children wait for others."""
+        return (yield from self._load(flow)).tied
 
     def results(self, flow: UUID, texts: Iterable[str | None]) -> Script[dict[str, Any]]:
         """The latest results of the keys that these JSON texts refer to, where there are any."""
@@ -70,6 +76,11 @@ class Plans:
             return {}
         rows = yield Statement("flow_results", {"flow": flow, "keys": sorted(keys)})
         return {row["key"]: decode(row["output"]) for row in rows}
+
+
+def _tied(plan: Plan) -> frozenset[str]:
+    waiting = {key for key, new in plan.tasks.items() if new.depends_on}
+    return frozenset(key for key, group in plan.groups.items() if waiting & set(group.children))
 
 
 def refers(text: str | None) -> bool:

@@ -3,7 +3,7 @@
 Whoever reports, here or over a network, the task's secrets are struck before anything is stored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ import msgspec
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import Ended
 from tenuto.engine.core import Core
-from tenuto.engine.links import Link
+from tenuto.engine.links import Link, Standing
 from tenuto.engine.rows import CorruptRow, decode, task_of
 from tenuto.engine.sealing import Sealing, struck
 from tenuto.engine.spending import counted, spend
@@ -82,8 +82,7 @@ class _Result(msgspec.Struct, frozen=True):
     workspace: UUID
     actor: str | None
     usage: Usage | None = None
-    link: Link | None = None
-    """What plainly follows, as far as is known."""
+    standing: Standing | None = None
 
 
 class _Followed(msgspec.Struct, frozen=True):
@@ -129,10 +128,7 @@ class Reporting:
         _check_usage(usage)
         standing = self._core.watched.take(fence.task)
         known = standing is not None or usage is not None
-        link = None
-        if standing is not None and usage is None:
-            link = self._core.link(fence.task, standing, actor)
-        result = _Result(command, workspace, actor, usage, link)
+        result = _Result(command, workspace, actor, usage, standing)
         moved = not known and await self._core.batcher.submit(
             self._complete, result, key=fence.task.int
         )
@@ -177,19 +173,22 @@ class Reporting:
     def _watched_script(self, results: list[_Result]) -> Script[Answers]:
         plain = yield from self._paid(results)
         rows = yield self._completion("complete_watched", results)
-        moved = {row["id"]: row for row in rows}
         cascade = self._core.cascade(results[0].actor, strict=True)
         yield from cascade.follow(
-            Ended(task, row["workspace"], Status.COMPLETED, row)
-            for task, row in sorted(moved.items())
+            Ended(row["id"], row["workspace"], Status.COMPLETED, row)
+            for row in sorted(rows, key=lambda row: row["id"].int)
         )
-        told = [_Followed(each.command.fence.task in {*moved, *plain}) for each in results]
+        moved = {row["id"] for row in rows} | plain
+        told = [_Followed(each.command.fence.task in moved) for each in results]
         told[0] = _Followed(told[0].moved, cascade)
         return told
 
-    def _linked(self, result: _Result) -> Script[_Followed | None] | None:
+    def _linked(self, result: _Result) -> Callable[[], Script[_Followed | None]] | None:
         """A completion and what follows from it in one statement, if that is known to be plain."""
-        return None if result.link is None else self._linked_script(result, result.link)
+        if result.standing is None or result.usage is not None:
+            return None
+        link = self._core.link(result.command.fence.task, result.standing, result.actor)
+        return None if link is None else partial(self._linked_script, result, link)
 
     def _linked_script(self, result: _Result, link: Link) -> Script[_Followed | None]:
         fence, found = result.command.fence, _found(result)

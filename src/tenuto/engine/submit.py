@@ -1,6 +1,6 @@
 """Submit: one task, many, again after a lost answer."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -27,6 +27,10 @@ from tenuto.store.protocol import Script, Statement
 _INPUT = 5
 _ENV = 19
 """Places of columns in the rows of `_body`."""
+
+
+_PART = 250
+"""Tasks of a large submit that are written at a time: more are spelled meanwhile."""
 
 
 class Submitted(msgspec.Struct, frozen=True, gc=False):
@@ -77,6 +81,9 @@ class Submitting:
             raise Invalid(f"{len(news):,} tasks in one submit", "bulk_too_large")
         for new in news:
             check(new)
+        many = len(news) > _PART and not self._core.store.mixes
+        if many and not any(map(_entangled, news)):
+            return await self._in_parts(news, workspace, actor, rerun_of=rerun_of)
         places = _same_as(news)
         unique = sorted(set(places))
         draft = await self.draft(
@@ -98,6 +105,40 @@ class Submitting:
             known[place] if place == index else Submitted(known[place].id, created=False)
             for index, place in enumerate(places)
         ]
+
+    async def _in_parts(
+        self, news: Sequence[NewTask], workspace: UUID, actor: str | None, *, rerun_of: UUID | None
+    ) -> list[Submitted]:
+        """The same for many tasks that have nothing to do with each other."""
+        now = self._core.now()
+        drafts: list[Draft] = []
+
+        async def spelled() -> AsyncIterator[Statement]:
+            for start in range(0, len(news), _PART):
+                part = news[start : start + _PART]
+                await self._core.clock.sleep(
+                    0
+                )  # what was spelled before is to be on its way meanwhile
+                drafts.append(await self.draft(part, workspace, actor, rerun_of=rerun_of))
+                yield insert("submit_new", drafts[-1].rows, now)
+
+        crash_point("engine.before_commit")
+        parts = spelled()
+        try:
+            await self._core.store.stream(parts)
+        except Unavailable:
+            # The answer may be lost and the commit not. Ids are ours, so asking again is safe.
+            async for _ in parts:
+                pass
+            await self._core.store.transact(lambda: self._again(drafts, workspace))
+        crash_point("engine.committed")
+        for draft in drafts:
+            self.announce(draft)
+        return [Submitted(each, at=now) for draft in drafts for each in draft.ids]
+
+    def _again(self, drafts: list[Draft], workspace: UUID) -> Script[None]:
+        for draft in drafts:
+            yield from submit_script(self._core, draft, workspace)
 
     def announce(self, draft: Draft) -> None:
         """Hint at the tasks that can be claimed at once."""
@@ -208,6 +249,11 @@ class Submitting:
             rows["hot"].append(hot)
         keyed = any(new.concurrency is not None for new in news)
         return Draft(ids, keys, prints, rows, wakes, waits, keyed)
+
+
+def _entangled(new: NewTask) -> bool:
+    """Whether a task may be one that was submitted before, or wait for another."""
+    return bool(new.id or new.idempotency_key or new.depends_on or new.blocks or new.concurrency)
 
 
 def _check_whole(draft: Draft, fresh: set[UUID]) -> None:

@@ -32,8 +32,8 @@ class Kind(msgspec.Struct, frozen=True, eq=False):
     """A caller who finds nobody writing does not wait a turn for company: most come alone."""
     leads: bool = False
     """What it writes is what a claim right after it looks for: one claim goes along behind it."""
-    single: Callable[[Any], Script[Any] | None] | None = None
-    """The same for one item, in one statement, where that may do; without an answer it did not."""
+    single: Callable[[Any], Callable[[], Script[Any]] | None] | None = None
+    """The same for one item in one statement, where that may do; `None` if it did not."""
 
 
 class _Waiting(msgspec.Struct, eq=False):
@@ -156,11 +156,14 @@ class Batcher:
     async def _singly(self, first: _Waiting, others: list[_Waiting]) -> bool:
         """Whether the first could be written in one statement; then the others are written, too."""
         make = first.kind.single
-        if make is None or make(first.item) is None or (others and others[0].kind is first.kind):
+        if make is None or (others and others[0].kind is first.kind):
+            return False
+        script = make(first.item)
+        if script is None:
             return False
         crash_point("engine.before_commit")
         try:
-            answer = await self._store.once(lambda: make(first.item) or _nothing())
+            answer = await self._store.once(script)
         except Conflict:
             return False  # somebody wrote the same at that moment
         if answer is None:
@@ -185,14 +188,10 @@ def _scripts(items: list[tuple[Kind, list[Any]]], *, single: bool) -> Script[lis
     for kind, group in items:
         answer = None
         if single and kind.single is not None and len(group) == 1:
-            answer = yield from kind.single(group[0]) or _nothing()
+            script = kind.single(group[0])
+            answer = None if script is None else (yield from script())
         answers.append((yield from kind.script(group)) if answer is None else [answer])
     return answers
-
-
-def _nothing() -> Script[None]:
-    return None
-    yield
 
 
 def _settle(future: "asyncio.Future[Any]", answer: Any) -> None:

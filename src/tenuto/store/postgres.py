@@ -1,8 +1,9 @@
 """PostgreSQL over asyncpg: every query one statement, every batch one round trip."""
 
+import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from types import TracebackType
@@ -246,6 +247,17 @@ class PostgresStore:
             except _AGAIN:
                 continue
         raise Unavailable("the database kept reporting deadlocks")
+
+    async def stream(self, statements: AsyncIterator[Statement]) -> None:
+        await self.sync_clock()
+        async with self._connection() as connection, self._transaction(connection):
+            statement = await anext(statements, None)
+            while statement is not None:
+                running = asyncio.ensure_future(self._run(connection, statement))
+                try:
+                    statement = await anext(statements, None)
+                finally:
+                    await running
 
     async def _script(self, connection: Any, steps: Script[T]) -> T:
         try:

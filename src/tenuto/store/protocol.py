@@ -6,7 +6,7 @@ and returns its result. It does no I/O itself, so the same script runs on a writ
 network connection or inline in the simulator, and may be run again after a deadlock.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
@@ -78,3 +78,20 @@ class Store(Protocol):
 
     async def once(self, script: Callable[[], Script[T]]) -> T:
         """The same for a script of exactly one statement, which is a transaction by itself."""
+
+    async def stream(self, statements: AsyncIterator[Statement]) -> None:
+        """Run statements that ask nothing in one transaction, each as soon as it is there.
+
+        Where the database works beside us, the next one is made while it runs the last.
+        """
+
+
+async def gathered(statements: AsyncIterator[Statement]) -> Callable[[], Script[None]]:
+    """Statements that ask nothing, as a script."""
+    made = [statement async for statement in statements]
+
+    def script() -> Script[None]:
+        for statement in made:
+            _ = yield statement
+
+    return script

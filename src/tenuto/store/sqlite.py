@@ -9,7 +9,7 @@ import fcntl
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
@@ -22,7 +22,7 @@ import msgspec
 from tenuto.clock import Clock, from_micros, to_micros
 from tenuto.model.errors import Conflict, Invalid, TenutoError, Unavailable
 from tenuto.store import schema, sql
-from tenuto.store.protocol import Row, SchemaState, Script, Statement
+from tenuto.store.protocol import Row, SchemaState, Script, Statement, gathered
 
 T = TypeVar("T")
 
@@ -313,6 +313,9 @@ class SqliteStore:
 
     async def once(self, script: Callable[[], Script[T]]) -> T:
         return await self.transact(script)
+
+    async def stream(self, statements: AsyncIterator[Statement]) -> None:
+        await self.transact(await gathered(statements))
 
     async def _on_writer(self, job: Callable[[], T]) -> T:
         """The job's result, done on the writer thread."""

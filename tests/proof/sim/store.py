@@ -1,7 +1,7 @@
 """One database for all processes, and the unreliable way to it that each of them has."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import cache
 from typing import Any, TypeVar
 from uuid import UUID
@@ -13,7 +13,7 @@ from tests.proof.sim.recorder import Recorder
 
 from tenuto.clock import Clock
 from tenuto.model.errors import TenutoError, Unavailable
-from tenuto.store.protocol import Row, SchemaState, Script, Statement
+from tenuto.store.protocol import Row, SchemaState, Script, Statement, gathered
 from tenuto.store.sqlite import SqliteStore
 
 T = TypeVar("T")
@@ -111,6 +111,9 @@ class SimStore:
 
     async def once(self, script: Callable[[], Script[T]]) -> T:
         return await self.transact(script)
+
+    async def stream(self, statements: AsyncIterator[Statement]) -> None:
+        await self.transact(await gathered(statements))
 
     async def _call(self, run: Callable[[], T], names: str | list[str]) -> T:
         loop = asyncio.get_running_loop()
