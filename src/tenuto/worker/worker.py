@@ -75,6 +75,7 @@ class Worker:
         self._dry: set[int] = set()
         self._hints = 0
         self._plenty = False
+        self._reaching = False
         self._stopping = False
         self._asked = asyncio.Event()
         """Somebody asked this worker to end."""
@@ -138,6 +139,7 @@ class Worker:
 
         A second claim may be under way while the queue is full: the store works while we do.
         """
+        self._reaching = False
         while len(self._claims) < (2 if self._plenty else 1):
             n = min(self._free(), CLAIM_MOST)
             index = self._next_agent()
@@ -234,7 +236,9 @@ class Worker:
 
     def _reach_soon(self) -> None:
         # In our own context: what a claim starts must not inherit that of whoever is the cause.
-        asyncio.get_running_loop().call_soon(self._reach, context=self._context)
+        if not self._reaching:
+            self._reaching = True
+            asyncio.get_running_loop().call_soon(self._reach, context=self._context)
 
     def _poke(self) -> None:
         if isinstance(self._heart, HeartThread):
