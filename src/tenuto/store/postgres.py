@@ -49,17 +49,19 @@ _CUT = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientErr
 _AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 # The statements that write are written so that one plan is right at every size: rows are found by
-# key, by place, or in order of an index. So plans are made once, and scans and bitmaps, which look
-# good as long as a table is small or not yet counted, are off.
+# key, by place, or in order of an index. So plans are made once, and scans, which look good as long
+# as a table is small, are off.
 _WRITE_SETTINGS = {
     "application_name": "tenuto",
     "jit": "off",
     "enable_seqscan": "off",
-    "enable_bitmapscan": "off",
     "enable_mergejoin": "off",
     "plan_cache_mode": "force_generic_plan",
     "idle_in_transaction_session_timeout": "30s",
 }
+# Before a table is counted, a bitmap of all rows of a workspace looks good, too. Only the system
+# needs bitmaps: to find what is old.
+_TENANT_SETTINGS = {"enable_bitmapscan": "off"}
 _READ_SETTINGS = {
     "application_name": "tenuto",
     "jit": "off",
@@ -95,8 +97,10 @@ class DatabaseClock(Clock):
 class _Means:
     """The connections of one role, and the statements spelled for them."""
 
-    def __init__(self, url: str, writers: int, role: dict[str, str]) -> None:
-        self.write = Pool(url, writers, _WRITE_SETTINGS | role)
+    def __init__(
+        self, url: str, writers: int, role: dict[str, str], write: Mapping[str, str]
+    ) -> None:
+        self.write = Pool(url, writers, {**write, **role})
         self.read = Pool(url, _READERS, _READ_SETTINGS | role)
         self.compiled: dict[Any, sql.PostgresQuery] = {}
         self.shapes: Counter[str] = Counter()
@@ -129,7 +133,7 @@ class PostgresStore:
         self.writers = writers
         self.clock = clock or DatabaseClock()
         self._many = many
-        self._means = means or _Means(url, writers, {"role": "tenuto_system"})
+        self._means = means or _Means(url, writers, {"role": "tenuto_system"}, _WRITE_SETTINGS)
         self._tenant = tenant
         self._owner = Pool(url, 1, {"application_name": "tenuto"})
         self._system = means is None
@@ -142,7 +146,8 @@ class PostgresStore:
             role = {"role": "tenuto_runtime"}
             if not self._many:
                 role["app.workspace"] = str(workspace)
-            self._tenants[key] = _Means(self.url, self.writers, role)
+            settings = _WRITE_SETTINGS | _TENANT_SETTINGS
+            self._tenants[key] = _Means(self.url, self.writers, role, settings)
         return PostgresStore(
             self.url,
             self.clock,
