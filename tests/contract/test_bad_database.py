@@ -1,5 +1,6 @@
 """Bad databases: addresses, servers, files and disks that will not do, each with its own answer."""
 
+import asyncio
 import os
 import pwd
 import tempfile
@@ -139,6 +140,17 @@ async def test_a_connection_that_is_lost_comes_back(
         submitted = await insisted(lambda: engine.submit(new()))
         assert (await insisted(lambda: engine.show(submitted.id))).status == "PENDING"
         assert await engine.upkeep.audit() == []
+
+
+async def test_a_read_is_asked_again_where_idle_connections_are_gone(
+    postgres: PostgresServer, postgres_url: str
+) -> None:
+    async with opened(postgres_url, ManualClock()) as store:
+        engine = Engine(store)
+        submitted = await engine.submit(new())
+        await asyncio.gather(*(engine.show(submitted.id) for _ in range(4)))
+        postgres.restart("fast")  # nobody hears of it meanwhile: the loop stands still
+        assert (await engine.show(submitted.id)).status == "PENDING"
 
 
 async def test_a_path_that_is_a_directory(tmp_path: Path) -> None:

@@ -46,6 +46,12 @@ _LOST = (
     TimeoutError,
 )
 _CUT = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+_GONE = (
+    ConnectionError,
+    asyncpg.ConnectionDoesNotExistError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
 _AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 # The statements that write are written so that one plan is right at every size: rows are found by
@@ -220,6 +226,16 @@ class PostgresStore:
         return {"database": f"PostgreSQL {version}", "name": database, "role": role, **settings}
 
     async def fetch(self, statement: Statement) -> list[Row]:
+        # Idle connections do not survive the server; a read can be asked again on a new one.
+        for _ in range(_READERS):
+            try:
+                return await self._read(statement)
+            except Unavailable as error:
+                if not isinstance(error.__cause__, _GONE):
+                    raise
+        return await self._read(statement)
+
+    async def _read(self, statement: Statement) -> list[Row]:
         async with self._connection(read=True) as connection:
             if self._tenant is None:
                 return await self._run(connection, statement)
