@@ -127,7 +127,7 @@ class Flows:
             raise Invalid(
                 "a flow's input names secrets, it does not hold them", "secret_in_definition"
             )
-        return {
+        params = {
             "id": self._core.clock.new_id(),
             "workspace": self._workspace,
             "key": plan.root,
@@ -143,6 +143,8 @@ class Flows:
             "actor": self.actor,
             "now": self._core.now(),
         }
+        self._core.plans.remember(plan, params)
+        return params
 
     def begin(self, cascade: Cascade, params: dict[str, Any]) -> Script[bool]:
         """Make a flow and what it starts with; false when its `fire_key` was used before."""

@@ -55,11 +55,38 @@ class Plans:
         if known is None:
             rows = yield Statement("flow_plans", {"ids": [flow]})
             plan = msgspec.json.decode(rows[0]["plan"], type=Plan)
-            flow_row = msgspec.structs.replace(flow_of(rows[0]), status=FlowStatus.RUNNING)
-            known = _Known(plan, decode(rows[0]["input"]), flow_row, _tied(plan))
-            if len(self._known) >= _MOST:
-                del self._known[next(iter(self._known))]
-            self._known[flow] = known
+            known = self._keep(plan, rows[0]["input"], flow_of(rows[0]))
+        return known
+
+    def remember(self, plan: Plan, row: dict[str, Any]) -> None:
+        """A flow that is about to be made of these columns: its plan need not be read."""
+        made = Flow(
+            id=row["id"],
+            workspace=row["workspace"],
+            key=row["key"],
+            title=row["title"],
+            status=FlowStatus.RUNNING,
+            steps_left=row["steps"],
+            open=1,
+            failed=0,
+            priority=row["priority"],
+            source=row["source"],
+            rerun_of=row["rerun_of"],
+            trace_id=row["trace_id"],
+            created_by=row["actor"],
+            version=1,
+            created_at=row["now"],
+            updated_at=row["now"],
+            finished_at=None,
+        )
+        self._keep(plan, row["input"], made)
+
+    def _keep(self, plan: Plan, given: str | None, flow: Flow) -> _Known:
+        running = msgspec.structs.replace(flow, status=FlowStatus.RUNNING)
+        known = _Known(plan, decode(given), running, _tied(plan))
+        if len(self._known) >= _MOST:
+            del self._known[next(iter(self._known))]
+        self._known[flow.id] = known
         return known
 
     def tied(self, flow: UUID) -> Script[frozenset[str]]:

@@ -104,11 +104,17 @@ class _Prepared:
         if not encoders:
             return [[row[index] for index in uses] for row in rows]
         encoded = []
+        last: dict[int, tuple[Any, Any]] = {}  # rows of a set often share a value: encoded once
         for row in rows:
             full = list(row)
             for index, encode in encoders:
-                if full[index] is not None:
-                    full[index] = encode(full[index])
+                value = full[index]
+                if value is None:
+                    continue
+                known = last.get(index)
+                if known is None or known[0] is not value:
+                    known = last[index] = (value, encode(value))
+                full[index] = known[1]
             encoded.append([full[index] for index in uses])
         return encoded
 
