@@ -160,6 +160,26 @@ async def test_a_large_bulk_whose_answer_is_lost_is_there_once(
     assert await raw.count("event") == 600
 
 
+async def test_a_large_bulk_that_cannot_be_spelled_whole_writes_nothing(
+    engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database goes while the lanes of a later part are looked up."""
+    whole, calls = engine.core.lanes.ensure, iter([True, False])
+
+    async def ensure(wanted: Any) -> Any:
+        if next(calls):
+            return await whole(wanted)
+        raise Unavailable("the database does not answer")
+
+    await engine.submit(new())
+    before = await raw.counts()
+    monkeypatch.setattr(engine.core.lanes, "ensure", ensure)
+    monkeypatch.setattr(engine.core.store, "mixes", False)
+    with pytest.raises(Unavailable):
+        await engine.submit_many([new(f"t{n}") for n in range(600)])
+    assert await raw.counts() == before
+
+
 @pytest.mark.parametrize("wrong", [{"priority": 11}, {"input": {"$from": "x"}}])
 async def test_a_large_bulk_with_one_bad_task_writes_nothing(
     engine: Engine, raw: Raw, wrong: dict[str, Any]

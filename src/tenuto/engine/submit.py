@@ -116,9 +116,8 @@ class Submitting:
         async def spelled() -> AsyncIterator[Statement]:
             for start in range(0, len(news), _PART):
                 part = news[start : start + _PART]
-                await self._core.clock.sleep(
-                    0
-                )  # what was spelled before is to be on its way meanwhile
+                # What was spelled before is to be on its way meanwhile.
+                await self._core.clock.sleep(0)
                 drafts.append(await self.draft(part, workspace, actor, rerun_of=rerun_of))
                 yield insert("submit_new", drafts[-1].rows, now)
 
@@ -130,6 +129,8 @@ class Submitting:
             # The answer may be lost and the commit not. Ids are ours, so asking again is safe.
             async for _ in parts:
                 pass
+            if sum(len(draft.ids) for draft in drafts) < len(news):
+                raise  # a part could not be spelled: nothing was written
             await self._core.store.transact(lambda: self._again(drafts, workspace))
         crash_point("engine.committed")
         for draft in drafts:
