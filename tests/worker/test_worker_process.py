@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -119,8 +120,12 @@ async def test_workers_drain_quietly_when_up_is_killed(world: System) -> None:
     up = world.start("up", "--workers", "2", drain_s=2)
     tasks = await world.submit(*(world.task(MEEK) for _ in range(2)))
     await flying(world, 2, 2)
-    workers = await world.engine.query.workers(world.engine.workspace)
-    before = {row["pid"]: cpu_seconds(row["pid"]) for row in workers}
+
+    async def known() -> list[Any]:
+        rows = list(await world.engine.query.workers(world.engine.workspace))
+        return rows if len(rows) == 2 else []
+
+    before = {row["pid"]: cpu_seconds(row["pid"]) for row in await eventually(known, PATIENCE)}
     used = dict(before)
     up.signal(signal.SIGKILL)
 
