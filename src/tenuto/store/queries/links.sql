@@ -10,6 +10,11 @@
 task.id = :id and task.attempt = :attempt and task.lease_token = :token and task.watched
   and {fragment:undisturbed}
 
+-- fragment: done_if_ready
+{fragment:done}
+where task.id = :id and (select count(ready.id) from {ready}) > 0
+returning {fragment:done_columns}
+
 -- fragment: woken only postgres
 {woken} as moved
 
@@ -59,9 +64,7 @@ select counted.id from (
   select waiter.id, waiter.awaited, count(*) over () as n from {waiter}
 ) counted where counted.n = counted.awaited;
 -- as: moved
-{fragment:done}
-where task.id = :id and (select count(ready.id) from {ready}) > 0
-returning {fragment:done_columns};
+{fragment:done_if_ready};
 {fragment:attempt_completed};
 {fragment:note_completed};
 {fragment:keep_result};
@@ -118,9 +121,7 @@ where child.is_group = 0 and {fragment:waits_for_turn}
 -- as: ready(id, slot)
 {fragment:in_turn};
 -- as: moved
-{fragment:done}
-where task.id = :id and (select count(ready.id) from {ready}) > 0
-returning {fragment:done_columns};
+{fragment:done_if_ready};
 {fragment:attempt_completed};
 {fragment:note_completed};
 {fragment:keep_result};
@@ -168,9 +169,7 @@ where exists (select 1 from task where {fragment:ends_plainly} and task.awaited 
 -- as: ready(id)
 {fragment:before_next};
 -- as: moved
-{fragment:done}
-where task.id = :id and (select count(ready.id) from {ready}) > 0
-returning {fragment:done_columns};
+{fragment:done_if_ready};
 {fragment:attempt_completed};
 {fragment:note_completed};
 {fragment:keep_result};
@@ -180,11 +179,10 @@ from {rows:body of ready};
 from {rows:hot of ready};
 {fragment:note_submitted}
 from {rows:hot of ready};
-insert into task_label (task, workspace, label)
-select label.task, label.workspace, label.label from {rows:label of ready};
-insert into task_tag (task, workspace, tag)
-select tag.task, tag.workspace, tag.tag from {rows:tag of ready};
-insert into task_capability (task, workspace, capability)
-select capability.task, capability.workspace, capability.capability
+{fragment:new_label}
+from {rows:label of ready};
+{fragment:new_tag}
+from {rows:tag of ready};
+{fragment:new_capability}
 from {rows:capability of ready};
 -- answer: ready(id)

@@ -76,6 +76,18 @@ select hot.id, hot.workspace, hot.lane, hot.status, hot.rank, hot.priority, hot.
   hot.estimate_minutes, hot.run_at, hot.due_at][placed: , hot.hold, coalesce(hot.unmet, 0),
   coalesce(hot.watched, false), hot.wait_until, coalesce(hot.awaited, 0)]
 
+-- fragment: new_label
+insert into task_label (task, workspace, label)
+select label.task, label.workspace, label.label
+
+-- fragment: new_tag
+insert into task_tag (task, workspace, tag)
+select tag.task, tag.workspace, tag.tag
+
+-- fragment: new_capability
+insert into task_capability (task, workspace, capability)
+select capability.task, capability.workspace, capability.capability
+
 -- fragment: note_submitted
 insert into event (task, seq, workspace, xid, kind, level, new, attempt, actor, at)
 select hot.id, 1, hot.workspace, {xid}, 'submitted', 'INFO', hot.status, 0, hot.actor, :now
@@ -100,12 +112,11 @@ returning task as id;
 from {rows:hot of inserted};
 {fragment:note_submitted}
 from {rows:hot of inserted};
-insert into task_label (task, workspace, label)
-select label.task, label.workspace, label.label from {rows:label of inserted};
-insert into task_tag (task, workspace, tag)
-select tag.task, tag.workspace, tag.tag from {rows:tag of inserted};
-insert into task_capability (task, workspace, capability)
-select capability.task, capability.workspace, capability.capability
+{fragment:new_label}
+from {rows:label of inserted};
+{fragment:new_tag}
+from {rows:tag of inserted};
+{fragment:new_capability}
 from {rows:capability of inserted};
 insert into task_secret (task, workspace, key_id, data)
 select sealed.task, sealed.workspace, sealed.key_id, sealed.data from {rows:sealed of inserted};
@@ -128,12 +139,12 @@ from {rows:dependency of inserted};
 from {rows:body};
 {fragment:new_task}
 from {rows:hot};
-insert into task_label (task, workspace, label)
-select label.task, label.workspace, label.label from {rows:label};
-insert into task_tag (task, workspace, tag)
-select tag.task, tag.workspace, tag.tag from {rows:tag};
-insert into task_capability (task, workspace, capability)
-select capability.task, capability.workspace, capability.capability from {rows:capability};
+{fragment:new_label}
+from {rows:label};
+{fragment:new_tag}
+from {rows:tag};
+{fragment:new_capability}
+from {rows:capability};
 insert into task_secret (task, workspace, key_id, data)
 select sealed.task, sealed.workspace, sealed.key_id, sealed.data from {rows:sealed};
 insert into task_dependency (task, needs, workspace, met, failed)
