@@ -8,6 +8,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from uuid import UUID
 
 import msgspec
 
@@ -16,7 +17,7 @@ from tenuto.model.redact import LEAST, MASK, Redactor, words
 
 REQUEST: ContextVar[str | None] = ContextVar("request", default=None)
 """The id of the request that is being answered."""
-TASK: ContextVar[str | None] = ContextVar("task", default=None)
+TASK: ContextVar[UUID | str | None] = ContextVar("task", default=None)
 """The id of the task that is being run."""
 
 MOST_SECRETS = 1000
@@ -122,7 +123,7 @@ class _Json(logging.Formatter):
             "message": record.msg,
             "request_id": REQUEST.get(),
             "trace_id": tracing.trace_id(),
-            "task_id": TASK.get(),
+            "task_id": None if (task := TASK.get()) is None else str(task),
             "stack": record.exc_text,
             **getattr(record, "fields", {}),
         }

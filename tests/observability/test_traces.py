@@ -112,7 +112,7 @@ async def test_a_task_is_one_trace_of_four_spans(
     inside: list[tuple[str | None, str | None]] = []
 
     def now(ctx: Any) -> None:
-        inside.append((tracing.trace_id(), TASK.get()))
+        inside.append((tracing.trace_id(), str(TASK.get())))
 
     async def later(ctx: Any) -> None:
         now(ctx)

@@ -1,5 +1,6 @@
 """Claim: an agent takes up to n tasks over its lanes, under a lease."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from operator import itemgetter
@@ -31,7 +32,7 @@ from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Row, Script, Statement
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class Work(msgspec.Struct, frozen=True):
     """A claimed task as its attempt sees it."""
 
     fence: Fence
@@ -60,6 +61,17 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """What the task before it in its flow has made."""
     secrets: tuple[str, ...] = ()
     """The secret values among all this: to be struck from whatever the attempt says."""
+
+
+_RANK = itemgetter("rank")
+_LOOKED_AT = itemgetter("watched", "input", "env", "flow")
+_COLUMNS = itemgetter(
+    *("id", "attempt", "workspace", "tries", "max_attempts", "lease_until", "timeout_s"),
+    *("checkpoint_seq", "title", "prompt", "system_prompt", "model", "task_type", "command"),
+    *("cwd", "env", "input", "metadata", "parent", "trace_id", "checkpoint", "flow", "key"),
+)
+"""What a work is made of, in the order of its fields."""
+_MADE: Callable[..., Work] = Work
 
 
 class _Wish(msgspec.Struct, frozen=True):
@@ -199,17 +211,18 @@ class Claiming:
         works = []
         secret = []
         placed = []
-        for row in sorted(rows, key=itemgetter("rank")):
+        for row in sorted(rows, key=_RANK):
             try:
                 works.append(_work(row, token))
             except (ValueError, TypeError, msgspec.MsgspecError) as error:
                 await self._quarantine(row, error)
                 continue
-            if row["watched"]:
+            watched, given, env, flow = _LOOKED_AT(row)
+            if watched:
                 self._core.watched.add(row["id"], standing_of(row))
-            if marked(row["input"]) or marked(row["env"]):
+            if marked(given) or marked(env):
                 secret.append(row)
-            if row["flow"] is not None or refers(row["input"]):
+            if flow is not None or refers(given):
                 placed.append(row)
         if placed:
             works = await self._in_place(works, placed)
@@ -305,34 +318,22 @@ def _taken_of(wish: _Wish, n: int) -> Script[Taken]:
 
 
 def _work(row: Row, token: str) -> Work:
-    get = row.__getitem__
-    if (retry := get("retry")) is not None:
-        msgspec.json.decode(retry, type=RetryPolicy)
-    return Work(
-        fence=Fence(get("id"), get("attempt"), token),
-        workspace=get("workspace"),
-        tries=get("tries"),
-        max_attempts=get("max_attempts"),
-        lease_until=get("lease_until"),
-        timeout_s=get("timeout_s"),
-        checkpoint_seq=get("checkpoint_seq"),
-        title=get("title"),
-        prompt=get("prompt"),
-        system_prompt=get("system_prompt"),
-        model=get("model"),
-        task_type=get("task_type"),
-        command=_typed(get("command"), list[str], None),
-        cwd=get("cwd"),
-        env=_typed(get("env"), dict[str, str | Reference], {}),
-        input=decode(get("input")),
-        metadata=_typed(get("metadata"), dict[str, Any], {}),
-        parent=get("parent"),
-        trace_id=get("trace_id"),
-        checkpoint=decode(get("checkpoint")),
-        flow=get("flow"),
-        key=get("key"),
+    task, attempt, *plain, command, cwd, env, given, metadata, parent, trace, saved, flow, key = (
+        _COLUMNS(row)
     )
-
-
-def _typed(text: str | None, kind: Any, absent: Any) -> Any:
-    return absent if text is None else msgspec.json.decode(text, type=kind)
+    if (retry := row["retry"]) is not None:
+        msgspec.json.decode(retry, type=RetryPolicy)
+    return _MADE(
+        Fence(task, attempt, token),
+        *plain,
+        None if command is None else msgspec.json.decode(command, type=list[str]),
+        cwd,
+        {} if env is None else msgspec.json.decode(env, type=dict[str, str | Reference]),
+        decode(given),
+        {} if metadata is None else msgspec.json.decode(metadata, type=dict[str, Any]),
+        parent,
+        trace,
+        decode(saved),
+        flow,
+        key,
+    )

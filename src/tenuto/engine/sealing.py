@@ -141,16 +141,21 @@ class Sealing:
         """The attempt is over."""
         self._known.pop(fence.task.int, None)
 
+    def known(self, fence: Fence) -> Redactor | None:
+        """What strikes an attempt's secrets, where nothing has to be read for it."""
+        if self._core.vault is None:
+            return NOTHING
+        attempt, known = self._known.get(fence.task.int, (0, NOTHING))
+        return known if attempt == fence.attempt else None
+
     async def redactor(self, fence: Fence) -> Redactor:
         """What strikes an attempt's secrets; raises rather than let pass what it cannot open.
 
         Of an attempt that was claimed elsewhere the named secrets are taken as they are now.
         """
-        if self._core.vault is None:
-            return NOTHING
-        attempt, known = self._known.get(fence.task.int, (0, NOTHING))
-        if attempt == fence.attempt:
-            return known
+        if (mine := self.known(fence)) is not None:
+            return mine
+        attempt, _ = self._known.get(fence.task.int, (0, NOTHING))
         rows = await self._core.store.fetch(Statement("task_marked", {"id": fence.task, **_LIKE}))
         if not rows:
             return NOTHING

@@ -58,7 +58,7 @@ class Batcher:
 
         Two items with one key never share a statement. Keys are hashed a lot: ids come as numbers.
         """
-        if kind.at_once and not self._queue and not self._running:
+        if not self._queue and self._needs_nobody(kind):
             return await self._alone(kind, item)
         waiting = _Waiting(kind, item, key, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
@@ -68,8 +68,14 @@ class Batcher:
             self._start()
         return await waiting.future
 
+    def _needs_nobody(self, kind: Kind) -> bool:
+        """Whether an item had better not wait a turn for company."""
+        if kind.alone and not self._store.mixes:
+            return len(self._running) < self._store.writers
+        return kind.at_once and not self._running
+
     async def _alone(self, kind: Kind, item: Any) -> Any:
-        """The same where nobody else is writing: without a batch, in the caller's own task."""
+        """The answer to an item that shares nothing: without a batch, in the caller's own task."""
         caller = asyncio.current_task()
         assert caller is not None
         self._running.add(caller)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+from tenuto import tracing
 from tenuto.crash import crash_point
 from tenuto.engine.claim import Work
 from tenuto.model.attempts import HUNG
@@ -15,11 +16,11 @@ from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.model.limits import MAX_ERROR, MAX_STACK, clean
 from tenuto.model.redact import NOTHING, Redactor
 from tenuto.settings import Settings
+from tenuto.telemetry import TASK
 from tenuto.worker.context import Context
 from tenuto.worker.leases import Held, Leases, Reason
 from tenuto.worker.port import WorkEngine
 from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart, Runtime
-from tenuto.worker.transcript import Transcript
 from tenuto.worker.waiting import Parked
 
 log = logging.getLogger("tenuto.worker")
@@ -49,14 +50,17 @@ class Attempt:
         # The engine strikes secrets from all that is stored. Struck here is what the worker cuts
         # into pieces first, in which nobody would know a secret again.
         self._redactor = Redactor(work.secrets) if work.secrets else NOTHING
-        room = settings.transcript_kb * 1024
-        self._transcript = Transcript(engine, work.fence, room, self._redactor)
         self._held = Held(work.fence, self.stop, warn=self.warn)
-        self._running: asyncio.Task[Any] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[None] | None = None
         self._stopping = False
         self._receipt: dict[str, Any] = {}
-        self._context = Context(engine, work, self._transcript, self._redactor)
-        self._loop = asyncio.get_running_loop()
+        self._context = Context(engine, work, settings.transcript_kb * 1024, self._redactor)
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
+        """Run the attempt in a task of its own."""
+        task = self._task = loop.create_task(self.run())
+        return task
 
     def stop(self, reason: Reason) -> None:
         """End the session; the outcome follows from the reason."""
@@ -70,37 +74,46 @@ class Attempt:
 
     def warn(self) -> None:
         """Tell the session that it seems to hang. For any thread."""
-        with suppress(RuntimeError):  # the loop is gone, and the session with it
-            self._loop.call_soon_threadsafe(self._warn)
+        running = self._running
+        if running is not None:
+            with suppress(RuntimeError):  # the loop is gone, and the session with it
+                running.get_loop().call_soon_threadsafe(self._warn)
 
     def _warn(self) -> None:
         if not self._held.ended:
             self._context.warned = True
-            self._transcript.add("WARN", HUNG)
+            self._context.log(HUNG, "WARN")
 
     async def run(self) -> None:
-        """The whole pipeline. Never raises but for a worker that is being torn down."""
+        """The whole pipeline. Never raises but for a worker that is being torn down.
+
+        What it logs and traces is known to be the task's.
+        """
+        TASK.set(self._work.fence.task)
         self._leases.add(self._held)
         try:
-            try:
-                tell = await self._session()
-            finally:
-                self._session_ended()
-            self._held.ended = True
-            await self._transcript.close()
-            if not self._context.parked:  # else the store has heard all there is
-                await self._insist(tell)
+            with tracing.span("run", self._work.trace_id, self._work.fence.task):
+                try:
+                    tell = await self._session()
+                finally:
+                    self._session_ended()
+                self._held.ended = True
+                if self._context.said is not None:
+                    await self._context.heard()
+                if not self._context.parked:  # else the store has heard all there is
+                    await self._insist(tell)
         finally:
             self._leases.remove(self._held)
             # Nothing may refer to itself: what is over is freed at once, not by the collector.
             self._held.stop = _over
             self._held.warn = _silent
+            self._task = None
 
     async def _session(self) -> Tell:
         """Run to the end of the session; answers how to tell its outcome."""
         crash_point("worker.before_start")
         timer = None
-        self._running = asyncio.current_task()
+        self._running = self._task
         if self._work.timeout_s is not None:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(self._work.timeout_s, self.stop, "timeout")

@@ -22,13 +22,13 @@ T = TypeVar("T")
 class Context:
     """One attempt, as an async handler sees it."""
 
-    def __init__(
-        self, engine: WorkEngine, work: Work, transcript: Transcript, redactor: Redactor
-    ) -> None:
+    def __init__(self, engine: WorkEngine, work: Work, room: int, redactor: Redactor) -> None:
         self._engine = engine
         self._work = work
-        self._transcript = transcript
+        self._room = room
         self.redactor = redactor
+        self.said: Transcript | None = None
+        """What the attempt has told its transcript, if anything."""
         self._steps: dict[str, tuple[Any, UUID | None]] | None = None
         self._saves = work.checkpoint_seq
         self._reports = 0
@@ -75,11 +75,18 @@ class Context:
     @property
     def full(self) -> bool:
         """Whether the attempt's transcript takes no more."""
-        return self._transcript.full
+        return self.said is not None and self.said.full
 
     def log(self, text: str, level: str = "INFO") -> None:
         """Add to the attempt's transcript."""
-        self._transcript.add(level, text)
+        if self.said is None:
+            self.said = Transcript(self._engine, self._work.fence, self._room, self.redactor)
+        self.said.add(level, text)
+
+    async def heard(self) -> None:
+        """Everything said so far is stored, unless the store refuses."""
+        if self.said is not None:
+            await self.said.close()
 
     async def progress(self, percent: float | None = None, step: str | None = None) -> None:
         """Say how far the attempt is."""
@@ -187,13 +194,13 @@ class Context:
         self, children: list[UUID | str] | None, seconds: float | None
     ) -> list[Child]:
         name = self._calls.name(children)
-        await self._transcript.close()  # nothing more is heard of an attempt that is over
+        await self.heard()  # nothing more is heard of an attempt that is over
         waited = await self._engine.wait(self._work.fence, children, seconds, name)
         self._stop_if(waited.parked)
         return waited.children
 
     async def _answer(self, key: str, question: Question) -> Any:
-        await self._transcript.close()
+        await self.heard()
         asked: Asked = await self._engine.ask(self._work.fence, key, question)
         self._stop_if(asked.parked)
         return asked.answer

@@ -47,11 +47,11 @@ class Leases:
 
     def remove(self, held: Held) -> None:
         task = held.fence.task.int
-        rest = tuple(each for each in self._held.get(task, ()) if each is not held)
-        if rest:
-            self._held[task] = rest
-        else:
-            self._held.pop(task, None)
+        mine = self._held.get(task, ())
+        if mine == (held,):
+            del self._held[task]
+        elif mine:
+            self._held[task] = tuple(each for each in mine if each is not held)
 
     def holds(self, held: Held) -> bool:
         return held in self._held.get(held.fence.task.int, ())

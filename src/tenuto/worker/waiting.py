@@ -1,6 +1,5 @@
 """What a handler gets that waits for its children or for people."""
 
-from collections import Counter
 from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
@@ -33,13 +32,13 @@ class Calls:
     """Names for a handler's waits: the same in every attempt that makes the same calls."""
 
     def __init__(self) -> None:
-        self._made: Counter[str] = Counter()
+        self._made: dict[str, int] = {}
 
     def name(self, children: Names | None) -> str:
         """The name of the next wait for these children, or for all."""
         what = ALL if children is None else "\n".join(map(str, children))
-        self._made[what] += 1
-        said = f"{self._made[what]}\n{what}"
+        number = self._made[what] = self._made.get(what, 0) + 1
+        said = f"{number}\n{what}"
         return sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

@@ -12,7 +12,6 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto import tracing
 from tenuto.broker.protocol import EVERYTHING
 from tenuto.crash import crash_point
 from tenuto.engine.claim import Work
@@ -22,7 +21,6 @@ from tenuto.metrics import HERE
 from tenuto.model.errors import Forbidden, TenutoError
 from tenuto.model.matching import AgentProfile
 from tenuto.settings import Settings
-from tenuto.telemetry import TASK
 from tenuto.worker.attempt import Attempt
 from tenuto.worker.heart import Heart, HeartThread, lease_seconds
 from tenuto.worker.leases import Held, Leases, Reason
@@ -70,6 +68,8 @@ class Worker:
         self._who = Presence(self.id, host, pid)
         self._heart: Heart | HeartThread | None = None
         self._claims: set[asyncio.Task[None]] = set()
+        self._asking = 0
+        """Claims that have not been answered."""
         self._reserved = 0
         self._turn = 0
         self._dry: set[int] = set()
@@ -82,6 +82,7 @@ class Worker:
         self._refused: set[int] = set()
         """Agents that are to take no more tasks, as was said once."""
         self._context = copy_context()
+        self._loop: asyncio.AbstractEventLoop
 
     async def host(self, profile: AgentProfile, runtime: Runtime) -> AgentProfile:
         """Take an agent in; it is known to everybody when this returns."""
@@ -121,6 +122,7 @@ class Worker:
         """Work until `stop`; then finish or give back what is running."""
         self._who.slots = self.settings.slots
         self._context = copy_context()
+        self._loop = asyncio.get_running_loop()
         unsubscribe = self.engine.subscribe(self._hear)
         self._start_heart()
         try:
@@ -140,13 +142,14 @@ class Worker:
         A second claim may be under way while the queue is full: the store works while we do.
         """
         self._reaching = False
-        while len(self._claims) < (2 if self._plenty else 1):
+        while self._asking < (2 if self._plenty else 1):
             n = min(self._free(), CLAIM_MOST)
             index = self._next_agent()
             if n <= 0 or index is None or self._stopping:
                 return
+            self._asking += 1
             self._reserved += n
-            claim = asyncio.get_running_loop().create_task(self._claim(index, n))
+            claim = self._loop.create_task(self._claim(index, n))
             self._claims.add(claim)
             claim.add_done_callback(self._claims.discard)
 
@@ -171,22 +174,31 @@ class Worker:
         self._dry.clear()
 
     async def _claim(self, index: int, n: int) -> None:
-        """Claim up to n tasks for an agent and start them; none when the store does not answer."""
+        """Claim up to n tasks for an agent and start them."""
         hosted, hints = self._hosted[index], self._hints
-        works: list[Work] = []
+        works = await self._claimed(index, n)
+        self._asking -= 1
+        self._reserved -= n
+        if self._stopping:
+            await asyncio.gather(*(self._give_back(work) for work in works))
+            return
+        self._sessions += len(works)
+        self._plenty = len(works) == n
+        if not self._plenty and hints == self._hints:
+            self._dry.add(index)
+        self._reach()  # first: the store takes the next ones while we start these
+        for work in works:
+            self._start(work, hosted.runtime)
+
+    async def _claimed(self, index: int, n: int) -> list[Work]:
+        """What the store has for an agent; nothing when it does not answer."""
+        hosted = self._hosted[index]
         try:
             crash_point("worker.before_claim")
             works = await self.engine.claim(
                 hosted.profile, self.id, n, lease_seconds(self.settings)
             )
             crash_point("worker.claimed")
-            if not works:
-                HERE.count("tenuto_claims_total", "empty")
-            if self._stopping:
-                await asyncio.gather(*(self._give_back(work) for work in works))
-                return
-            for work in works:
-                self._start(work, hosted.runtime)
         except Forbidden as error:
             # Not before somebody changes the agent: said once, not at every look.
             HERE.count("tenuto_claims_total", "error")
@@ -199,19 +211,17 @@ class Worker:
         except Exception:
             HERE.count("tenuto_claims_total", "error")
             log.exception("a fault while claiming; the next look goes on")
-        finally:
-            self._reserved -= n
-        self._plenty = len(works) == n
-        if not self._plenty and hints == self._hints:
-            self._dry.add(index)
-        self._reach_soon()
+        else:
+            if not works:
+                HERE.count("tenuto_claims_total", "empty")
+            return works
+        return []
 
     def _start(self, work: Work, runtime: Runtime) -> None:
         attempt = Attempt(
             self.engine, work, runtime, self._leases, self.settings, self._session_ended
         )
-        task = asyncio.get_running_loop().create_task(_run(attempt, work))
-        self._sessions += 1
+        task = attempt.start(self._loop)
         self._running.add(task)
         task.add_done_callback(self._ended)
 
@@ -238,7 +248,7 @@ class Worker:
         # In our own context: what a claim starts must not inherit that of whoever is the cause.
         if not self._reaching:
             self._reaching = True
-            asyncio.get_running_loop().call_soon(self._reach, context=self._context)
+            self._loop.call_soon(self._reach, context=self._context)
 
     def _poke(self) -> None:
         if isinstance(self._heart, HeartThread):
@@ -247,7 +257,7 @@ class Worker:
             self._heart.poke.set()
 
     def _start_heart(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
 
         def tell(held: Held, reason: Reason) -> None:
             loop.call_soon_threadsafe(held.stop, reason)
@@ -304,10 +314,3 @@ class Worker:
     def holds(self, task: UUID) -> bool:
         """Whether this worker runs an attempt of the task."""
         return self._leases.runs(task)
-
-
-async def _run(attempt: Attempt, work: Work) -> None:
-    """Run an attempt; what it logs and traces is known to be the task's."""
-    TASK.set(str(work.fence.task))
-    with tracing.span("run", work.trace_id, work.fence.task):
-        await attempt.run()
