@@ -22,6 +22,7 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
+from tenuto.engine.rows import Rows, joined
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.submission import NewTask
@@ -110,6 +111,33 @@ async def test_rank_is_age_less_an_hour_per_step_of_priority(
     assert (await row_of(engine, past.id)).rank == base - 3 * AGING_MS
     assert (await engine.show(past.id)).status == "PENDING"
     assert (await engine.show(later.id)).status == "WAITING"
+
+
+async def test_plain_tasks_and_others_share_a_statement(engine: Engine) -> None:
+    said: list[dict[str, Any]] = [
+        {"prompt": "do it", "metadata": {"a": 1}},
+        {"description": "long", "timeout_s": 5},
+        {"input": [1, 2], "priority": 9},
+        {"tags": ["red"], "max_attempts": 7, "lease_s": 30},
+    ]
+    await engine.submit(new())  # the lanes are known: what follows is one batch
+    made = await asyncio.gather(*(engine.submit(new(f"t{n}", **s)) for n, s in enumerate(said)))
+    for number, (task, fields) in enumerate(zip(made, said, strict=True)):
+        view = await engine.show(task.id)
+        plain = new(f"t{number}", **fields)
+        for name in ("title", "prompt", "metadata", "description", "timeout_s", "input", "tags"):
+            assert getattr(view, name) == getattr(plain, name), name
+        assert (view.priority, view.max_attempts) == (plain.priority, plain.max_attempts)
+
+
+def test_rows_that_are_joined_are_equally_wide() -> None:
+    one: Rows = {"body": [(1, 2)], "hot": [(1,)], "tag": []}
+    other: Rows = {"body": [(3, 4, 5)], "hot": [(3,)], "tag": [(3, "red")]}
+    assert joined([one, other]) == {
+        "body": [(1, 2, None), (3, 4, 5)],
+        "hot": [(1,), (3,)],
+        "tag": [(3, "red")],
+    }
 
 
 async def test_nothing_is_nothing(engine: Engine, raw: Raw) -> None:

@@ -143,8 +143,21 @@ def insert(query: str, rows: Rows, now: datetime) -> Statement:
 
 
 def _any_between(rows: list[tuple[Any, ...]], start: int, end: int | None = None) -> bool | None:
+    if len(rows[0]) <= start:
+        return None
     nothing = (None,) * len(rows[0][start:end])
     return True if any(row[start:end] != nothing for row in rows) else None
+
+
+def joined(batch: Sequence[Rows]) -> Rows:
+    """The rows of several submits as those of one."""
+    if len(batch) == 1:
+        return batch[0]
+    rows = {name: [row for each in batch for row in each[name]] for name in batch[0]}
+    for name in ("body", "hot"):
+        width = max(len(row) for row in rows[name])
+        rows[name] = [row + (None,) * (width - len(row)) for row in rows[name]]
+    return rows
 
 
 def no_rows() -> Rows:
@@ -223,6 +236,31 @@ def hot_row(
         watched,
         wait_until,
         awaited,
+    )
+
+
+def plain_hot_row(
+    new: NewTask, task_id: UUID, workspace: UUID, lane: int, actor: str | None, place: int
+) -> tuple[Any, ...]:
+    """The same for a plain task that may start at once, without what such a task leaves empty."""
+    status = Status.PENDING
+    return task_id, workspace, lane, status, place, new.priority, new.max_attempts, actor
+
+
+def plain_body_row(
+    new: NewTask, task_id: UUID, workspace: UUID, actor: str | None
+) -> tuple[Any, ...]:
+    """The cold half of a plain task, without what such a task leaves empty."""
+    return (
+        task_id,
+        workspace,
+        new.title,
+        new.task_type,
+        new.prompt,
+        limits.json_text("input", new.input),
+        limits.json_text("metadata", new.metadata),
+        None,
+        actor,
     )
 
 

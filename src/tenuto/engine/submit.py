@@ -1,7 +1,9 @@
 """Submit: one task, many, again after a lost answer."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
+from itertools import pairwise
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -12,14 +14,26 @@ from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
 from tenuto.engine.dependencies import NOBODY, Dependencies, Waits, waits_of
 from tenuto.engine.plans import refers
-from tenuto.engine.rows import STATUS, UNMET, Rows, add_words, body_row, hot_row, insert, no_rows
-from tenuto.engine.sealing import Sealing
+from tenuto.engine.rows import (
+    STATUS,
+    UNMET,
+    Rows,
+    add_words,
+    body_row,
+    hot_row,
+    insert,
+    joined,
+    no_rows,
+    plain_body_row,
+    plain_hot_row,
+)
+from tenuto.engine.sealing import Hidden, Sealing
 from tenuto.model import limits
 from tenuto.model.complexity import gated
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.model.matching import Requirements
 from tenuto.model.submission import NewTask, check, fingerprint, requirements, same_lane
-from tenuto.model.task import Status
+from tenuto.model.task import Status, rank
 from tenuto.model.turns import HOLD
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Script, Statement
@@ -30,6 +44,7 @@ _ENV = 19
 
 
 _PART = 250
+_FIRST_PART = 100
 """Tasks of a large submit that are written at a time: more are spelled meanwhile."""
 
 
@@ -79,15 +94,14 @@ class Submitting:
             return []
         if len(news) > limits.MAX_BULK:
             raise Invalid(f"{len(news):,} tasks in one submit", "bulk_too_large")
-        for new in news:
-            check(new)
         many = len(news) > _PART and not self._core.store.mixes
         if many and not any(map(_entangled, news)):
             return await self._in_parts(news, workspace, actor, rerun_of=rerun_of)
+        plain = _checked(news)
         places = _same_as(news)
         unique = sorted(set(places))
         draft = await self.draft(
-            [news[place] for place in unique], workspace, actor, rerun_of=rerun_of
+            [news[place] for place in unique], workspace, actor, rerun_of=rerun_of, plain=plain
         )
         if draft.waits or draft.keyed:
             done = await self._waiting(draft, workspace, actor)
@@ -112,14 +126,17 @@ class Submitting:
         """The same for many tasks that have nothing to do with each other."""
         now = self._core.now()
         drafts: list[Draft] = []
+        made: list[Submitted] = []
 
         async def spelled() -> AsyncIterator[Statement]:
-            for start in range(0, len(news), _PART):
-                part = news[start : start + _PART]
-                # What was spelled before is to be on its way meanwhile.
-                await self._core.clock.sleep(0)
-                drafts.append(await self.draft(part, workspace, actor, rerun_of=rerun_of))
-                yield insert("submit_new", drafts[-1].rows, now)
+            ends = range(_FIRST_PART, len(news) + _PART, _PART)
+            for start, end in pairwise((0, *ends)):
+                part = news[start:end]
+                plain = _checked(part)
+                draft = await self.draft(part, workspace, actor, rerun_of=rerun_of, plain=plain)
+                drafts.append(draft)
+                made.extend([Submitted(each, at=now) for each in draft.ids])
+                yield insert("submit_new", draft.rows, now)
 
         crash_point("engine.before_commit")
         parts = spelled()
@@ -129,13 +146,13 @@ class Submitting:
             # The answer may be lost and the commit not. Ids are ours, so asking again is safe.
             async for _ in parts:
                 pass
-            if sum(len(draft.ids) for draft in drafts) < len(news):
+            if len(made) < len(news):
                 raise  # a part could not be spelled: nothing was written
             await self._core.store.transact(lambda: self._again(drafts, workspace))
         crash_point("engine.committed")
         for draft in drafts:
             self.announce(draft)
-        return [Submitted(each, at=now) for draft in drafts for each in draft.ids]
+        return made
 
     def _again(self, drafts: list[Draft], workspace: UUID) -> Script[None]:
         for draft in drafts:
@@ -183,10 +200,7 @@ class Submitting:
         return [Submitted(each, at=at) for each in draft.ids]
 
     def _script(self, batch: list[Rows]) -> Script[Answers]:
-        rows = batch[0]
-        if len(batch) > 1:
-            rows = {name: [row for each in batch for row in each[name]] for name in rows}
-        statement = insert("submit_new", rows, self._core.now())
+        statement = insert("submit_new", joined(batch), self._core.now())
         yield statement
         return [statement.params["now"]] * len(batch)
 
@@ -197,8 +211,12 @@ class Submitting:
         actor: str | None,
         *,
         rerun_of: UUID | None = None,
+        plain: bool = False,
     ) -> Draft:
-        """Checked tasks spelled out; nothing is written but, at the end, the lanes."""
+        """Checked tasks spelled out; nothing is written but, at the end, the lanes.
+
+        `plain` is what `check` said of all of them.
+        """
         made = self._core.clock.new_ids(len(news))
         ids = [new.id or fresh for new, fresh in zip(news, made, strict=True)]
         hidden = self._sealing.hide(news, ids, workspace)
@@ -206,11 +224,13 @@ class Submitting:
         news = hidden.news
         if rules.policy == "require":
             news = [gated(new, rules) for new in news]
+        trace = tracing.here()
+        if plain and rules.policy != "require" and rerun_of is None and trace is None:
+            return await self._plain_draft(hidden, ids, workspace, actor)
         rows = no_rows()
         rows["sealed"] = hidden.rows
         keys = [new.idempotency_key for new in news]
         prints = [_prints(new, hidden.hashes.get(index)) for index, new in enumerate(news)]
-        trace = tracing.here()
         for new, task_id, known in zip(news, ids, prints, strict=True):
             first = known[0] if known else None
             rows["body"].append(body_row(new, task_id, workspace, first, actor, rerun_of, trace))
@@ -223,12 +243,8 @@ class Submitting:
         now = self._core.now()
         wakes = set()
         waits = waits_of(news, ids)
-        if not waits and any(refers(row[_INPUT]) for row in rows["body"]):
-            raise Invalid(
-                "the input refers to a result, and the task waits for none",
-                "reference_invalid",
-                field="input",
-            )
+        if not waits:
+            _check_alone(row[_INPUT] for row in rows["body"])
         for new, task_id, place in zip(news, ids, places, strict=True):
             unmet = len(waits.needs.get(task_id, ())) or None if waits else None
             keyed = new.concurrency is not None
@@ -250,6 +266,47 @@ class Submitting:
             rows["hot"].append(hot)
         keyed = any(new.concurrency is not None for new in news)
         return Draft(ids, keys, prints, rows, wakes, waits, keyed)
+
+    async def _plain_draft(
+        self, hidden: Hidden, ids: list[UUID], workspace: UUID, actor: str | None
+    ) -> Draft:
+        """The same for plain tasks: their type is all they require, and all may start at once."""
+        rows = no_rows()
+        rows["sealed"] = hidden.rows
+        body, hot = rows["body"], rows["hot"]
+        for new, task_id in zip(hidden.news, ids, strict=True):
+            body.append(plain_body_row(new, task_id, workspace, actor))
+        texts = [row[_INPUT] for row in body]
+        await self._sealing.check_names(texts, workspace)
+        _check_alone(texts)
+        types = {new.task_type: requirements(new, workspace) for new in hidden.news}
+        numbers = await self._core.lanes.ensure(set(types.values()))
+        lanes = {task_type: numbers[needs] for task_type, needs in types.items()}
+        now = self._core.now()
+        ranks = {new.priority: rank(new.priority, now) for new in hidden.news}
+        for new, task_id in zip(hidden.news, ids, strict=True):
+            place = ranks[new.priority]
+            hot.append(plain_hot_row(new, task_id, workspace, lanes[new.task_type], actor, place))
+        nothing: list[Any] = [None] * len(ids)
+        return Draft(ids, nothing, [()] * len(ids), rows, set(lanes.values()))
+
+
+def _checked(news: Sequence[NewTask]) -> bool:
+    """Whether all the tasks are plain; raises `Invalid` for one that cannot be stored."""
+    plain = True
+    for new in news:
+        plain = check(new) and plain
+    return plain
+
+
+def _check_alone(texts: Iterable[str | None]) -> None:
+    """Raise `Invalid` where the input of a task that waits for nobody refers to a result."""
+    if any(map(refers, texts)):
+        raise Invalid(
+            "the input refers to a result, and the task waits for none",
+            "reference_invalid",
+            field="input",
+        )
 
 
 def _entangled(new: NewTask) -> bool:

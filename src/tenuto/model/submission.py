@@ -109,27 +109,32 @@ _NAMES = (
     "trace_id",
     "conversation",
 )
-_TEXTS = ("description", "prompt", "system_prompt", "cwd")
+_TEXTS = ("description", "system_prompt", "cwd")
 _SECONDS = ("timeout_s", "queue_ttl_s", "lease_s")
 _LISTS = ("tags", "task_tags", "capabilities")
 
 
-_USUAL = ("title", "id", "parent", "input", "metadata", "task_type", "priority", "max_attempts")
+_USUAL = ("title", "prompt", "input", "metadata", "task_type", "priority", "max_attempts")
 _RARE = attrgetter(*(name for name in NewTask.__struct_fields__ if name not in _USUAL))
 _NOTHING_RARE = _RARE(NewTask(title="-"))
 
 
-def check(new: NewTask) -> None:
+def check(new: NewTask) -> bool:
     """Raise `Invalid` unless every field is in range and can be stored.
 
-    What `input` and `metadata` hold is looked at when they are encoded.
+    What `input` and `metadata` hold is looked at when they are encoded. Answers whether the task
+    is plain: says nothing but what most tasks say.
     """
     limits.text("title", new.title, limits.MAX_TITLE, empty=False)
     limits.text("task_type", new.task_type, limits.MAX_NAME, empty=False)
     limits.number("priority", new.priority, 1, 10)
     limits.number("max_attempts", new.max_attempts, 1, limits.MAX_ATTEMPTS)
-    if _RARE(new) != _NOTHING_RARE:
-        _check_rare(new)
+    if new.prompt is not None:
+        limits.text("prompt", new.prompt, limits.MAX_TEXT)
+    if _RARE(new) == _NOTHING_RARE:
+        return True
+    _check_rare(new)
+    return False
 
 
 def _check_rare(new: NewTask) -> None:

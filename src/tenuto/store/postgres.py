@@ -271,14 +271,16 @@ class PostgresStore:
 
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
         await self.sync_clock()
-        async with self._connection() as connection, self._transaction(connection):
-            statement = await anext(statements, None)
-            while statement is not None:
-                running = asyncio.ensure_future(self._run(connection, statement))
-                try:
-                    statement = await anext(statements, None)
-                finally:
-                    await running
+        async with self._connection() as connection:
+            coming = asyncio.ensure_future(_next(statements))
+            try:
+                async with self._transaction(connection):
+                    while (statement := await coming) is not None:
+                        coming = asyncio.ensure_future(_next(statements))
+                        await self._run(connection, statement)
+            finally:
+                await asyncio.wait([coming])
+                coming.exception()  # looked at: what went wrong first is what is raised
 
     async def _script(self, connection: Any, steps: Script[T]) -> T:
         try:
@@ -331,6 +333,11 @@ class PostgresStore:
             compiled = sql.for_postgres(settled, same)
             self._means.compiled[key] = compiled
         return compiled, cells
+
+
+async def _next(statements: AsyncIterator[Statement]) -> Statement | None:
+    """The next one, `None` after the last."""
+    return await anext(statements, None)
 
 
 class _Owned:
