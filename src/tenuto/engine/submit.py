@@ -279,11 +279,12 @@ class Submitting:
         texts = [row[_INPUT] for row in body]
         await self._sealing.check_names(texts, workspace)
         _check_alone(texts)
-        types = {new.task_type: requirements(new, workspace) for new in hidden.news}
-        numbers = await self._core.lanes.ensure(set(types.values()))
-        lanes = {task_type: numbers[needs] for task_type, needs in types.items()}
+        types = {new.task_type: new for new in hidden.news}
+        wanted = {each: requirements(new, workspace) for each, new in types.items()}
+        numbers = await self._core.lanes.ensure(set(wanted.values()))
+        lanes = {task_type: numbers[needs] for task_type, needs in wanted.items()}
         now = self._core.now()
-        ranks = {new.priority: rank(new.priority, now) for new in hidden.news}
+        ranks = {each: rank(each, now) for each in {new.priority for new in hidden.news}}
         for new, task_id in zip(hidden.news, ids, strict=True):
             place = ranks[new.priority]
             hot.append(plain_hot_row(new, task_id, workspace, lanes[new.task_type], actor, place))
