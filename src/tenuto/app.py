@@ -118,7 +118,7 @@ def open_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:
     if path == ":memory:":
         return MemoryWakeups()
     if path is not None:
-        return LocalWakeups(path, name[-20:])
+        return LocalWakeups(path, name[-20:], store.clock)
     from tenuto.broker.postgres import PostgresWakeups  # noqa: PLC0415  asyncpg only when used
 
     return PostgresWakeups(url, store.clock, listen=listen)

@@ -10,12 +10,16 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import Listener
+from tenuto.clock import Clock
 
 _LONGEST = 60_000
+_TICK_NS = 100_000_000
+"""A folder may change twice within a tick of its time of change; this is longer than any."""
 
 
 def _folder(database: str) -> Path:
@@ -30,19 +34,27 @@ def _folder(database: str) -> Path:
 class LocalWakeups:
     """Hints over datagram sockets in a folder that belongs to the database."""
 
-    def __init__(self, database: str, name: str) -> None:
+    def __init__(self, database: str, name: str, clock: Clock) -> None:
         self._here = MemoryWakeups()
+        self._clock = clock
         self._folder = _folder(database)
         self._path = self._folder / name
         self._socket: socket.socket | None = None
         self._sender: socket.socket | None = None
+        self._others: list[str] = []
+        self._listed = 0
+        """When the folder had changed last, if its list is known to be whole."""
 
     async def open(self) -> None:
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        self._path.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
-        self._socket.bind(str(self._path))
+        bound = False
+        while not bound:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # whoever was the last to leave took the folder
+                self._socket.bind(str(self._path))
+                bound = True
         asyncio.get_running_loop().add_reader(self._socket, self._read)
 
     async def close(self) -> None:
@@ -51,6 +63,8 @@ class LocalWakeups:
             self._socket.close()
             self._socket = None
             self._path.unlink(missing_ok=True)
+            with suppress(OSError):  # others are still there
+                self._folder.rmdir()
         if self._sender is not None:
             self._sender.close()
             self._sender = None
@@ -63,21 +77,32 @@ class LocalWakeups:
         told = list(topics)
         self._here.announce(told)
         try:
-            others = [each for each in self._folder.iterdir() if each.name != self._path.name]
-        except FileNotFoundError:
+            self._look()
+        except OSError:  # nobody ever listened
             return
-        message = "\n".join(told).encode()[:_LONGEST]
-        for path in others:
-            self._send(path, message)
+        if self._others:
+            message = "\n".join(told).encode()[:_LONGEST]
+            for path in self._others:
+                self._send(path, message)
 
-    def _send(self, path: Path, message: bytes) -> None:
+    def _look(self) -> None:
+        """List who listens, unless the folder has not changed since it was listed."""
+        changed = os.stat(self._folder).st_mtime_ns  # noqa: PTH116  at every submit
+        if changed == self._listed:
+            return
+        mine = self._path.name
+        self._others = [each.path for each in os.scandir(self._folder) if each.name != mine]
+        settled = self._clock.now().timestamp() * 1e9 - changed > _TICK_NS
+        self._listed = changed if settled else 0
+
+    def _send(self, path: str, message: bytes) -> None:
         if self._sender is None:
             self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._sender.setblocking(False)
         try:
-            self._sender.sendto(message, str(path))
+            self._sender.sendto(message, path)
         except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
+            Path(path).unlink(missing_ok=True)
         except OSError:
             return  # full or gone: a hint may be lost
 

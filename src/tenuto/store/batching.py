@@ -72,7 +72,7 @@ class Batcher:
         """Whether an item had better not wait a turn for company."""
         if kind.alone and not self._store.mixes:
             return len(self._running) < self._store.writers
-        return kind.at_once and not self._running
+        return kind.at_once and not self._store.mixes and not self._running
 
     async def _alone(self, kind: Kind, item: Any) -> Any:
         """The answer to an item that shares nothing: without a batch, in the caller's own task."""

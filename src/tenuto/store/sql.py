@@ -317,18 +317,18 @@ class SqliteStep(msgspec.Struct, frozen=True, kw_only=True):
     source: str | None = None
     flat: bool = False
     """The set is one column, `uses`, given as a plain array."""
-
-    @property
-    def whole(self) -> bool:
-        return len(self.uses) <= AS_JSON
+    whole: bool = True
+    """The set is one JSON parameter."""
 
 
-def for_sqlite(query: Query) -> tuple[SqliteStep, ...]:
-    """The steps as statements of their own."""
-    return tuple(_sqlite_step(query, step) for step in query.steps)
+def for_sqlite(
+    query: Query, single: frozenset[str] | set[str] = frozenset()
+) -> tuple[SqliteStep, ...]:
+    """The steps as statements of their own; `single` names the sets that have one row."""
+    return tuple(_sqlite_step(query, step, single) for step in query.steps)
 
 
-def _sqlite_step(query: Query, step: Step) -> SqliteStep:
+def _sqlite_step(query: Query, step: Step, single: frozenset[str] | set[str]) -> SqliteStep:
     text, rowset, of, source = step.text, None, None, None
     columns: tuple[str, ...] = ()
     if match := _ROWS.search(text):
@@ -347,13 +347,17 @@ def _sqlite_step(query: Query, step: Step) -> SqliteStep:
 
     text = _PARAM.sub(place, text)
     uses: tuple[int, ...] = ()
+    whole = True
     flat = _PLACES.search(text)
     if flat is not None:
         source = flat[1]
         returned = next(each.returns for each in query.steps if each.label == source)
         text, uses = _PLACES.sub(f"?{len(order) + 1}", text), (returned.index("place"),)
     elif (name := rowset or source) is not None:
-        text, uses = _with_set(text, name, columns, len(order) + 1)
+        uses = _used(text, name, columns)
+        whole = len(uses) <= AS_JSON and not (name in single and _from(name).search(text))
+        given = _with_set if whole else _with_row
+        text = given(text, name, [columns[use] for use in uses], len(order) + 1)
     return SqliteStep(
         label=step.label,
         sql=text,
@@ -363,22 +367,34 @@ def _sqlite_step(query: Query, step: Step) -> SqliteStep:
         of=of,
         source=source,
         flat=flat is not None,
+        whole=whole,
     )
 
 
-def _with_set(
-    text: str, name: str, columns: tuple[str, ...], start: int
-) -> tuple[str, tuple[int, ...]]:
-    """The step's text over a set given as parameters, and the columns that it reads."""
-    uses = tuple(
-        index for index, column in enumerate(columns) if re.search(rf"\b{name}\.{column}\b", text)
-    )
-    table = rf"\{{(?:rows:)?{name}(?: of \w+)?\}}"
-    if len(uses) <= AS_JSON:
-        cells = ", ".join(f"value ->> {i} as {columns[use]}" for i, use in enumerate(uses))
-        return re.sub(table, f"(select {cells} from json_each(?{start})) as {name}", text), uses
+def _used(text: str, name: str, columns: tuple[str, ...]) -> tuple[int, ...]:
+    """The columns of a set that a step reads."""
+    found = enumerate(columns)
+    return tuple(i for i, column in found if re.search(rf"\b{name}\.{column}\b", text))
+
+
+def _table(name: str) -> str:
+    return rf"\{{(?:rows:)?{name}(?: of \w+)?\}}"
+
+
+def _from(name: str) -> re.Pattern[str]:
+    return re.compile(rf"from\s+{_table(name)}")
+
+
+def _with_set(text: str, name: str, columns: list[str], start: int) -> str:
+    """The step's text over a set that is one parameter."""
+    cells = ", ".join(f"value ->> {i} as {column}" for i, column in enumerate(columns))
+    return re.sub(_table(name), f"(select {cells} from json_each(?{start})) as {name}", text)
+
+
+def _with_row(text: str, name: str, columns: list[str], start: int) -> str:
+    """The step's text over one row of a set, each column a parameter."""
     gone = "" if text.startswith("update") else "from (select 1)"
-    text = re.sub(rf"from\s+{table}", gone, text)
-    for i, use in enumerate(uses):
-        text = re.sub(rf"\b{name}\.{columns[use]}\b", f"?{start + i}", text)
-    return text, uses
+    text = _from(name).sub(gone, text)
+    for i, column in enumerate(columns):
+        text = re.sub(rf"\b{name}\.{column}\b", f"?{start + i}", text)
+    return text

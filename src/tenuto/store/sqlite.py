@@ -1,5 +1,8 @@
 """SQLite: one writer thread, readers beside it, WAL, synchronous=FULL.
 
+A transaction that finds nobody else writing is run in place: going to the thread and back takes as
+long as the disk. After one that took long the thread writes, and the loop goes on meanwhile.
+
 Processes that share a file take turns by a lock file: the kernel wakes the next one at once, where
 SQLite's own busy handler would sleep.
 """
@@ -25,6 +28,10 @@ from tenuto.store import schema, sql
 from tenuto.store.protocol import Row, SchemaState, Script, Statement, gathered
 
 T = TypeVar("T")
+
+_LONG_S = 0.005
+_REST = 3
+"""After a transaction in place that took long, the thread writes for so many times as long."""
 
 
 def _json(value: Any) -> str:
@@ -73,9 +80,9 @@ def _decoder(column: str) -> Callable[[Any], Any] | None:
 class _Prepared:
     """A query's steps with what is needed to bind their arguments and read their answers."""
 
-    def __init__(self, query: sql.Query) -> None:
+    def __init__(self, query: sql.Query, single: frozenset[str]) -> None:
         self.query = query
-        self.steps = sql.for_sqlite(query)
+        self.steps = sql.for_sqlite(query, single)
         self._row_encoders = {
             name: [(i, _ENCODE[kind]) for i, (_, kind) in enumerate(columns) if kind in _ENCODE]
             for name, columns in query.rows.items()
@@ -141,11 +148,16 @@ class _Prepared:
         return answers
 
 
+class _Busy(Exception):
+    """Somebody else is writing."""
+
+
 class _Connection:
     """One SQLite connection and the queries prepared for it. Used by one thread at a time."""
 
     def __init__(self, path: str) -> None:
         self.raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+        self._waits = True
         if self.raw.execute("pragma journal_mode").fetchone()[0] != "wal":
             self.raw.execute("pragma journal_mode = wal")
         self.raw.execute("pragma synchronous = full")
@@ -153,17 +165,31 @@ class _Connection:
         self.raw.execute("pragma cache_size = -16000")
         self._prepared: dict[Any, _Prepared] = {}
 
+    def begin(self, *, wait: bool) -> None:
+        """Begin to write; unless the caller may wait, `_Busy` when somebody else does."""
+        if wait is not self._waits:
+            self.raw.execute(f"pragma busy_timeout = {10_000 if wait else 0}")
+            self._waits = wait
+        try:
+            self.raw.execute("begin immediate")
+        except sqlite3.OperationalError as error:
+            if wait or "locked" not in str(error):
+                raise
+            raise _Busy from error
+
     def prepare(self, statement: Statement) -> _Prepared:
-        empty = frozenset(name for name, rows in statement.rows.items() if not rows)
+        sizes = tuple([(name, min(len(rows), 2)) for name, rows in statement.rows.items()])
         given = frozenset(
             name for name, value in statement.params.items() if value is not None
         ) | frozenset(statement.literals)
         literals = tuple(statement.literals.items())
-        key = (statement.query, given, literals, empty)
+        key = (statement.query, given, literals, sizes)
         prepared = self._prepared.get(key)
         if prepared is None:
             query = sql.load(sql.SQLITE)[statement.query]
-            prepared = _Prepared(sql.variant(query, given, literals, set(empty)))
+            empty = {name for name, size in sizes if size == 0}
+            single = frozenset(name for name, size in sizes if size == 1)
+            prepared = _Prepared(sql.variant(query, given, literals, empty), single)
             self._prepared[key] = prepared
         return prepared
 
@@ -257,6 +283,9 @@ class SqliteStore:
         self._lock_file: Any = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
+        self._sent = 0
+        """Jobs that the writer thread has not answered."""
+        self._in_thread_until = 0.0
         self._readers: ThreadPoolExecutor | None = None
         self._local = threading.local()
         self._reader_connections: list[_Connection] = []
@@ -315,7 +344,17 @@ class SqliteStore:
         return await loop.run_in_executor(self._readers, self._read, statement)
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
-        return await self._on_writer(lambda: self._transact(script))
+        began = self.clock.elapsed()
+        if not self._inline and self._sent == 0 and began >= self._in_thread_until:
+            try:
+                return self._guard(lambda: self._transact(script, wait=False))
+            except _Busy:
+                pass
+            finally:
+                now = self.clock.elapsed()
+                if now - began > _LONG_S:
+                    self._in_thread_until = now + _REST * (now - began)
+        return await self._on_writer(lambda: self._transact(script, wait=True))
 
     async def once(self, script: Callable[[], Script[T]]) -> T:
         return await self.transact(script)
@@ -343,8 +382,12 @@ class SqliteStore:
             else:
                 _answer(loop, future, result=result)
 
-        self._jobs.put(work)
-        return await future
+        self._sent += 1
+        try:
+            self._jobs.put(work)
+            return await future
+        finally:
+            self._sent -= 1
 
     def _write_loop(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -384,22 +427,27 @@ class SqliteStore:
         finally:
             fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
-    def _transaction(self, body: Callable[[_Connection], T]) -> T:
+    def _transaction(self, body: Callable[[_Connection], T], *, wait: bool = True) -> T:
         """The body's result, committed. Text that is not UTF-8 is read with marks in its place."""
         connection = self._writer_connection()
         try:
-            return self._commit(connection, body)
+            return self._commit(connection, body, wait=wait)
         except sqlite3.OperationalError as error:
             if "UTF-8" not in str(error):
                 raise
         with connection.lenient():
-            return self._commit(connection, body)
+            return self._commit(connection, body, wait=wait)
 
-    def _commit(self, connection: _Connection, body: Callable[[_Connection], T]) -> T:
+    def _commit(
+        self, connection: _Connection, body: Callable[[_Connection], T], *, wait: bool
+    ) -> T:
         if self._lock_file is not None:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(self._lock_file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError as error:
+                raise _Busy from error
         try:
-            connection.raw.execute("begin immediate")
+            connection.begin(wait=wait)
             try:
                 result = body(connection)
                 connection.raw.execute("commit")
@@ -412,7 +460,7 @@ class SqliteStore:
             if self._lock_file is not None:
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
-    def _transact(self, script: Callable[[], Script[T]]) -> T:
+    def _transact(self, script: Callable[[], Script[T]], *, wait: bool) -> T:
         def body(connection: _Connection) -> T:
             steps = script()
             try:
@@ -423,7 +471,7 @@ class SqliteStore:
                 result: T = stop.value
                 return result
 
-        return self._transaction(body)
+        return self._transaction(body, wait=wait)
 
     def _migrate(self) -> list[int]:
         def body(connection: _Connection) -> list[int]:

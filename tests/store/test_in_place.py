@@ -1,0 +1,111 @@
+"""SQLite writes in place where nobody else writes, and never makes the loop wait for others."""
+
+import asyncio
+import fcntl
+import sqlite3
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.contract.conftest import ManualClock
+
+from tenuto.broker.local import LocalWakeups, _folder
+from tenuto.clock import Clock
+from tenuto.store.protocol import Script, Statement
+from tenuto.store.sqlite import SqliteStore
+
+HERE = threading.main_thread().name
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+async def store(tmp_path: Path, clock: ManualClock) -> AsyncIterator[SqliteStore]:
+    made = SqliteStore(str(tmp_path / "t.db"), clock)
+    await made.migrate()
+    yield made
+    await made.close()
+
+
+def where(clock: ManualClock | None = None, seconds: float = 0) -> Script[str]:
+    """The thread that runs the transaction, which takes so long."""
+    yield Statement("lanes_version", {"workspace": Clock().new_id()})
+    if clock is not None:
+        clock.advance(seconds)
+    return threading.current_thread().name
+
+
+async def test_a_lone_transaction_runs_in_place(store: SqliteStore) -> None:
+    assert await store.transact(where) == HERE
+
+
+async def test_after_a_long_one_the_thread_writes_for_a_while(
+    store: SqliteStore, clock: ManualClock
+) -> None:
+    assert await store.transact(lambda: where(clock, 2)) == HERE
+    assert await store.transact(where) != HERE
+    clock.advance(5.9)
+    assert await store.transact(where) != HERE
+    clock.advance(0.2)
+    assert await store.transact(where) == HERE
+
+
+async def test_those_that_come_together_do_not_hold_the_loop(
+    store: SqliteStore, clock: ManualClock
+) -> None:
+    await store.transact(lambda: where(clock, 2))
+    first, second = await asyncio.gather(store.transact(where), store.transact(where))
+    assert HERE not in (first, second)
+
+
+async def test_another_process_that_writes_is_waited_for_in_the_thread(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    with (tmp_path / "t.db-lock").open("a") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        writing = asyncio.ensure_future(store.transact(where))
+        done, _ = await asyncio.wait([writing], timeout=0.1)
+        assert not done
+        fcntl.flock(other, fcntl.LOCK_UN)
+    assert await writing != HERE
+
+
+async def test_a_stranger_that_writes_is_waited_for_in_the_thread(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    stranger = sqlite3.connect(tmp_path / "t.db", isolation_level=None)
+    stranger.execute("begin immediate")
+    writing = asyncio.ensure_future(store.transact(where))
+    done, _ = await asyncio.wait([writing], timeout=0.1)
+    assert not done
+    stranger.execute("rollback")
+    stranger.close()
+    assert await writing != HERE
+    assert await store.transact(where) == HERE
+
+
+def has_folder(database: str) -> bool:
+    return _folder(database).is_dir()
+
+
+async def test_who_comes_later_hears_and_the_last_takes_the_folder(tmp_path: Path) -> None:
+    database = str(tmp_path / "t.db")
+    speaker = LocalWakeups(database, "speaker", Clock())
+    speaker.announce(["nobody"])
+    heard: list[asyncio.Queue[str]] = []
+    listeners = [LocalWakeups(database, f"listener{number}", Clock()) for number in range(3)]
+    for listener in listeners:
+        await listener.open()
+        heard.append(asyncio.Queue())
+        listener.subscribe(heard[-1].put_nowait)
+        speaker.announce(["lane:1"])
+        assert [await asyncio.wait_for(each.get(), 5) for each in heard] == ["lane:1"] * len(heard)
+    assert has_folder(database)
+    for listener in listeners:
+        await listener.close()
+    await speaker.close()
+    assert not has_folder(database)
