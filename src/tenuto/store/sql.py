@@ -355,7 +355,9 @@ def _sqlite_step(query: Query, step: Step, single: frozenset[str] | set[str]) ->
         text, uses = _PLACES.sub(f"?{len(order) + 1}", text), (returned.index("place"),)
     elif (name := rowset or source) is not None:
         uses = _used(text, name, columns)
-        whole = len(uses) <= AS_JSON and not (name in single and _from(name).search(text))
+        # A select answers columns of the set by their names, which parameters do not have.
+        alone = name in single and not text.startswith("select") and _from(name).search(text)
+        whole = len(uses) <= AS_JSON and not alone
         given = _with_set if whole else _with_row
         text = given(text, name, [columns[use] for use in uses], len(order) + 1)
     return SqliteStep(
