@@ -54,6 +54,7 @@ _TIMES = frozenset({"at", "until", "lease_until", "wait_until", "closed_until"})
 _FLAGS = frozenset({"watched", "unconfirmed", "met", "enabled"})
 
 
+@lru_cache(maxsize=256)
 def _time(value: Any) -> Any:
     try:
         return from_micros(value)
@@ -109,7 +110,8 @@ class _Prepared:
         """The columns that a step reads of the rows of its set, encoded."""
         encoders, uses = self._encoded[step.label], step.uses
         if not encoders:
-            return [[row[index] for index in uses] for row in rows]
+            every = rows and len(uses) == len(rows[0])
+            return list(rows) if every else [[row[index] for index in uses] for row in rows]
         encoded = []
         last: dict[int, tuple[Any, Any]] = {}  # rows of a set often share a value: encoded once
         for row in rows:
@@ -142,8 +144,8 @@ class _Prepared:
         for row in rows:
             cells = list(row)
             for index, decode in decoders:
-                if cells[index] is not None:
-                    cells[index] = decode(cells[index])
+                if (cell := cells[index]) is not None:
+                    cells[index] = decode(cell)
             answers.append(dict(zip(names, cells, strict=True)))
         return answers
 
