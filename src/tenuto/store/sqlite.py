@@ -29,7 +29,7 @@ from tenuto.store.protocol import Row, SchemaState, Script, Statement, gathered
 
 T = TypeVar("T")
 
-_LONG_S = 0.005
+_LONG_S = 0.02
 _REST = 3
 """After a transaction in place that took long, the thread writes for so many times as long."""
 
