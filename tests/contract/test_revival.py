@@ -53,6 +53,23 @@ async def test_a_sequence_goes_on_where_it_failed(engine: Engine, agent: AgentPr
     assert found["g"] == found["all"] == ["COMPLETED"]
 
 
+async def test_what_never_had_its_turn_has_it_before_what_is_retried(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    keys = ("a", "b", "c", "d")
+    flow = await start(engine, "g", group("g", *keys), *(task(key) for key in keys))
+    late = {each.key: each.id for each in (await engine.list(Filter(status=("WAITING",)))).tasks}
+    [first] = await claim_all(engine, 1)
+    await engine.cancel(late["c"])
+    await engine.confirm_cancel(first.fence, {})
+    await engine.retry(first.fence.task)
+    assert await worked(engine, agent) == ["a"]
+    assert await flow_status(engine, flow) == "FAILED"
+    await engine.retry(late["c"], cascade=True)
+    assert await worked(engine, agent) == ["b", "c", "d"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
 async def test_a_join_fires_once_though_a_child_was_retried(
     engine: Engine, agent: AgentProfile
 ) -> None:

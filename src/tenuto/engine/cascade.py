@@ -359,12 +359,12 @@ class Cascade:
         if after.kind == "sequential" and after.turn in {each.slot for each in ends}:
             if (yield from self._pass_plainly(after)):
                 return
-            after = yield from self._pass_turn(after)
+            after = yield from self.pass_turn(after)
         yield self.group_change(after)
 
     def _pass_plainly(self, group: Group) -> Script[bool]:
         """Whether the next child is a task that waits for its turn alone: then it has it now."""
-        params = _place_of_turn(group) | {
+        params = place_of_turn(group) | {
             "open": group.open,
             "succeeded": group.succeeded,
             "failed": group.failed,
@@ -377,9 +377,9 @@ class Cascade:
         self.spent += len(rows)
         return bool(rows)
 
-    def _pass_turn(self, group: Group) -> Script[Group]:
+    def pass_turn(self, group: Group) -> Script[Group]:
         """The group with the turn given to its next child, if that is made already."""
-        rows = yield Statement("next_in_turn", _place_of_turn(group))
+        rows = yield Statement("next_in_turn", place_of_turn(group))
         if not rows:
             # The turn waits where it is for the child that is still to be made.
             return msgspec.structs.replace(group, turn=None)
@@ -545,6 +545,7 @@ class Cascade:
         return command
 
 
-def _place_of_turn(group: Group) -> dict[str, Any]:
+def place_of_turn(group: Group) -> dict[str, Any]:
+    """Where to look for the next child of a sequence: after the one that has the turn."""
     slot = -1 if group.turn is None else group.turn
     return {"parent": group.id, "workspace": group.workspace, "slot": slot}

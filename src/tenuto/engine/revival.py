@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.cascade import Cascade
+from tenuto.engine.cascade import Cascade, place_of_turn
 from tenuto.engine.flow_rows import flow_of, group_of, is_by_engine
 from tenuto.model import commands
 from tenuto.model.errors import Conflict
@@ -163,13 +163,27 @@ class Revival:
         above = yield from self._reopen_above(group)
         if not above.counts:
             return _NOWHERE
-        yield from self._revive_turns(group)
+        waiting = yield from self._revive_turns(group)
         yield from self._watch_open(group)
         again = yield from self._recounted(group, slot)
+        if group.kind == "sequential":
+            again = yield from self._from_first(again, waiting)
         yield self._cascade.group_change(again, "group_reopened")
         if again.made < again.total:
             self._cascade.later("expand", group.id, group.workspace)
-        return _Place(counts=True, held=above.held)
+        to_come = again.turn is not None and again.turn < slot
+        return _Place(counts=True, held=above.held or to_come)
+
+    def _from_first(self, group: Group, waiting: set[UUID]) -> Script[Group]:
+        """The sequence with the turn at its first open child, which has it if it waits for it."""
+        before_all = msgspec.structs.replace(group, turn=None)
+        rows = yield Statement("next_in_turn", place_of_turn(before_all))
+        if not rows or group.turn is None or rows[0]["slot"] >= group.turn:
+            return group
+        if rows[0]["id"] in waiting:
+            again = yield from self._cascade.pass_turn(before_all)
+            return msgspec.structs.replace(group, turn=again.turn)
+        return msgspec.structs.replace(group, turn=rows[0]["slot"])
 
     def _watch_open(self, group: Group) -> Script[None]:
         """What was tried again before, when its end did not matter, counts from now on."""
@@ -203,7 +217,8 @@ class Revival:
             return (yield from self._reopen_flow(group.flow))
         return (yield from self._reopen_group(group.parent, group.slot))
 
-    def _revive_turns(self, group: Group) -> Script[None]:
+    def _revive_turns(self, group: Group) -> Script[set[UUID]]:
+        """Let what never had its turn wait for it again; the ids of all that does."""
         params = {"parent": group.id, "workspace": group.workspace, "most": 10 * CASCADE}
         rows = yield Statement("skipped_in_turn", params)
         tasks = sorted(row["id"] for row in rows if not row["is_group"])
@@ -217,6 +232,7 @@ class Revival:
                     group_of(row), status=GroupStatus.WAITING, finished_at=None
                 )
                 yield self._cascade.group_change(waiting, "group_reopened")
+        return {*tasks, *groups}
 
     def _reopen_flow(self, flow_id: UUID, *, bad: bool = True) -> Script[_Place]:
         rows = yield Statement("flows_locked", {"ids": [flow_id]})

@@ -182,7 +182,10 @@ def course(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
         yield "I18", f"too much was run: {dict(over)}"
     if status == GOOD and found != wanted:
         yield "I18", f"COMPLETED without {dict(wanted - found)}"
-    if (status == "FAILED") != bool(ends - {GOOD, NEITHER}) and status != "CANCELLED":
+    # A retry without cascade leaves a flow as it ended.
+    left_so = status == "FAILED" and _retried_after_the_end(outcome)
+    wrong = (status == "FAILED") != bool(ends - {GOOD, NEITHER}) and status != "CANCELLED"
+    if wrong and not left_so:
         yield "I18", f"the flow is {status}, its parts are {sorted(ends)}"
     if left != STEPS - found["again"]:
         yield "I18", f"{left} jumps left after {found['again']} of {STEPS}"
@@ -262,3 +265,10 @@ def turns(recorder: Recorder, outcome: Outcome) -> Iterator[Broken]:
 ORACLES: tuple[Oracle, ...] = (
     *(everything_ends, told, joins, items, skipped, course, approvals, waits, turns),
 )
+
+
+def _retried_after_the_end(outcome: Outcome) -> bool:
+    """Whether a task was retried when the flow had failed for good."""
+    retried = "select 1 from event where kind = 'retried' and at >="
+    failed = "select max(at) from event where kind = 'flow_failed'"
+    return bool(outcome.database.rows(f"{retried} ({failed}) limit 1"))

@@ -1,5 +1,6 @@
 """What an observer outside the system writes down: what was asked, and what was acknowledged."""
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -89,6 +90,8 @@ class Recorder:
         self.delivered: list[tuple[UUID, int]] = []
         self.handling: list[Handling] = []
         self.healed_at = 0.0
+        self.closed_at = math.inf
+        """When everybody was asked to end."""
         self.suicides = 0
         self.last_deaf: dict[str, float] = {}
         """When a process last had a handler that did not hear."""

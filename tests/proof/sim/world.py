@@ -122,6 +122,7 @@ async def _play(scene: Scene, story: Story) -> None:
     await loop.create_task(operator.carry_on(), context=operator.process.context)
     await _ended(scene, operator)
     scene.closing = True
+    scene.recorder.closed_at = loop.time()
     for process in scene.alive("worker") + scene.alive("coordinator"):
         process.healthy = True
         process.stop.set()
