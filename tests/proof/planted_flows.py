@@ -247,7 +247,7 @@ def turn_kept(stack: ExitStack) -> None:
         return False
 
     swap(stack, Cascade, "_pass_plainly", no_short_way)
-    swap(stack, Cascade, "_pass_turn", keep)
+    swap(stack, Cascade, "pass_turn", keep)
 
 
 @plant("I24")
