@@ -40,7 +40,8 @@ KILLED = {"state": "killed"}
 TYPES = ("default", "build", "review")
 EMPTY = (
     "truncate task, task_body, task_output, checkpoint, task_label, task_tag, task_capability,"
-    " task_step, attempt, transcript, event, lane, agent, worker, cursor, leader"
+    " task_step, attempt, transcript, event, lane, agent, worker, cursor, leader, inbox_item,"
+    " message, task_dependency, child_wait, flow_work, spending"
 )
 
 
