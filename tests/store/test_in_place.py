@@ -62,6 +62,29 @@ async def test_those_that_come_together_do_not_hold_the_loop(
     assert HERE not in (first, second)
 
 
+async def test_nobody_writes_beside_a_job_whose_caller_gave_up(
+    store: SqliteStore, clock: ManualClock
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow() -> Script[None]:
+        yield Statement("lanes_version", {"workspace": Clock().new_id()})
+        begun.set()
+        go_on.wait(30)
+
+    await store.transact(lambda: where(clock, 2))
+    leaving = asyncio.ensure_future(store.transact(slow))
+    await asyncio.to_thread(begun.wait, 30)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    clock.advance(60)
+    writing = asyncio.ensure_future(store.transact(where))
+    done, _ = await asyncio.wait([writing], timeout=0.1)
+    assert not done
+    go_on.set()
+    assert await writing != HERE
+
+
 async def test_another_process_that_writes_is_waited_for_in_the_thread(
     store: SqliteStore, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -285,8 +285,8 @@ class SqliteStore:
         self._lock_file: Any = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
-        self._sent = 0
-        """Jobs that the writer thread has not answered."""
+        self._writing = threading.Lock()
+        """Held by whoever uses the writer's connection, here or in the thread."""
         self._in_thread_until = 0.0
         self._readers: ThreadPoolExecutor | None = None
         self._local = threading.local()
@@ -346,17 +346,23 @@ class SqliteStore:
         return await loop.run_in_executor(self._readers, self._read, statement)
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
-        began = self.clock.elapsed()
-        if not self._inline and self._sent == 0 and began >= self._in_thread_until:
-            try:
-                return self._guard(lambda: self._transact(script, wait=False))
-            except _Busy:
-                pass
-            finally:
-                now = self.clock.elapsed()
-                if now - began > _LONG_S:
-                    self._in_thread_until = now + _REST * (now - began)
+        if not self._inline and self.clock.elapsed() >= self._in_thread_until:
+            with suppress(_Busy):
+                return self._in_place(script)
         return await self._on_writer(lambda: self._transact(script, wait=True))
+
+    def _in_place(self, script: Callable[[], Script[T]]) -> T:
+        """The script's result, here and now; `_Busy` when anybody else writes."""
+        if not self._writing.acquire(blocking=False):
+            raise _Busy
+        began = self.clock.elapsed()
+        try:
+            return self._guard(lambda: self._transact(script, wait=False))
+        finally:
+            self._writing.release()
+            now = self.clock.elapsed()
+            if now - began > _LONG_S:
+                self._in_thread_until = now + _REST * (now - began)
 
     async def once(self, script: Callable[[], Script[T]]) -> T:
         return await self.transact(script)
@@ -384,16 +390,14 @@ class SqliteStore:
             else:
                 _answer(loop, future, result=result)
 
-        self._sent += 1
-        try:
-            self._jobs.put(work)
-            return await future
-        finally:
-            self._sent -= 1
+        self._jobs.put(work)
+        return await future
 
     def _write_loop(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job()
+            # Its caller may have given up meanwhile: the job is done all the same.
+            with self._writing:
+                job()
 
     def _read(self, statement: Statement) -> list[Row]:
         connection = getattr(self._local, "connection", None)
