@@ -78,7 +78,7 @@ class LocalWakeups:
         self._here.announce(told)
         try:
             self._look()
-        except OSError:  # nobody ever listened
+        except OSError:  # no folder: nobody listens
             return
         if self._others:
             message = "\n".join(told).encode()[:_LONGEST]

@@ -72,6 +72,7 @@ _COLUMNS = itemgetter(
 )
 """What a work is made of, in the order of its fields."""
 _MADE: Callable[..., Work] = Work
+"""Makes a work by position: rows have no types that could be checked beforehand."""
 
 
 class _Wish(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ _COMMON_HOT = 8
 _RARE_BODY = 27
 _TIMED_HOT = 16
 """Columns before those that say where a task stands among others."""
+LANE = 2
 STATUS = 3
 RANK = 4
 UNMET = 17
@@ -259,7 +260,7 @@ def plain_body_row(
         new.prompt,
         limits.json_text("input", new.input),
         limits.json_text("metadata", new.metadata),
-        None,
+        new.source,
         actor,
     )
 
@@ -276,15 +277,7 @@ def body_row(
 ) -> tuple[Any, ...]:
     """The cold half of a new task."""
     return (
-        task_id,
-        workspace,
-        new.title,
-        new.task_type,
-        new.prompt,
-        limits.json_text("input", new.input),
-        limits.json_text("metadata", new.metadata),
-        new.source,
-        actor,
+        *plain_body_row(new, task_id, workspace, actor),
         new.description,
         new.system_prompt,
         new.model,

@@ -15,6 +15,7 @@ from tenuto.engine.core import Core
 from tenuto.engine.dependencies import NOBODY, Dependencies, Waits, waits_of
 from tenuto.engine.plans import refers
 from tenuto.engine.rows import (
+    LANE,
     STATUS,
     UNMET,
     Rows,
@@ -241,29 +242,14 @@ class Submitting:
         numbers = await self._core.lanes.ensure(set(wanted))
         lanes = [numbers[each] for each in wanted]
         now = self._core.now()
-        wakes = set()
         waits = waits_of(news, ids)
         if not waits:
             _check_alone(row[_INPUT] for row in rows["body"])
-        for new, task_id, place in zip(news, ids, places, strict=True):
-            unmet = len(waits.needs.get(task_id, ())) or None if waits else None
-            keyed = new.concurrency is not None
-            awaited = waits.awaited(task_id) if waits else None
-            hot = hot_row(
-                new,
-                task_id,
-                workspace,
-                lanes[place],
-                actor,
-                now,
-                hold=HOLD if keyed else None,
-                unmet=unmet,
-                watched=True if keyed or awaited else None,
-                awaited=awaited,
-            )
-            if hot[STATUS] is Status.PENDING:
-                wakes.add(lanes[place])
-            rows["hot"].append(hot)
+        rows["hot"] = [
+            _waiting_row(new, task_id, workspace, lanes[place], actor, now, waits)
+            for new, task_id, place in zip(news, ids, places, strict=True)
+        ]
+        wakes = {row[LANE] for row in rows["hot"] if row[STATUS] is Status.PENDING}
         keyed = any(new.concurrency is not None for new in news)
         return Draft(ids, keys, prints, rows, wakes, waits, keyed)
 
@@ -290,6 +276,32 @@ class Submitting:
             hot.append(plain_hot_row(new, task_id, workspace, lanes[new.task_type], actor, place))
         nothing: list[Any] = [None] * len(ids)
         return Draft(ids, nothing, [()] * len(ids), rows, set(lanes.values()))
+
+
+def _waiting_row(
+    new: NewTask,
+    task: UUID,
+    workspace: UUID,
+    lane: int,
+    actor: str | None,
+    now: datetime,
+    waits: Waits,
+) -> tuple[Any, ...]:
+    """The hot half of a task that may wait for others or for a place, or be waited for."""
+    keyed = new.concurrency is not None
+    awaited = waits.awaited(task) if waits else None
+    return hot_row(
+        new,
+        task,
+        workspace,
+        lane,
+        actor,
+        now,
+        hold=HOLD if keyed else None,
+        unmet=len(waits.needs.get(task, ())) or None if waits else None,
+        watched=True if keyed or awaited else None,
+        awaited=awaited,
+    )
 
 
 def _checked(news: Sequence[NewTask]) -> bool:

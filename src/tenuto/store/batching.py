@@ -29,7 +29,10 @@ class Kind(msgspec.Struct, frozen=True, eq=False):
     alone: bool = False
     """Items share no statement; where kinds do not mix, each gets its own transaction."""
     at_once: bool = False
-    """A caller who finds nobody writing does not wait a turn for company: most come alone."""
+    """A caller who finds nobody writing does not wait a turn for company: most come alone.
+
+    Where kinds mix, all wait: there a lone write holds up whoever might have shared it.
+    """
     leads: bool = False
     """What it writes is what a claim right after it looks for: one claim goes along behind it."""
     single: Callable[[Any], Callable[[], Script[Any]] | None] | None = None
