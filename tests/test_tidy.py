@@ -25,7 +25,7 @@ DRIVERS = {
         SOURCE / "store" / "pool.py",
         SOURCE / "broker" / "postgres.py",
     },
-    "sqlite3": {SOURCE / "store" / "sqlite.py"},
+    "sqlite3": {SOURCE / "store" / "sqlite.py", SOURCE / "store" / "sqlite_connection.py"},
 }
 EVASIONS = re.compile(
     r"pytest\.(skip|xfail|importorskip|mark\.(skip|skipif|xfail))|unittest\.(skip|expected)\w*"

@@ -145,7 +145,8 @@ class SqliteStore:
 
         def work() -> None:
             try:
-                result = self._guard(job)
+                with self._writing:  # though the caller has given up: the job is done all the same
+                    result = self._guard(job)
             except BaseException as error:  # noqa: BLE001  handed to the caller
                 _answer(loop, future, error=error)
             else:
@@ -156,9 +157,7 @@ class SqliteStore:
 
     def _write_loop(self) -> None:
         while (job := self._jobs.get()) is not None:
-            # Its caller may have given up meanwhile: the job is done all the same.
-            with self._writing:
-                job()
+            job()
 
     def _read(self, statement: Statement) -> list[Row]:
         connection = getattr(self._local, "connection", None)
