@@ -58,9 +58,9 @@ class Clock:
         """A UUIDv7 above every other that this clock made: ids sort by creation."""
         return self.new_ids(1)[0]
 
-    def new_ids(self, count: int) -> list[UUID]:
-        """As many of them, in order."""
-        base = int(self.now().timestamp() * 1000) << 80 | 7 << 76 | 2 << 62
+    def new_ids(self, count: int, at: datetime | None = None) -> list[UUID]:
+        """As many of them, in order, for things made at that instant or now."""
+        base = int((at or self.now()).timestamp() * 1000) << 80 | 7 << 76 | 2 << 62
         getrandbits, last, ids = self._random.getrandbits, self._last_id, []
         for _ in range(count):
             high, low = divmod(getrandbits(74), 1 << 62)

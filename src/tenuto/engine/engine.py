@@ -170,7 +170,10 @@ class Engine:
 
     async def submit(self, new: NewTask) -> Submitted:
         """Accept a task; it is never lost once this returns."""
-        return (await self.submit_many([new]))[0]
+        if new.next or new.control or new.group:
+            return await self._placed([new])
+        with tracing.span("submit", new.trace_id):
+            return await self._submitting.one(new, self.workspace, self.actor)
 
     async def submit_many(self, news: Sequence[NewTask]) -> list[Submitted]:
         """Accept all of the tasks or none."""

@@ -71,6 +71,8 @@ class Lanes:
         self._touched: dict[int, datetime] = {}
         self._known: dict[UUID, _Known] = {}
         self._ids: dict[Requirements, int] = {}
+        self._plain: dict[tuple[int, str], int] = {}
+        """Lanes by the numbers of workspaces and the only thing required there, a type."""
         self._under_way: dict[UUID | None, asyncio.Event] = {}
 
     async def ensure(self, wanted: set[Requirements]) -> dict[Requirements, int]:
@@ -79,6 +81,20 @@ class Lanes:
         while missing := [needs for needs in wanted if not self.is_fresh(needs, now)]:
             await self._together(None, partial(self._touch, missing, now))
         return {needs: self._ids[needs] for needs in wanted}
+
+    def of_plain(self, workspace: UUID, task_type: str, now: datetime) -> int | None:
+        """The lane of tasks that require but a type; `None` if the store has to be asked first."""
+        key = (workspace.int, task_type)
+        lane = self._plain.get(key)
+        if lane is None:
+            lane = self._ids.get(Requirements(workspace=workspace, task_type=task_type))
+            if lane is None:
+                return None
+            self._plain[key] = lane
+        known = self._known.get(workspace)
+        if known is None or known.complexity.policy == "require":
+            return None
+        return lane if now - self._touched[lane] < _TOUCH_EVERY else None
 
     async def _together(self, what: UUID | None, work: Callable[[], Awaitable[object]]) -> None:
         """Do the work, or wait until whoever is at it already has ended; all go on together."""

@@ -154,7 +154,10 @@ def joined(batch: Sequence[Rows]) -> Rows:
     """The rows of several submits as those of one."""
     if len(batch) == 1:
         return batch[0]
-    rows = {name: [row for each in batch for row in each[name]] for name in batch[0]}
+    rows: Rows = {}
+    for each in batch:
+        for name, more in each.items():
+            rows.setdefault(name, []).extend(more)
     for name in ("body", "hot"):
         width = max(len(row) for row in rows[name])
         rows[name] = [row + (None,) * (width - len(row)) for row in rows[name]]

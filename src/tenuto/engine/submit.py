@@ -29,7 +29,7 @@ from tenuto.engine.rows import (
     plain_hot_row,
 )
 from tenuto.engine.sealing import Hidden, Sealing
-from tenuto.model import limits
+from tenuto.model import limits, secrets
 from tenuto.model.complexity import gated
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.model.matching import Requirements
@@ -81,6 +81,15 @@ class Submitting:
         self._core = core
         self._sealing = sealing
         self._kind = Kind("submit", self._script, one_statement=True, at_once=True)
+
+    async def one(self, new: NewTask, workspace: UUID, actor: str | None) -> Submitted:
+        """A task, durable when this returns."""
+        draft = self._at_once(new, workspace, actor) if check(new) else None
+        if draft is None:
+            return (await self.many([new], workspace, actor))[0]
+        [done] = await self._plain(draft, workspace)
+        self.announce(draft)
+        return done
 
     async def many(
         self,
@@ -252,6 +261,20 @@ class Submitting:
         wakes = {row[LANE] for row in rows["hot"] if row[STATUS] is Status.PENDING}
         keyed = any(new.concurrency is not None for new in news)
         return Draft(ids, keys, prints, rows, wakes, waits, keyed)
+
+    def _at_once(self, new: NewTask, workspace: UUID, actor: str | None) -> Draft | None:
+        """One plain task spelled out, which most submits are; `None` if anybody has to be asked."""
+        now = self._core.now()
+        lane = self._core.lanes.of_plain(workspace, new.task_type, now)
+        if lane is None or tracing.here() is not None or secrets.hides(new.input):
+            return None
+        [task] = self._core.clock.new_ids(1, now)
+        body = plain_body_row(new, task, workspace, actor)
+        if secrets.refers(body[_INPUT]):
+            return None
+        _check_alone(body[_INPUT : _INPUT + 1])
+        hot = plain_hot_row(new, task, workspace, lane, actor, rank(new.priority, now))
+        return Draft([task], [None], [()], {"body": [body], "hot": [hot]}, {lane})
 
     async def _plain_draft(
         self, hidden: Hidden, ids: list[UUID], workspace: UUID, actor: str | None

@@ -79,9 +79,14 @@ def resolved(value: Any, named: Mapping[str, str]) -> Any:
     return [resolved(item, named) for item in value] if isinstance(value, list) else value
 
 
+def hides(value: Any) -> bool:
+    """Whether a task's input keeps something secret."""
+    return isinstance(value, dict) and KEY in value
+
+
 def hidden(value: Any) -> tuple[Any, dict[str, str]]:
     """A task's input as it may be stored, and the values that it keeps secret."""
-    if not isinstance(value, dict) or KEY not in value:
+    if not hides(value):
         return value, {}
     limits.json_text("input", value)
     secrets = value[KEY]

@@ -6,7 +6,7 @@ caller, ends are recognised by their fence), so after a lost connection the batc
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
 import msgspec
@@ -46,6 +46,13 @@ class _Waiting(msgspec.Struct, eq=False):
     future: "asyncio.Future[Any]"
 
 
+class _Turn:
+    """Over when everybody who could speak at this turn of the loop has spoken."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
 class Batcher:
     """Gathers writes and runs as many batches at once as the store has writers."""
 
@@ -61,7 +68,9 @@ class Batcher:
 
         Two items with one key never share a statement. Keys are hashed a lot: ids come as numbers.
         """
-        if not self._queue and self._needs_nobody(kind):
+        if not self._queue and (
+            self._needs_nobody(kind) or (self._may_lead(kind) and await self._nobody_came())
+        ):
             return await self._alone(kind, item)
         waiting = _Waiting(kind, item, key, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
@@ -77,19 +86,36 @@ class Batcher:
             return len(self._running) < self._store.writers
         return kind.at_once and not self._store.mixes and not self._running
 
+    def _may_lead(self, kind: Kind) -> bool:
+        """Whether a caller may look for company by itself: where kinds mix and nobody writes."""
+        idle = not (self._starting or self._running)
+        return idle and self._store.mixes and not kind.leads
+
+    async def _nobody_came(self) -> bool:
+        """Whether, one turn of the loop later, a caller is still the only one."""
+        self._starting = True
+        try:
+            await _Turn()
+        finally:
+            self._starting = False
+            self._start()
+        return not self._running
+
     async def _alone(self, kind: Kind, item: Any) -> Any:
         """The answer to an item that shares nothing: without a batch, in the caller's own task."""
         caller = asyncio.current_task()
         assert caller is not None
         self._running.add(caller)
         try:
-            [answer] = await self._transaction([(kind, [item])])
+            [[answer]] = await self._begun([(kind, [item])])
         finally:
             self._running.discard(caller)
-            self._start()
-        if isinstance(answer[0], BaseException):
-            raise answer[0]
-        return answer[0]
+            if self._queue:
+                self._start()
+        crash_point("engine.committed")
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
     def _start(self) -> None:
         if self._queue and not self._starting and len(self._running) < self._store.writers:
@@ -157,7 +183,8 @@ class Batcher:
         for waiting in batch:
             groups.setdefault(waiting.kind, []).append(waiting)
         items = [(kind, [waiting.item for waiting in group]) for kind, group in groups.items()]
-        results = await self._transaction(items)
+        results = await self._begun(items)
+        crash_point("engine.committed")
         for group, answers in zip(groups.values(), results, strict=True):
             for waiting, answer in zip(group, answers, strict=True):
                 _settle(waiting.future, answer)
@@ -183,13 +210,12 @@ class Batcher:
             await self._run(others)
         return True
 
-    async def _transaction(self, items: list[tuple[Kind, list[Any]]]) -> list[Answers]:
+    def _begun(self, items: list[tuple[Kind, list[Any]]]) -> Awaitable[list[Answers]]:
+        """The transaction of the items, about to run."""
         crash_point("engine.before_commit")
         plain = len(items) == 1 and items[0][0].one_statement
         run = self._store.once if plain else self._store.transact
-        results = await run(lambda: _scripts(items, single=self._store.mixes))
-        crash_point("engine.committed")
-        return results
+        return run(lambda: _scripts(items, single=self._store.mixes))
 
 
 def _scripts(items: list[tuple[Kind, list[Any]]], *, single: bool) -> Script[list[Answers]]:

@@ -26,14 +26,20 @@ class Pool:
         self._making = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
+    def idle(self) -> Any:
+        """A connection that is nobody else's until `give`; `None` if one has to be waited for."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed():
+                self._used.add(connection)
+                return connection
+        return None
+
     async def take(self, patience_s: float) -> Any:
-        """A connection that is nobody else's until `give`; raises `TimeoutError` without one."""
+        """The same, made or waited for; raises `TimeoutError` without one."""
         while True:
-            while self._idle:
-                connection = self._idle.pop()
-                if not connection.is_closed():
-                    self._used.add(connection)
-                    return connection
+            if (connection := self.idle()) is not None:
+                return connection
             if len(self._used) + self._making < self._size:
                 return await self._make()
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -3,8 +3,8 @@
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from types import TracebackType
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from uuid import UUID
 
 import asyncpg
 
-from tenuto.clock import Clock, from_micros, to_micros
+from tenuto.clock import Clock, to_micros
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.store import schema, sql
 from tenuto.store.pool import Pool
@@ -97,7 +97,7 @@ class DatabaseClock(Clock):
     def now(self) -> datetime:
         if self._offset is None:
             return super().now()
-        return from_micros(int((self._offset + self.elapsed()) * 1e6))
+        return datetime.fromtimestamp(self._offset + self.elapsed(), UTC)
 
 
 class _Means:
@@ -138,6 +138,7 @@ class PostgresStore:
         self.url = url
         self.writers = writers
         self.clock = clock or DatabaseClock()
+        self._ruled = self.clock if isinstance(self.clock, DatabaseClock) else None
         self._many = many
         self._means = means or _Means(url, writers, {"role": "tenuto_system"}, _WRITE_SETTINGS)
         self._tenant = tenant
@@ -174,8 +175,8 @@ class PostgresStore:
 
     async def sync_clock(self) -> None:
         """Read the database's clock again when the last reading is old."""
-        clock = self.clock
-        if isinstance(clock, DatabaseClock) and clock.stale():
+        clock = self._ruled
+        if clock is not None and clock.stale():
             async with self._connection(read=True) as connection:
                 before = clock.elapsed()
                 now = await connection.fetchval("select clock_timestamp()")
@@ -238,9 +239,9 @@ class PostgresStore:
     async def _read(self, statement: Statement) -> list[Row]:
         async with self._connection(read=True) as connection:
             if self._tenant is None:
-                return await self._run(connection, statement)
+                return await self._asked(connection, statement)
             async with _Owned(connection, self._tenant):
-                return await self._run(connection, statement)
+                return await self._asked(connection, statement)
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
         await self.sync_clock()
@@ -260,7 +261,8 @@ class PostgresStore:
     async def once(self, script: Callable[[], Script[T]]) -> T:
         if self._tenant is not None:
             return await self.transact(script)
-        await self.sync_clock()
+        if self._ruled is not None and self._ruled.stale():
+            await self.sync_clock()
         for _ in range(_RERUNS):
             try:
                 async with self._connection() as connection:
@@ -277,7 +279,7 @@ class PostgresStore:
                 async with self._transaction(connection):
                     while (statement := await coming) is not None:
                         coming = asyncio.ensure_future(_next(statements))
-                        await self._run(connection, statement)
+                        await self._asked(connection, statement)
             finally:
                 await asyncio.wait([coming])
                 coming.exception()  # looked at: what went wrong first is what is raised
@@ -286,7 +288,7 @@ class PostgresStore:
         try:
             statement = next(steps)
             while True:
-                statement = steps.send(await self._run(connection, statement))
+                statement = steps.send(await self._asked(connection, statement))
         except StopIteration as stop:
             result: T = stop.value
             return result
@@ -294,7 +296,8 @@ class PostgresStore:
     def _connection(self, *, read: bool = False) -> "_Borrowed":
         return _Borrowed(self._means.read if read else self._means.write)
 
-    async def _run(self, connection: Any, statement: Statement) -> list[Row]:
+    def _asked(self, connection: Any, statement: Statement) -> Awaitable[list[Row]]:
+        """The answer to a statement, on its way."""
         compiled, cells = self._spell(statement, _FOLD)
         if compiled is None:
             compiled, cells = self._spell(statement, math.inf)
@@ -304,8 +307,8 @@ class PostgresStore:
             params.get(argument) if isinstance(argument, str) else cells[argument[0]][argument[1]]
             for argument in compiled.arguments
         ]
-        found: list[Row] = await connection.fetch(compiled.sql, *arguments)
-        return found
+        asked: Awaitable[list[Row]] = connection.fetch(compiled.sql, *arguments)
+        return asked
 
     def _spell(
         self, statement: Statement, fold: float
@@ -327,8 +330,7 @@ class PostgresStore:
                     return None, {}
             query = sql.load(sql.POSTGRES)[statement.query]
             known = frozenset(given) | frozenset(statement.literals)
-            empty = {name for name, rows in statement.rows.items() if not rows}
-            settled = sql.variant(query, known, literals, empty)
+            settled = sql.variant(query, known, literals, set(cells))
             same = _NONE_SAME.union(*(each for _, each in shape))
             compiled = sql.for_postgres(settled, same)
             self._means.compiled[key] = compiled
@@ -371,7 +373,7 @@ class _Borrowed:
 
     async def __aenter__(self) -> Any:
         try:
-            self._connection = await self._pool.take(_PATIENCE_S)
+            self._connection = self._pool.idle() or await self._pool.take(_PATIENCE_S)
         except Exception as error:
             raise _meant(error) from error
         return self._connection

@@ -208,8 +208,8 @@ def _returned(text: str) -> tuple[str, ...]:
     return tuple(re.split(r"[\s.]+", name.strip())[-1] for name in names)
 
 
-def variant(query: Query, given: frozenset[str], literals: Literals, empty: set[str]) -> Query:
-    """The query with its optional parts settled and without the steps that read an empty set."""
+def variant(query: Query, given: frozenset[str], literals: Literals, full: set[str]) -> Query:
+    """The query with its optional parts settled and with those steps whose sets have rows."""
     words = {name: ", ".join(f"'{word}'" for word in chosen) for name, chosen in literals}
     assert all(word.replace("_", "").isalpha() for _, chosen in literals for word in chosen)
 
@@ -222,7 +222,7 @@ def variant(query: Query, given: frozenset[str], literals: Literals, empty: set[
     steps = tuple(
         Step(step.label, settle(step.text), step.returns)
         for step in query.steps
-        if not any(match[1] in empty for match in _ROWS.finditer(step.text))
+        if all(match[1] in full for match in _ROWS.finditer(step.text))
     )
     return msgspec.structs.replace(query, steps=steps)
 

@@ -169,9 +169,9 @@ class Connection:
         prepared = self._prepared.get(key)
         if prepared is None:
             query = sql.load(sql.SQLITE)[statement.query]
-            empty = {name for name, size in sizes if size == 0}
+            full = {name for name, size in sizes if size > 0}
             single = frozenset(name for name, size in sizes if size == 1)
-            prepared = _Prepared(sql.variant(query, given, literals, empty), single)
+            prepared = _Prepared(sql.variant(query, given, literals, full), single)
             self._prepared[key] = prepared
         return prepared
 
