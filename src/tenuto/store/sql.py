@@ -193,6 +193,8 @@ def _steps(chunk: str, spell: Callable[[str], str]) -> Iterable[Step]:
             continue
         label = re.search(r"^-- as: (\w+)(?:\(([\w, ]+)\))?", part, flags=re.M)
         spelled = spell(text)
+        if not spelled:
+            continue  # a step of the other database
         columns = _returned(spelled)
         if label and label[2]:
             columns = tuple(column.strip() for column in label[2].split(","))

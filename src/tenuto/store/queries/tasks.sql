@@ -247,12 +247,18 @@ from {picked} where task.{place} = picked.place
 where task.{place} in (select value from json_each({places:picked}))
 
 -- fragment: taken_columns only postgres
-task.id, task.workspace, task.version, task.attempt, task.tries, task.max_attempts,
+returning task.id, task.workspace, task.version, task.attempt, task.tries, task.max_attempts,
   task.lease_until, task.timeout_s, task.checkpoint_seq, task.status, task.rank, task.retry,
   task.event_xid, task.watched, task.awaited
 
 -- fragment: taken_columns only sqlite
-task.{place} as place
+
+-- fragment: taken_rows only postgres
+{moved}
+
+-- fragment: taken_rows only sqlite
+-- Nobody else writes meanwhile: what was picked is what is taken.
+json_each({places:picked}) as at cross join task as moved on moved.{place} = at.value
 
 -- fragment: moved only postgres
 -- The tasks that the step `moved` changed, as they are now. The statement's snapshot has them as
@@ -268,7 +274,7 @@ insert into event (task, seq, workspace, xid, kind, level, previous, new, attemp
   at)
 select moved.id, moved.version, moved.workspace, moved.event_xid, 'claimed', 'INFO', 'PENDING', moved.status,
   moved.attempt, :agent, :worker, :now
-from {fragment:moved}
+from {fragment:taken_rows}
 
 -- fragment: json_object only postgres
 json_build_object
@@ -309,7 +315,7 @@ case when body.follows is not null
 select {fragment:moved_columns}, {fragment:body_columns}, {fragment:previous},
   case when moved.checkpoint_seq > 0
     then (select checkpoint.data from checkpoint where checkpoint.task = moved.id) end as checkpoint
-from {fragment:moved}
+from {fragment:taken_rows}
 {fragment:body_of_moved}
 
 -- name: claim
@@ -320,7 +326,7 @@ from {fragment:moved}
 -- as: moved
 update task {fragment:taken}
 {fragment:those_picked}
-returning {fragment:taken_columns};
+{fragment:taken_columns};
 {fragment:note_claimed};
 -- as: work
 {fragment:claimed_work};
@@ -334,7 +340,7 @@ returning {fragment:taken_columns};
 -- as: moved
 update task {fragment:taken}
 {fragment:those_picked}
-returning {fragment:taken_columns};
+{fragment:taken_columns};
 {fragment:note_claimed};
 -- as: work
 {fragment:claimed_work};
@@ -382,14 +388,6 @@ case when task.status = 'RUNNING' then true else false end
 -- Written as `is_running` is, for the same reason.
 case when task.status in ('ASSIGNED', 'RUNNING') then true else false end
 
--- fragment: those_done only postgres
-from {rows:done}
-where task.id = done.id and task.attempt = done.attempt and task.lease_token = done.token
-
--- fragment: those_done only sqlite
-where (task.id, task.attempt, task.lease_token) in
-  (select done.id, done.attempt, done.token from {rows:done})
-
 -- fragment: done_columns only postgres
 task.id, task.workspace, task.version, task.attempt, task.agent, task.worker, task.session_key,
   task.started_at, task.event_xid, task.awaited
@@ -407,11 +405,30 @@ update task set status = 'COMPLETED', version = version + 1, lease_until = null,
 -- A RUNNING row of which nobody asked otherwise.
 {fragment:is_running} and task.cancel_requested_at is null and task.pause_requested_at is null
 
--- fragment: completed
--- A completion of RUNNING rows whose fences are current.
-{fragment:done}
-{fragment:those_done}
+-- fragment: owned
+-- RUNNING rows whose fences are current.
+where task.id = done.id and task.attempt = done.attempt and task.lease_token = done.token
   and {fragment:undisturbed}
+
+-- fragment: complete_owned only postgres
+{fragment:done}
+from {rows:done} {fragment:owned}
+
+-- fragment: complete_owned only sqlite
+-- Only found, and completed by place in the next step: to look again is cheaper than to return.
+select task.id, task.{place} as place
+from {rows:done} cross join task {fragment:owned}
+
+-- fragment: owned_columns only postgres
+returning {fragment:done_columns}
+
+-- fragment: owned_columns only sqlite
+
+-- fragment: complete_found only postgres
+
+-- fragment: complete_found only sqlite
+{fragment:done}
+where task.{place} in (select value from json_each({places:moved}))
 
 -- fragment: attempt_completed
 insert into attempt (task, attempt, workspace, outcome, agent, worker, session_key, started_at,
@@ -439,9 +456,10 @@ on conflict (task) do update set output = excluded.output, summary = excluded.su
 -- params: now timestamptz
 -- rows: done(id uuid, attempt bigint, token text)
 -- rows: result(task uuid, workspace uuid, output json, summary text)
--- as: moved
-{fragment:completed} and not task.watched
-returning {fragment:done_columns};
+-- as: moved(id, place)
+{fragment:complete_owned} and not task.watched
+{fragment:owned_columns};
+{fragment:complete_found};
 {fragment:attempt_completed};
 {fragment:note_completed};
 {fragment:keep_result};
@@ -453,9 +471,10 @@ returning {fragment:done_columns};
 -- params: now timestamptz
 -- rows: done(id uuid, attempt bigint, token text)
 -- rows: result(task uuid, workspace uuid, output json, summary text)
--- as: moved
-{fragment:completed} and task.watched
-returning {fragment:done_columns};
+-- as: moved(id, place)
+{fragment:complete_owned} and task.watched
+{fragment:owned_columns};
+{fragment:complete_found};
 {fragment:attempt_completed};
 {fragment:note_completed};
 {fragment:keep_result};
