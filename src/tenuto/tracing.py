@@ -6,10 +6,11 @@ A task carries the place in its trace as a W3C `traceparent`, so that whoever cl
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from functools import lru_cache
+from typing import Any, TypeVar
 
 from opentelemetry import context as contexts
 from opentelemetry import trace
@@ -19,6 +20,8 @@ from tenuto.clock import to_micros
 from tenuto.model.errors import Invalid
 
 log = logging.getLogger("tenuto")
+
+T = TypeVar("T")
 
 _PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _NOTHING: AbstractContextManager[object] = nullcontext()
@@ -69,6 +72,16 @@ def span(
     if tracer is None:
         return _NOTHING if parent is None else continued(parent)
     return tracer.start_as_current_span(name, _within(parent), attributes=_about(task))
+
+
+def spanned(name: str, work: Coroutine[Any, Any, T], task: object = None) -> Coroutine[Any, Any, T]:
+    """The work within a span; the work itself, which costs nothing, while no spans are made."""
+    return work if _made_by() is None else _spanned(name, work, task)
+
+
+async def _spanned(name: str, work: Coroutine[Any, Any, T], task: object) -> T:
+    with span(name, task=task):
+        return await work
 
 
 def passed(

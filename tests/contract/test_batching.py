@@ -269,3 +269,36 @@ async def test_kinds_mix_where_the_store_mixes() -> None:
     await store.close()
     assert answers[:3] == [0, 10, 20]
     assert mixed.transactions == 1
+
+
+async def test_a_first_caller_that_gives_up_leaves_the_next_alone() -> (
+    None
+):
+    batcher, store = await memory_batcher()
+    kind = Kind("numbers", numbers)
+
+    async def second() -> Any:
+        first.cancel()
+        return await batcher.submit(kind, 2)
+
+    first = asyncio.ensure_future(batcher.submit(kind, 1))
+    answers = await asyncio.gather(first, second(), return_exceptions=True)
+    await store.close()
+    assert isinstance(answers[0], asyncio.CancelledError)
+    assert answers[1] == 20
+
+
+async def test_who_comes_while_the_first_looks_for_company_is_that_company() -> None:
+    _, store = await memory_batcher()
+    mixed = Counting(store)
+    batcher = Batcher(mixed)
+    kind = Kind("numbers", numbers)
+
+    async def call(number: int) -> Any:
+        return await batcher.submit(kind, number)
+
+    assert await asyncio.gather(*(call(n) for n in range(3))) == [0, 10, 20]
+    assert mixed.transactions == 1
+    assert await call(4) == 40
+    await store.close()
+    assert mixed.transactions == 2

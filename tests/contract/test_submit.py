@@ -411,3 +411,31 @@ async def test_long_sets_keep_what_their_tasks_share_and_what_they_do_not(
             )
             for each in sent
         ]
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"$from": "b"}, "reference_invalid"),
+        ({"p": {"$secret": "nobody-knows"}}, "secret_unknown"),
+        ({"n": float("nan")}, "invalid_json"),
+        ({"secrets": {"key": 1}}, "invalid_value"),
+    ],
+)
+async def test_one_task_of_a_known_lane_is_refused_as_the_first_was(
+    engine: Engine, given: Any, code: str
+) -> None:
+    assert await refusal(engine.submit(new(input=given))) == code
+    await engine.submit(new())
+    assert await refusal(engine.submit(new(input=given))) == code
+    counts = await engine.query.counts(engine.workspace)
+    assert (counts["PENDING"], sum(counts.values())) == (1, 1)
+
+
+async def test_one_task_of_a_known_lane_is_stored_as_the_first_was(engine: Engine) -> None:
+    wanted = new(prompt="p", input={"a": [1]}, metadata={"m": 1}, priority=7, max_attempts=2)
+    first, again = [(await engine.submit(wanted)).id for _ in range(2)]
+    one, two = [await row_of(engine, each) for each in (first, again)]
+    assert msgspec.structs.replace(two, id=first) == one
+    seen, last = [await engine.show(each) for each in (first, again)]
+    assert msgspec.structs.replace(last, id=first) == seen

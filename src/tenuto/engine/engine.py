@@ -1,6 +1,6 @@
 """The engine: every use case by name. The only writer of the store; all of a process share one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -287,18 +287,16 @@ class Engine:
         with tracing.span("ask", task=fence.task):
             return await self._waiting.people(fence, key, question, self.actor)
 
-    async def complete(
+    def complete(
         self,
         fence: Fence,
         output: Any = None,
         summary: str | None = None,
         usage: Usage | None = None,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Finish the task with its result."""
-        with tracing.span("complete", task=fence.task):
-            await self._reporting.complete(
-                fence, self.workspace, output, summary, self.actor, usage
-            )
+        told = self._reporting.complete(fence, self.workspace, output, summary, self.actor, usage)
+        return tracing.spanned("complete", told, fence.task)
 
     async def fail(
         self,

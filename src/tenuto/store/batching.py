@@ -63,22 +63,42 @@ class Batcher:
         self._running: set[asyncio.Task[Any]] = set()
         self._starting = False
 
-    async def submit(self, kind: Kind, item: Any, key: int | None = None) -> Any:
+    def submit(self, kind: Kind, item: Any, key: int | None = None) -> Awaitable[Any]:
         """The answer to the item once its transaction is durable.
 
         Two items with one key never share a statement. Keys are hashed a lot: ids come as numbers.
         """
-        if not self._queue and (
-            self._needs_nobody(kind) or (self._may_lead(kind) and await self._nobody_came())
-        ):
-            return await self._alone(kind, item)
-        waiting = _Waiting(kind, item, key, asyncio.get_running_loop().create_future())
-        self._queue.append(waiting)
+        if self._queue or not (self._needs_nobody(kind) or self._may_lead(kind)):
+            return self._queued(kind, item, key)
+        return self._first(kind, item, key)
+
+    def _queued(self, kind: Kind, item: Any, key: int | None) -> "asyncio.Future[Any]":
+        """The answer to an item that waits for its batch."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        self._queue.append(_Waiting(kind, item, key, future))
         if kind.leads:  # the claim for a slot comes a turn after the end of what had the slot
-            asyncio.get_running_loop().call_soon(self._start)
+            loop.call_soon(self._start)
         else:
             self._start()
-        return await waiting.future
+        return future
+
+    async def _first(self, kind: Kind, item: Any, key: int | None) -> Any:
+        """The answer to an item that came first: without a batch, unless others come, too."""
+        if self._queue:
+            return await self._queued(kind, item, key)
+        if self._needs_nobody(kind):
+            return await self._alone(kind, item)
+        if self._may_lead(kind):
+            self._starting = True
+            try:
+                await _Turn()
+            finally:
+                self._starting = False
+                self._start()
+            if not self._running:
+                return await self._alone(kind, item)
+        return await self._queued(kind, item, key)
 
     def _needs_nobody(self, kind: Kind) -> bool:
         """Whether an item had better not wait a turn for company."""
@@ -90,16 +110,6 @@ class Batcher:
         """Whether a caller may look for company by itself: where kinds mix and nobody writes."""
         idle = not (self._starting or self._running)
         return idle and self._store.mixes and not kind.leads
-
-    async def _nobody_came(self) -> bool:
-        """Whether, one turn of the loop later, a caller is still the only one."""
-        self._starting = True
-        try:
-            await _Turn()
-        finally:
-            self._starting = False
-            self._start()
-        return not self._running
 
     async def _alone(self, kind: Kind, item: Any) -> Any:
         """The answer to an item that shares nothing: without a batch, in the caller's own task."""
@@ -156,10 +166,12 @@ class Batcher:
         return batch
 
     def _joins(self, waiting: _Waiting, batch: list[_Waiting]) -> bool:
+        if self._store.mixes:
+            return True
         first = batch[0].kind
-        same = waiting.kind is first and not first.alone
-        led = first.leads and waiting.kind.alone and len(batch) == 1
-        return self._store.mixes or same or led
+        if waiting.kind is first:
+            return not first.alone
+        return first.leads and waiting.kind.alone and len(batch) == 1
 
     async def _run(self, batch: list[_Waiting]) -> None:
         try:

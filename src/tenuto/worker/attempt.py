@@ -26,6 +26,8 @@ from tenuto.worker.waiting import Parked
 log = logging.getLogger("tenuto.worker")
 
 Tell = Callable[[], Awaitable[None]]
+Ended = Callable[["asyncio.Task[None] | None"], None]
+"""Hears of an attempt's task, when all is told."""
 _LONGEST_PAUSE_S = 5.0
 
 
@@ -40,6 +42,7 @@ class Attempt:
         leases: Leases,
         settings: Settings,
         session_ended: Callable[[], None] = lambda: None,
+        ended: Ended = lambda _: None,
     ) -> None:
         self._engine = engine
         self._work = work
@@ -47,6 +50,7 @@ class Attempt:
         self._leases = leases
         self._settings = settings
         self._session_ended = session_ended
+        self._ended = ended
         # The engine strikes secrets from all that is stored. Struck here is what the worker cuts
         # into pieces first, in which nobody would know a secret again.
         self._redactor = Redactor(work.secrets) if work.secrets else NOTHING
@@ -54,6 +58,8 @@ class Attempt:
         self._task: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._stopping = False
+        self._completing = False
+        """Whether it is a result that is told."""
         self._receipt: dict[str, Any] = {}
         self._context = Context(engine, work, settings.transcript_kb * 1024, self._redactor)
 
@@ -102,8 +108,12 @@ class Attempt:
                     await self._context.heard()
                 if not self._context.parked:  # else the store has heard all there is
                     await self._insist(tell)
+        except Exception:
+            log.exception("an attempt ended in a fault")
         finally:
             self._leases.remove(self._held)
+            # Told here, not by a callback of the task, which would take another turn of the loop.
+            self._ended(self._task)
             # Nothing may refer to itself: what is over is freed at once, not by the collector.
             self._held.stop = _over
             self._held.warn = _silent
@@ -142,14 +152,10 @@ class Attempt:
             if timer is not None:
                 timer.cancel()
 
-    async def _complete(self, output: Any) -> None:
+    def _complete(self, output: Any) -> Awaitable[None]:
         crash_point("worker.before_complete")
-        try:
-            await self._engine.complete(self._work.fence, output)
-        except Invalid as error:
-            failure = Failure(message=f"the result is refused: {error}", retryable=False)
-            await self._engine.fail(self._work.fence, failure)
-        crash_point("worker.complete_answered")
+        self._completing = True
+        return self._engine.complete(self._work.fence, output)
 
     async def _fail(self, error: AttemptFailed) -> None:
         crash_point("worker.before_fail")
@@ -212,15 +218,23 @@ class Attempt:
                 if told_plainly:
                     log.exception("outcome of %s refused", self._work.fence.task)
                     return
-                told_plainly = True
+                told_plainly = not self._completing
                 tell = self._refused(error)
             else:
+                if self._completing:
+                    crash_point("worker.complete_answered")
                 return
 
     def _refused(self, error: Exception) -> Tell:
-        """What cannot be stored as it was told is told as a plain failure."""
-        message = f"what the attempt reported is refused: {error}"
-        failure = Failure(message=clean(self._redactor.text(message), MAX_ERROR))
+        """What cannot be stored as it was told is told as a plain failure.
+
+        A result that nobody can store is no better the next time.
+        """
+        hopeless = self._completing and isinstance(error, Invalid)
+        what = "the result" if hopeless else "what the attempt reported"
+        self._completing = False
+        message = clean(self._redactor.text(f"{what} is refused: {error}"), MAX_ERROR)
+        failure = Failure(message=message, retryable=False if hopeless else None)
         return lambda: self._engine.fail(self._work.fence, failure)
 
     def _asked(self, error: Conflict) -> bool:

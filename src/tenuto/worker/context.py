@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from inspect import isawaitable
 from typing import Any, TypeVar
 from uuid import UUID
@@ -32,13 +33,19 @@ class Context:
         self._steps: dict[str, tuple[Any, UUID | None]] | None = None
         self._saves = work.checkpoint_seq
         self._reports = 0
-        self._using = asyncio.Lock()
-        self._calls = Calls()
         self.checkpoint: Any = work.checkpoint
         self.warned = False
         """Whether it runs far past its estimate: it is aborted unless it reports progress."""
         self.parked = False
         """Whether the attempt is over because the task waits for something."""
+
+    @cached_property
+    def _using(self) -> asyncio.Lock:
+        return asyncio.Lock()
+
+    @cached_property
+    def _calls(self) -> Calls:
+        return Calls()
 
     @property
     def task_id(self) -> UUID:

@@ -219,20 +219,23 @@ class Worker:
 
     def _start(self, work: Work, runtime: Runtime) -> None:
         attempt = Attempt(
-            self.engine, work, runtime, self._leases, self.settings, self._session_ended
+            self.engine,
+            work,
+            runtime,
+            self._leases,
+            self.settings,
+            self._session_ended,
+            self._ended,
         )
-        task = attempt.start(self._loop)
-        self._running.add(task)
-        task.add_done_callback(self._ended)
+        self._running.add(attempt.start(self._loop))
 
     def _session_ended(self) -> None:
         self._sessions -= 1
         self._reach_soon()
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._running.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("an attempt ended in a fault", exc_info=task.exception())
+    def _ended(self, task: "asyncio.Task[None] | None") -> None:
+        if task is not None:
+            self._running.discard(task)
         self._look_again()  # an agent that had reached its own limit may take one more
         self._reach_soon()
 
