@@ -271,9 +271,7 @@ async def test_kinds_mix_where_the_store_mixes() -> None:
     assert mixed.transactions == 1
 
 
-async def test_a_first_caller_that_gives_up_leaves_the_next_alone() -> (
-    None
-):
+async def test_a_first_caller_that_gives_up_leaves_the_next_alone() -> None:
     batcher, store = await memory_batcher()
     kind = Kind("numbers", numbers)
 
