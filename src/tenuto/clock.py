@@ -69,9 +69,12 @@ class Clock:
                 # Within one millisecond: step by a random amount that stays inside the low field.
                 value = last + 1 + (low & 0xFFFFFFFF)
             last = value
-            ids.append(UUID(int=value))
+            ids.append(self._as_id(value))
         self._last_id = last
         return ids
+
+    def _as_id(self, value: int) -> UUID:
+        return UUID(int=value)
 
     def new_token(self) -> str:
         """128 bits nobody can guess."""

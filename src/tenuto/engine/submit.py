@@ -44,7 +44,7 @@ _ENV = 19
 """Places of columns in the rows of `_body`."""
 
 
-_PART = 250
+_PART = 300
 _FIRST_PART = 100
 """Tasks of a large submit that are written at a time: more are spelled meanwhile."""
 

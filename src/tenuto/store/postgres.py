@@ -12,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
 import asyncpg
+from asyncpg.pgproto import pgproto
 
 from tenuto.clock import Clock, to_micros
 from tenuto.model.errors import Conflict, Invalid, Unavailable
@@ -98,6 +99,10 @@ class DatabaseClock(Clock):
         if self._offset is None:
             return super().now()
         return datetime.fromtimestamp(self._offset + self.elapsed(), UTC)
+
+    def _as_id(self, value: int) -> UUID:
+        made: UUID = pgproto.UUID(value.to_bytes(16, "big"))  # made in a fifth of the time
+        return made
 
 
 class _Means:

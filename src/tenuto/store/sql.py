@@ -303,6 +303,8 @@ def _number(query: Query, text: str, same: Same) -> PostgresQuery:
     return PostgresQuery(sql=_PARAM.sub(place, text), arguments=tuple(arguments))
 
 
+_LISTED = "(select value from json_each(?{}))"
+
 AS_JSON = 9
 """A set read for more columns than this is cheaper row by row: JSON is searched once a column."""
 
@@ -319,6 +321,8 @@ class SqliteStep(msgspec.Struct, frozen=True, kw_only=True):
     source: str | None = None
     flat: bool = False
     """The set is one column, `uses`, given as a plain array."""
+    one: str = ""
+    """The same for an array of one, which is given as it is: a list would be made a table first."""
     whole: bool = True
     """The set is one JSON parameter."""
 
@@ -358,7 +362,8 @@ def _sqlite_step(query: Query, step: Step, single: frozenset[str] | set[str]) ->
     elif (name := rowset or source) is not None:
         uses = _used(text, name, columns)
         # A select answers columns of the set by their names, which parameters do not have.
-        alone = name in single and not text.startswith("select") and _from(name).search(text)
+        answers = text.startswith("select") and f"{name}." in text.partition("from")[0]
+        alone = name in single and not answers and _from(name).search(text)
         whole = len(uses) <= AS_JSON and not alone
         given = _with_set if whole else _with_row
         text = given(text, name, [columns[use] for use in uses], len(order) + 1)
@@ -371,6 +376,7 @@ def _sqlite_step(query: Query, step: Step, single: frozenset[str] | set[str]) ->
         of=of,
         source=source,
         flat=flat is not None,
+        one=text.replace(_LISTED.format(len(order) + 1), f"(?{len(order) + 1})"),
         whole=whole,
     )
 

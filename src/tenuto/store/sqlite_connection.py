@@ -220,7 +220,10 @@ class Connection:
             return cursor.fetchall(), cursor.description
         if step.flat:
             places = [row[step.uses[0]] for row in returned[step.source or ""]]
-            cursor = self.raw.execute(step.sql, (*base, _json(places)))
+            if len(places) == 1 and step.one != step.sql:
+                cursor = self.raw.execute(step.one, (*base, places[0]))
+            else:
+                cursor = self.raw.execute(step.sql, (*base, _json(places)))
             return cursor.fetchall(), cursor.description
         if step.source is not None:
             uses = step.uses
