@@ -101,7 +101,8 @@ class DatabaseClock(Clock):
         return datetime.fromtimestamp(self._offset + self.elapsed(), UTC)
 
     def _as_id(self, value: int) -> UUID:
-        made: UUID = pgproto.UUID(value.to_bytes(16, "big"))  # made in a fifth of the time
+        # The driver's own kind of id: made and sent in a fifth of the time.
+        made: UUID = pgproto.UUID(value.to_bytes(16, "big"))
         return made
 
 

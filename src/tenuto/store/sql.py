@@ -18,7 +18,8 @@ and its text may say
     {moved}                 the rows that the step `moved` returned, as a table
     {places:moved}          SQLite only: their column `place` as a JSON array
     {columns:task}          the columns of Task, in order
-    {fragment:name}         text under `-- fragment: name`, which may exist once per database
+    {fragment:name}         text under `-- fragment: name`, which may exist once per database; where
+                            that leaves a step empty, it is one of the other database
     {seconds:expr} {greatest} {lock} {skip_locked} {xid} {place} {each:lanes}
                             spelled by the dialect
     [name: text]            text only where the parameter or literal `name` is given
