@@ -23,17 +23,8 @@ from tenuto.store import sql
 from tenuto.store.protocol import Statement
 
 PLANTS: dict[str, Callable[[], None]] = {}
-GUARDS = {
-    sql.SQLITE: """where (task.id, task.attempt, task.lease_token) in
-  (select done.id, done.attempt, done.token from {rows:done})""",
-    sql.POSTGRES: (
-        "where task.id = done.id and task.attempt = done.attempt and task.lease_token = done.token"
-    ),
-}
-OWNER_ONLY = {
-    sql.SQLITE: "where task.id in (select done.id from {rows:done} where done.token <> '')",
-    sql.POSTGRES: "where task.id = done.id and done.attempt > 0 and done.token <> ''",
-}
+GUARD = "where task.id = done.id and task.attempt = done.attempt and task.lease_token = done.token"
+OWNER_ONLY = "where task.id = done.id and done.attempt > 0 and done.token <> ''"
 
 
 def plant(function: Callable[[], None]) -> Callable[[], None]:
@@ -44,11 +35,11 @@ def plant(function: Callable[[], None]) -> Callable[[], None]:
 @plant
 def complete_guarded_by_owner() -> None:
     """The right agent is enough, though it may be its attempt before."""
-    for dialect, guard in GUARDS.items():
+    for dialect in (sql.SQLITE, sql.POSTGRES):
         queries = sql.load(dialect)
         before = queries["complete_if_owned"]
         steps = tuple(
-            msgspec.structs.replace(step, text=step.text.replace(guard, OWNER_ONLY[dialect]))
+            msgspec.structs.replace(step, text=step.text.replace(GUARD, OWNER_ONLY))
             for step in before.steps
         )
         assert steps != before.steps, "the guard is spelled in another way"
