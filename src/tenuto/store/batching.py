@@ -93,9 +93,12 @@ class Batcher:
             self._starting = True
             try:
                 await _Turn()
-            finally:
+            except asyncio.CancelledError:
                 self._starting = False
-                self._start()
+                self._start()  # whoever came meanwhile goes without us
+                raise
+            self._starting = False
+            self._start()
             if not self._running:
                 return await self._alone(kind, item)
         return await self._queued(kind, item, key)
@@ -118,14 +121,19 @@ class Batcher:
         self._running.add(caller)
         try:
             [[answer]] = await self._begun([(kind, [item])])
-        finally:
-            self._running.discard(caller)
-            if self._queue:
-                self._start()
+        except (Exception, asyncio.CancelledError):
+            # Not for a task that is dropped: the loop is gone, and nobody can go on.
+            self._go_on_after(caller)
+            raise
+        self._go_on_after(caller)
         crash_point("engine.committed")
         if isinstance(answer, BaseException):
             raise answer
         return answer
+
+    def _go_on_after(self, caller: "asyncio.Task[Any]") -> None:
+        self._running.discard(caller)
+        self._start()
 
     def _start(self) -> None:
         if self._queue and not self._starting and len(self._running) < self._store.writers:
