@@ -94,7 +94,7 @@ class Lanes:
         known = self._known.get(workspace)
         if known is None or known.complexity.policy == "require":
             return None
-        return lane if now - self._touched[lane] < _TOUCH_EVERY else None
+        return lane if self._is_there(lane, now) else None
 
     async def _together(self, what: UUID | None, work: Callable[[], Awaitable[object]]) -> None:
         """Do the work, or wait until whoever is at it already has ended; all go on together."""
@@ -111,7 +111,10 @@ class Lanes:
     def is_fresh(self, needs: Requirements, now: datetime) -> bool:
         """Whether the lane was seen to exist so lately that it still does."""
         lane = self._ids.get(needs)
-        return lane is not None and now - self._touched[lane] < _TOUCH_EVERY
+        return lane is not None and self._is_there(lane, now)
+
+    def _is_there(self, lane: int, now: datetime) -> bool:
+        return now - self._touched[lane] < _TOUCH_EVERY
 
     def touched(self, used: Iterable[Requirements], now: datetime) -> None:
         """Note that a transaction which is durable now used these lanes, where they are known."""

@@ -173,6 +173,7 @@ class Attempt:
 
     async def _stopped(self) -> None:
         """Tell the store that the session is gone, in the way that was asked for."""
+        self._completing = False
         fence = self._work.fence
         match self._held.reason:
             case "cancel":
