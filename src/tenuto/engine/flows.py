@@ -178,7 +178,7 @@ class Flows:
             if not (yield Statement("flow_insert", params)):
                 where = {"workspace": self._workspace, "fire_key": params["fire_key"]}
                 rows = yield Statement("flow_root", where)
-                if not rows or msgspec.json.decode(rows[0]["plan"], type=Plan) != plan:
+                if not rows or _spelled(rows[0]["plan"]) != _spelled(params["plan"]):
                     raise Conflict("the idempotency key was used before", "idempotency_conflict")
                 return rows[0]["id"], False
             cascade.bear(Birth(flow=params["id"], group=None, slot=0, key=key, id=task))
@@ -383,6 +383,11 @@ def spec_of(row: Row) -> Spec:
     if row["kind"] == "group":
         return msgspec.json.decode(row["spec"], type=GroupSpec)
     return msgspec.json.decode(row["spec"], type=NewTask)
+
+
+def _spelled(plan: str) -> bytes:
+    """A stored plan, alike for plans that say the same."""
+    return msgspec.json.encode(msgspec.json.decode(plan, type=Plan), order="deterministic")
 
 
 def _said_once(new: NewTask) -> str | None:

@@ -1,7 +1,7 @@
 """What a caller may ask for when submitting a task, and the checks on it."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, Literal
@@ -59,9 +59,9 @@ class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
     env: Mapping[str, str | Mapping[str, str]] | None = None
     """Texts, and references to stored secrets."""
     priority: int = 5
-    tags: list[str] = []
-    task_tags: list[str] = []
-    capabilities: list[str] = []
+    tags: Sequence[str] = ()
+    task_tags: Sequence[str] = ()
+    capabilities: Sequence[str] = ()
     container: str | None = None
     region: str | None = None
     estimate_minutes: int | None = None
@@ -78,9 +78,9 @@ class NewTask(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False
     trace_id: str | None = None
     source: str | None = None
     key: str | None = None
-    depends_on: list[str] = []
+    depends_on: Sequence[str] = ()
     """Ids of tasks, or keys of tasks that are submitted together."""
-    blocks: list[str] = []
+    blocks: Sequence[str] = ()
     """Ids of tasks that are to wait for this one."""
     on_dependency_failure: OnFailure = "fail"
     next: str | None = None
@@ -115,7 +115,9 @@ _LISTS = ("tags", "task_tags", "capabilities")
 
 
 _USUAL = ("title", "prompt", "input", "metadata", "task_type", "priority", "max_attempts")
-_RARE = attrgetter(*(name for name in NewTask.__struct_fields__ if name not in _USUAL))
+_MANY = (*_LISTS, "depends_on", "blocks")
+_SEVERAL = attrgetter(*_MANY)
+_RARE = attrgetter(*(name for name in NewTask.__struct_fields__ if name not in _USUAL + _MANY))
 _NOTHING_RARE = _RARE(NewTask(title="-"))
 
 
@@ -131,7 +133,7 @@ def check(new: NewTask) -> bool:
     limits.number("max_attempts", new.max_attempts, 1, limits.MAX_ATTEMPTS)
     if new.prompt is not None:
         limits.text("prompt", new.prompt, limits.MAX_TEXT)
-    if _RARE(new) == _NOTHING_RARE:
+    if _RARE(new) == _NOTHING_RARE and not any(_SEVERAL(new)):
         return True
     _check_rare(new)
     return False

@@ -280,12 +280,12 @@ class PostgresStore:
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
         await self.sync_clock()
         async with self._connection() as connection:
-            coming = asyncio.ensure_future(_next(statements))
+            coming = asyncio.ensure_future(self._next(statements))
             try:
                 async with self._transaction(connection):
-                    while (statement := await coming) is not None:
-                        coming = asyncio.ensure_future(_next(statements))
-                        await self._asked(connection, statement)
+                    while (words := await coming) is not None:
+                        coming = asyncio.ensure_future(self._next(statements))
+                        await connection.fetch(*words)
             finally:
                 await asyncio.wait([coming])
                 coming.exception()  # looked at: what went wrong first is what is raised
@@ -302,19 +302,29 @@ class PostgresStore:
     def _connection(self, *, read: bool = False) -> "_Borrowed":
         return _Borrowed(self._means.read if read else self._means.write)
 
+    async def _next(self, statements: AsyncIterator[Statement]) -> list[Any] | None:
+        """The words of the next one, `None` after the last."""
+        statement = await anext(statements, None)
+        return None if statement is None else self._words(statement)
+
     def _asked(self, connection: Any, statement: Statement) -> Awaitable[list[Row]]:
         """The answer to a statement, on its way."""
+        asked: Awaitable[list[Row]] = connection.fetch(*self._words(statement))
+        return asked
+
+    def _words(self, statement: Statement) -> list[Any]:
+        """A statement as the driver takes it: its text, then its arguments."""
         compiled, cells = self._spell(statement, _FOLD)
         if compiled is None:
             compiled, cells = self._spell(statement, math.inf)
         assert compiled is not None
         params = statement.params
-        arguments = [
+        words: list[Any] = [compiled.sql]
+        words += [
             params.get(argument) if isinstance(argument, str) else cells[argument[0]][argument[1]]
             for argument in compiled.arguments
         ]
-        asked: Awaitable[list[Row]] = connection.fetch(compiled.sql, *arguments)
-        return asked
+        return words
 
     def _spell(
         self, statement: Statement, fold: float
@@ -341,11 +351,6 @@ class PostgresStore:
             compiled = sql.for_postgres(settled, same)
             self._means.compiled[key] = compiled
         return compiled, cells
-
-
-async def _next(statements: AsyncIterator[Statement]) -> Statement | None:
-    """The next one, `None` after the last."""
-    return await anext(statements, None)
 
 
 class _Owned:
