@@ -6,6 +6,8 @@ A query is a list of steps that share a transaction. Its header declares what it
     -- One sentence of contract.
     -- params: now timestamptz
     -- rows: done(id uuid, attempt bigint)
+    -- rows: told(id uuid = done.id, text text)    (a column that another set has, row by row:
+                             PostgreSQL is sent it once)
     -- as: moved            (label of the step that follows; a select step names its columns too,
                              as in `picked(id)`)
     -- answer: moved(id)    (the step whose rows are the answer, and which of its columns; else the
@@ -67,6 +69,8 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[Step, ...]
     answer: str
     columns: tuple[str, ...] = ()
+    twins: dict[tuple[str, int], tuple[str, int]] = {}
+    """Columns `(set, index)` that are also those of another set, whose rows are as many."""
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,12 +173,21 @@ def _parse(chunk: str, spell: Callable[[str], str]) -> Query:
     params = dict(
         _column(part) for key, value in headers if key == "params" for part in value.split(",")
     )
-    rows = dict(_rowset(value) for key, value in headers if key == "rows")
+    said = dict(_rowset(value) for key, value in headers if key == "rows")
+    rows = {each: tuple(column[:2] for column in columns) for each, columns in said.items()}
     steps = tuple(_steps(chunk, spell))
     answer = next((value for key, value in headers if key == "answer"), steps[-1].label)
     label, _, columns = answer.rstrip(") ").partition("(")
     wanted = tuple(column.strip() for column in columns.split(",") if column)
-    return Query(name=name, params=params, rows=rows, steps=steps, answer=label, columns=wanted)
+    return Query(
+        name=name,
+        params=params,
+        rows=rows,
+        steps=steps,
+        answer=label,
+        columns=wanted,
+        twins=_twins(said),
+    )
 
 
 def _column(text: str) -> Column:
@@ -182,9 +195,29 @@ def _column(text: str) -> Column:
     return column, kind
 
 
-def _rowset(text: str) -> tuple[str, tuple[Column, ...]]:
+def _rowset(text: str) -> tuple[str, list[tuple[str, str, str]]]:
     name, _, columns = text.partition("(")
-    return name.strip(), tuple(_column(part) for part in columns.rstrip(") ").split(","))
+    found = []
+    for part in columns.rstrip(") ").split(","):
+        said, _, twin = part.partition(" = ")
+        found.append((*_column(said), twin))
+    return name.strip(), found
+
+
+def _twins(
+    said: dict[str, list[tuple[str, str, str]]],
+) -> dict[tuple[str, int], tuple[str, int]]:
+    places = {
+        f"{name}.{column}": (name, index)
+        for name, columns in said.items()
+        for index, (column, _, _) in enumerate(columns)
+    }
+    return {
+        (name, index): places[twin]
+        for name, columns in said.items()
+        for index, (_, _, twin) in enumerate(columns)
+        if twin
+    }
 
 
 def _steps(chunk: str, spell: Callable[[str], str]) -> Iterable[Step]:
@@ -295,6 +328,9 @@ def _number(query: Query, text: str, same: Same) -> PostgresQuery:
             index = next(i for i, (each, _) in enumerate(columns) if each == column)
             argument = (rowset, index)
             kind = columns[index][1] + ("" if argument in same else "[]")
+            twin = query.twins.get(argument, argument)
+            if (twin in same) is (argument in same):
+                argument = twin
         else:
             kind = query.params[name]
         if argument not in arguments:

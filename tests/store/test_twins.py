@@ -1,0 +1,41 @@
+"""A column that two sets share row by row is sent to PostgreSQL once."""
+
+import re
+
+from tests.contract.conftest import new
+
+from tenuto.clock import Clock
+from tenuto.engine.rows import hot_row, plain_body_row
+from tenuto.store import sql
+
+SHARED = {("hot", 0): ("body", 0), ("hot", 1): ("body", 1), ("hot", 7): ("body", 8)}
+
+
+def spelled(same: sql.Same) -> sql.PostgresQuery:
+    query = sql.load(sql.POSTGRES)["submit_new"]
+    return sql.for_postgres(sql.variant(query, frozenset({"now"}), (), {"body", "hot"}), same)
+
+
+def test_what_is_shared_is_sent_once() -> None:
+    assert sql.load(sql.POSTGRES)["submit_new"].twins == SHARED
+    compiled = spelled(frozenset())
+    assert not set(SHARED) & set(compiled.arguments)
+    assert len(compiled.arguments) == 1 + 9 + 8 - 3
+    ids = compiled.arguments.index(("body", 0)) + 1
+    assert len(re.findall(rf"\${ids}::uuid\[\]", compiled.sql)) == 3  # body, task and event
+
+
+def test_a_column_that_only_one_of_them_folds_is_sent_twice() -> None:
+    compiled = spelled(frozenset({("body", 8)}))
+    assert {("body", 8), ("hot", 7)} <= set(compiled.arguments)
+
+
+def test_the_rows_of_a_task_agree_on_what_is_shared() -> None:
+    clock, task = Clock(), new()
+    made, workspace = clock.new_ids(2)
+    rows = {
+        "body": plain_body_row(task, made, workspace, "me"),
+        "hot": hot_row(task, made, workspace, 5, "me", clock.now()),
+    }
+    for (one, index), (other, place) in SHARED.items():
+        assert rows[one][index] == rows[other][place]
