@@ -1,10 +1,14 @@
 """The connections of a store: how many, whose turn it is, and what becomes of a broken one."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 
+import asyncpg
 import pytest
 
+from tenuto.store import pool as pool_module
 from tenuto.store.pool import Pool
 
 
@@ -91,3 +95,43 @@ async def test_who_cannot_connect_lets_the_next_one_try() -> None:
     pool = Pool("postgresql://nobody@127.0.0.1:1/nothing", 1, {})
     answers = await asyncio.gather(pool.take(5), pool.take(5), return_exceptions=True)
     assert [type(answer) for answer in answers] == [ConnectionRefusedError] * 2
+
+
+async def test_a_statement_that_takes_too_long_is_given_up(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_ANSWER_S", 0.2)
+    connection = await pool.take(1)
+    with pytest.raises(asyncpg.QueryCanceledError):
+        await connection.execute("select pg_sleep(60)")
+    pool.give(connection, broken=True)
+
+
+async def test_a_server_that_answers_no_more_is_not_waited_for(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = await pool.take(1)
+    pid = await backend(silent)
+    pool.give(silent, broken=False)
+    monkeypatch.setattr(pool_module, "_ANSWER_S", 0.2)
+    other = await pool.take(1)  # the same one, and a look from now on every so often
+    pool._look()
+    assert other is silent
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(asyncpg.ConnectionDoesNotExistError):
+            await other.execute("select 1")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    pool.give(other, broken=True)
+
+
+async def test_a_use_that_ends_between_two_looks_goes_on(pool: Pool) -> None:
+    connection = await pool.take(1)
+    pool._look()
+    pool.give(connection, broken=False)
+    again = await pool.take(1)
+    assert again is connection
+    pool._look()
+    assert await backend(again)
+    pool.give(again, broken=False)
