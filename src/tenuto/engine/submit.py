@@ -69,6 +69,7 @@ class Draft(msgspec.Struct, frozen=True):
     prints: list[tuple[str, ...]]
     rows: Rows
     wakes: set[int]
+    at: datetime
     waits: Waits = NOBODY
     keyed: bool = False
     """Whether some of the tasks share a concurrency key."""
@@ -201,7 +202,7 @@ class Submitting:
     async def _plain(self, draft: Draft, workspace: UUID) -> list[Submitted]:
         """Insert tasks whose ids are new for certain."""
         try:
-            at = await self._core.batcher.submit(self._kind, draft.rows)
+            at = await self._core.batcher.submit(self._kind, draft)
         except Unavailable:
             # The answer may be lost and the commit not. Ids are ours, so asking again is safe.
             return await self._core.store.transact(
@@ -209,10 +210,10 @@ class Submitting:
             )
         return [Submitted(each, at=at) for each in draft.ids]
 
-    def _script(self, batch: list[Rows]) -> Script[Answers]:
-        statement = insert("submit_new", joined(batch), self._core.now())
-        yield statement
-        return [statement.params["now"]] * len(batch)
+    def _script(self, batch: list[Draft]) -> Script[Answers]:
+        at = max(draft.at for draft in batch)
+        yield insert("submit_new", joined([draft.rows for draft in batch]), at)
+        return [at] * len(batch)
 
     async def draft(
         self,
@@ -260,7 +261,7 @@ class Submitting:
         ]
         wakes = {row[LANE] for row in rows["hot"] if row[STATUS] is Status.PENDING}
         keyed = any(new.concurrency is not None for new in news)
-        return Draft(ids, keys, prints, rows, wakes, waits, keyed)
+        return Draft(ids, keys, prints, rows, wakes, now, waits, keyed)
 
     def _at_once(self, new: NewTask, workspace: UUID, actor: str | None) -> Draft | None:
         """One plain task spelled out, which most submits are; `None` if anybody has to be asked."""
@@ -274,7 +275,7 @@ class Submitting:
             return None
         _check_alone(body[_INPUT : _INPUT + 1])
         hot = plain_hot_row(new, task, workspace, lane, actor, rank(new.priority, now))
-        return Draft([task], [None], [()], {"body": [body], "hot": [hot]}, {lane})
+        return Draft([task], [None], [()], {"body": [body], "hot": [hot]}, {lane}, now)
 
     async def _plain_draft(
         self, hidden: Hidden, ids: list[UUID], workspace: UUID, actor: str | None
@@ -298,7 +299,7 @@ class Submitting:
             place = ranks[new.priority]
             hot.append(plain_hot_row(new, task_id, workspace, lanes[new.task_type], actor, place))
         nothing: list[Any] = [None] * len(ids)
-        return Draft(ids, nothing, [()] * len(ids), rows, set(lanes.values()))
+        return Draft(ids, nothing, [()] * len(ids), rows, set(lanes.values()), now)
 
 
 def _waiting_row(

@@ -60,7 +60,8 @@ class Batcher:
         self._store = store
         self._most = most
         self._queue: deque[_Waiting] = deque()
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: set[object] = set()
+        """Batches under way, and callers that write without one."""
         self._starting = False
 
     def submit(self, kind: Kind, item: Any, key: int | None = None) -> Awaitable[Any]:
@@ -116,8 +117,7 @@ class Batcher:
 
     async def _alone(self, kind: Kind, item: Any) -> Any:
         """The answer to an item that shares nothing: without a batch, in the caller's own task."""
-        caller = asyncio.current_task()
-        assert caller is not None
+        caller = object()
         self._running.add(caller)
         try:
             [[answer]] = await self._begun([(kind, [item])])
@@ -131,7 +131,7 @@ class Batcher:
             raise answer
         return answer
 
-    def _go_on_after(self, caller: "asyncio.Task[Any]") -> None:
+    def _go_on_after(self, caller: object) -> None:
         self._running.discard(caller)
         self._start()
 
