@@ -24,7 +24,7 @@ class _Tenuto(Peer):
     bulk_size = 1000
     help_command = ("orchestrate", "--help")
     notes = "audit trail, fences and lanes on; coordinator in the worker's process"
-    defaults: ClassVar = {"slots": 800}
+    defaults: ClassVar = {"slots": 2000}
 
     def url(self) -> str:
         return self.target

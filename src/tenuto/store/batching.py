@@ -56,7 +56,7 @@ class _Turn:
 class Batcher:
     """Gathers writes and runs as many batches at once as the store has writers."""
 
-    def __init__(self, store: Store, most: int = 500) -> None:
+    def __init__(self, store: Store, most: int = 1000) -> None:
         self._store = store
         self._most = most
         self._queue: deque[_Waiting] = deque()

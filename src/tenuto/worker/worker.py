@@ -30,7 +30,7 @@ from tenuto.worker.runtime.protocol import Runtime
 
 log = logging.getLogger("tenuto.worker")
 
-CLAIM_MOST = 400
+CLAIM_MOST = 1000
 """Tasks in one claim: enough to share its cost, few enough to spread over workers."""
 
 Connect = Callable[[], AbstractAsyncContextManager[WorkEngine]]
