@@ -91,6 +91,8 @@ class TenutoPostgres(_Tenuto):
 class TenutoSqlite(_Tenuto):
     """SQLite, WAL with synchronous=FULL."""
 
+    defaults: ClassVar = {"slots": 800}
+
     def url(self) -> str:
         return f"sqlite:///{self.target}"
 
