@@ -258,8 +258,15 @@ def test_a_fingerprint_does_not_depend_on_the_order_of_keys() -> None:
         ({"queue_ttl_s": -5}, "queue_ttl_s"),
         ({"estimate_minutes": 0}, "estimate_minutes"),
         ({"max_turns": 0}, "max_turns"),
+        ({"tags": "red"}, "tags is a list of texts"),
+        ({"depends_on": "first"}, "depends_on is a list of texts"),
     ],
 )
 def test_a_task_that_makes_no_sense(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(Invalid, match=message):
         check(NewTask(title="t", **fields))
+
+
+def test_an_empty_list_is_as_plain_as_none_at_all() -> None:
+    assert check(NewTask(title="t", tags=[], depends_on=[]))
+    assert not check(NewTask(title="t", tags=["red"]))

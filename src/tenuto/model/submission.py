@@ -140,6 +140,9 @@ def check(new: NewTask) -> bool:
 
 
 def _check_rare(new: NewTask) -> None:
+    for field in _MANY:
+        if isinstance(getattr(new, field), str):  # which is a sequence of texts, too
+            raise Invalid(f"{field} is a list of texts, not one text", field=field)
     for field in _NAMES:
         if (value := getattr(new, field)) is not None:
             limits.text(field, value, limits.MAX_NAME, empty=False)
@@ -209,7 +212,7 @@ def _check_numbers(new: NewTask) -> None:
         _check_retry(new.retry)
 
 
-def _check_names(field: str, items: list[str]) -> None:
+def _check_names(field: str, items: Sequence[str]) -> None:
     if len(items) > limits.MAX_TAGS:
         raise Invalid(f"{field} has more than {limits.MAX_TAGS} entries", "too_large", field=field)
     for item in items:
