@@ -70,6 +70,7 @@ class Draft(msgspec.Struct, frozen=True):
     rows: Rows
     wakes: set[int]
     at: datetime
+    """When they were submitted."""
     waits: Waits = NOBODY
     keyed: bool = False
     """Whether some of the tasks share a concurrency key."""

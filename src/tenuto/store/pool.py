@@ -77,6 +77,7 @@ class Pool:
         """Let every connection go; those in use are cut."""
         if self._watch is not None:
             self._watch.cancel()
+            self._watch = None
         idle, self._idle = self._idle, []
         for connection in self._used:
             connection.terminate()
