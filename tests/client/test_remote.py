@@ -81,6 +81,7 @@ async def test_what_is_asked_for_arrives(far: RemoteEngine, near: Engine) -> Non
     asked = EVERYTHING.__struct_fields__
     shown = {name: getattr(view, name) for name in view.__struct_fields__ if name in asked}
     wanted = {name: getattr(EVERYTHING, name) for name in shown if name not in ("id", "retry")}
+    wanted["depends_on"] = list(EVERYTHING.depends_on)
     assert {name: shown[name] for name in wanted} == wanted
     assert view.retry == {"base_s": 2.0, "multiplier": 3.0, "cap_s": 60.0, "jitter": 0.1}
 
