@@ -91,7 +91,7 @@ class TenutoPostgres(_Tenuto):
 class TenutoSqlite(_Tenuto):
     """SQLite, WAL with synchronous=FULL."""
 
-    defaults: ClassVar = {"slots": 800}
+    defaults: ClassVar = {"slots": 3000}
 
     def url(self) -> str:
         return f"sqlite:///{self.target}"

@@ -42,6 +42,7 @@ T = TypeVar("T")
 log = logging.getLogger("tenuto")
 
 _GC = (50_000, 20, 50)
+_SWITCH_S = 0.0001
 PARENT_PIPE = "TENUTO_PARENT_PIPE"
 """Set for a child that must stop when its standard input ends."""
 
@@ -53,6 +54,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC)
+    # A thread that writes to SQLite wants the interpreter only between two statements.
+    sys.setswitchinterval(_SWITCH_S)
     try:
         import uvloop  # noqa: PLC0415  optional
     except ImportError:

@@ -1,9 +1,16 @@
 """The one loop of the program: everything periodic is a bounded `once` called by it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 
 from tenuto.clock import Clock
+
+
+class Turn:
+    """Over when everybody who could speak at this turn of the loop has spoken."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
 
 
 async def repeat(

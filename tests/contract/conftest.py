@@ -30,7 +30,7 @@ from tenuto.model.retry import ErrorClass
 from tenuto.model.submission import NewTask
 from tenuto.model.task import LEASED, TRANSITIONS, Fence, Status, Task, due_at
 from tenuto.store.postgres import PostgresStore
-from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.protocol import Rows, Script, Statement
 from tenuto.store.sqlite import SqliteStore
 
 AnyStore = SqliteStore | PostgresStore
@@ -272,11 +272,11 @@ async def check_timers(engine: Engine, raw: Raw) -> None:
             assert task.due_at == timer, f"timer of {task.id}, {task.status}"
 
 
-async def all_rows(engine: Engine, raw: Raw) -> list[Row]:
+async def all_rows(engine: Engine, raw: Raw) -> Rows:
     ids = [UUID(str(row[0])) for row in await raw.fetch("select id from task")]
 
-    def script() -> Script[list[Row]]:
-        rows: list[Row] = yield Statement("tasks_locked", {"ids": ids})
+    def script() -> Script[Rows]:
+        rows: Rows = yield Statement("tasks_locked", {"ids": ids})
         return rows
 
     return await engine.core.store.transact(script)

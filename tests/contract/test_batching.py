@@ -259,6 +259,25 @@ async def test_a_batch_is_bounded() -> None:
     assert sizes == [4, 4, 2]
 
 
+async def test_the_next_batch_is_under_way_before_callers_hear_of_the_last() -> None:
+    _, store = await memory_batcher()
+    batcher = Batcher(store, most=1)
+    seen: list[str] = []
+
+    def script(items: list[Any]) -> Script[Answers]:
+        seen.append(f"writes {items[0]}")
+        yield Statement("leader", {"name": "x"})
+        return items
+
+    async def call(number: int) -> None:
+        seen.append(f"hears {await batcher.submit(kind, number)}")
+
+    kind = Kind("told", script)
+    await asyncio.gather(call(1), call(2), call(3))
+    await store.close()
+    assert seen.index("writes 3") < seen.index("hears 2")
+
+
 async def test_kinds_mix_where_the_store_mixes() -> None:
     batcher, store = await memory_batcher()
     mixed = Counting(store)

@@ -24,7 +24,7 @@ from tenuto.model import commands
 from tenuto.model.flow import Flow, Group
 from tenuto.model.task import Status
 from tenuto.store.batching import Answers
-from tenuto.store.protocol import Script, Statement
+from tenuto.store.protocol import Rows, Script, Statement
 
 PLANTS: dict[str, Plant] = {}
 _Apply = Callable[[ExitStack], None]
@@ -161,11 +161,10 @@ def leftovers_done_first(stack: ExitStack) -> None:
     """A piece of what is left is forgotten in a transaction of its own, and then done."""
 
     async def in_two(self: flows.Flows, work: UUID) -> int:
-        def forget() -> Script[list[Any]]:
+        def forget() -> Script[Rows]:
             rows = yield Statement("work_take", {"id": work})
             yield Statement("work_done", {"ids": [work]})
-            found: list[Any] = rows
-            return found
+            return rows
 
         kept = await self._core.store.transact(forget)
 

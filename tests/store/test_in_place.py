@@ -54,6 +54,15 @@ async def test_after_a_long_one_the_thread_writes_for_a_while(
     assert await store.transact(where) == HERE
 
 
+async def test_while_they_take_long_the_thread_goes_on(
+    store: SqliteStore, clock: ManualClock
+) -> None:
+    assert await store.transact(lambda: where(clock, 2)) == HERE
+    for _ in range(3):
+        clock.advance(5.9)
+        assert await store.transact(lambda: where(clock, 2)) != HERE
+
+
 async def test_those_that_come_together_do_not_hold_the_loop(
     store: SqliteStore, clock: ManualClock
 ) -> None:

@@ -1,5 +1,6 @@
 """Workers that are asked to end: they take no more, finish or give back, and end well."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,11 @@ import pytest
 from tests.proof.crash.inside import PATIENCE, working
 from tests.proof.crash.system import System, system
 from tests.waiting import eventually
+
+from tenuto import app
+from tenuto.model.submission import NewTask
+from tenuto.settings import Settings
+from tenuto.worker.worker import CLAIM_MOST, Worker
 
 
 @pytest.fixture
@@ -50,3 +56,25 @@ async def test_an_agent_that_ends_is_left_alone_and_its_worker_lives(database_ur
 
         await eventually(beaten, PATIENCE, 0.05)
         assert (await inside.engine.show(second)).status == "PENDING"
+
+
+async def test_a_worker_that_ends_while_it_starts_many_gives_the_rest_back(
+    sqlite_url: str,
+) -> None:
+    stop = asyncio.Event()
+    begun: list[Any] = []
+
+    async def work(ctx: Any) -> None:
+        begun.append(ctx.input)
+        stop.set()
+
+    settings = Settings(database=sqlite_url, slots=CLAIM_MOST)
+    async with app.connect(settings) as engine:
+        worker = Worker(engine, settings)
+        await worker.host_functions("agent", {None: work})
+        await engine.submit_many([NewTask(title="one", input=n) for n in range(CLAIM_MOST)])
+        await worker.run(stop)
+        counts = await engine.query.counts(engine.workspace)
+    assert 0 < len(begun) < CLAIM_MOST
+    assert (counts["COMPLETED"], counts["RUNNING"]) == (len(begun), 0)
+    assert counts["PENDING"] == CLAIM_MOST - len(begun)

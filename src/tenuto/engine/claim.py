@@ -29,7 +29,7 @@ from tenuto.model.retry import ErrorClass, RetryPolicy
 from tenuto.model.secrets import Reference, marked
 from tenuto.model.task import DEFAULT_LEASE_S, Fence, Status
 from tenuto.store.batching import Answers, Kind
-from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.protocol import Row, Rows, Script, Statement
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -142,7 +142,7 @@ class Claiming:
             "now": self._core.now(),
         }
 
-    async def _take(self, agent: AgentProfile, params: dict[str, Any], found: Open) -> list[Row]:
+    async def _take(self, agent: AgentProfile, params: dict[str, Any], found: Open) -> Rows:
         counted = agent.max_concurrent is not None or self._core.lanes.bounded(agent.workspace)
         wish = _Wish(params, found.free, agent.id, counted, found.limited)
         slow = counted or bool(found.limited)
@@ -161,7 +161,7 @@ class Claiming:
         """What an earlier claim took with that token and still holds."""
         return await self._understand(await self._taken(agent, token_hash(token)), token)
 
-    async def _taken(self, agent: UUID, token: str) -> list[Row]:
+    async def _taken(self, agent: UUID, token: str) -> Rows:
         params = {"agent": agent, "token": token}
         return await self._core.store.fetch(Statement("claimed_by_token", params))
 
@@ -208,7 +208,7 @@ class Claiming:
         load: int = (yield Statement("workspace_load", workspace))[0]["load"]
         return min(n, most - load)
 
-    async def _understand(self, rows: list[Row], token: str) -> list[Work]:
+    async def _understand(self, rows: Rows, token: str) -> list[Work]:
         works = []
         secret = []
         placed = []
@@ -233,7 +233,7 @@ class Claiming:
             self._sealing.remember(work.fence, work.secrets)
         return works
 
-    async def _in_place(self, works: list[Work], rows: list[Row]) -> list[Work]:
+    async def _in_place(self, works: list[Work], rows: Rows) -> list[Work]:
         """The works with what their flows add; those that lack something fail for good."""
         dressed = await self._core.read(self._dressing.dress(rows))
         whole = []

@@ -25,7 +25,7 @@ from tenuto.model.errors import Conflict
 from tenuto.model.matching import AgentProfile
 from tenuto.model.registry import STALE_AFTER_S
 from tenuto.model.task import GATEWAY, LEASED, Fence, Outcome, Status, Task
-from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.protocol import Row, Rows, Script, Statement
 
 UNKNOWN_AFTER = timedelta(minutes=5)
 """When an ended attempt whose session nobody knows is taken to have none."""
@@ -198,9 +198,9 @@ class Dispatching:
         if not await self._core.flowing(script, actor):
             await self._upkeep.confirm_gone([(gone.task, gone.attempt)], receipt, actor)
 
-    async def _write(self, statement: Statement) -> list[Row]:
-        def script() -> Script[list[Row]]:
-            rows: list[Row] = yield statement
+    async def _write(self, statement: Statement) -> Rows:
+        def script() -> Script[Rows]:
+            rows: Rows = yield statement
             return rows
 
         return await self._core.store.once(script)

@@ -9,7 +9,7 @@ from tenuto.engine.rows import decode
 from tenuto.model.definition import resolved
 from tenuto.model.errors import Invalid, TenutoError
 from tenuto.model.flow import effective_prompt
-from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.protocol import Row, Rows, Script, Statement
 
 Dressed = dict[str, Any] | TenutoError
 
@@ -20,7 +20,7 @@ class Dressing:
     def __init__(self, plans: Plans) -> None:
         self._plans = plans
 
-    def dress(self, rows: list[Row]) -> Script[dict[UUID, Dressed]]:
+    def dress(self, rows: Rows) -> Script[dict[UUID, Dressed]]:
         """The fields of each work that differ from its row, or why it cannot be run."""
         alone = yield from self._needed([row for row in rows if row["flow"] is None])
         found: dict[UUID, Dressed] = {}
@@ -46,7 +46,7 @@ class Dressing:
             changes["input"] = resolved(decode(row["input"]), results)
         return changes
 
-    def _needed(self, rows: list[Row]) -> Script[dict[UUID, dict[str, Any]]]:
+    def _needed(self, rows: Rows) -> Script[dict[UUID, dict[str, Any]]]:
         """What tasks without a flow refer to: results they waited for, by key and by id."""
         ids = sorted(row["id"] for row in rows)
         if not ids:

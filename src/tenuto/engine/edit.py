@@ -10,7 +10,7 @@ from tenuto.engine.rows import CorruptRow, write_changes
 from tenuto.model import commands, limits
 from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.task import Change
-from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.protocol import Row, Rows, Script, Statement
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ class Editing:
         return await self._core.store.transact(script)
 
 
-def _own(rows: list[Row], task: UUID, workspace: UUID) -> Row:
+def _own(rows: Rows, task: UUID, workspace: UUID) -> Row:
     if not rows or rows[0]["workspace"] != workspace:
         raise NotFound(f"no task {task}")
     return rows[0]

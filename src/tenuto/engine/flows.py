@@ -37,7 +37,7 @@ from tenuto.model.plan import MAX_PLAN, Plan, Spec, plan_for, targets
 from tenuto.model.secrets import hidden
 from tenuto.model.submission import NewTask, check, requirements
 from tenuto.model.task import LEASED, TERMINAL, Status, Task
-from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.protocol import Row, Rows, Script, Statement
 
 log = logging.getLogger("tenuto.engine")
 
@@ -338,8 +338,8 @@ class Flows:
         """Do some of what was left, in one workspace or in all; answers how many pieces."""
         params = {"now": self._core.now(), "workspace": workspace, "most": most}
 
-        def look() -> Script[list[Row]]:
-            rows: list[Row] = yield Statement("work_due", params)
+        def look() -> Script[Rows]:
+            rows: Rows = yield Statement("work_due", params)
             return rows
 
         done = 0

@@ -11,7 +11,7 @@ import msgspec
 from tenuto.engine.core import Core
 from tenuto.model import limits
 from tenuto.model.retry import RetryPolicy, backoff
-from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.protocol import Rows, Script, Statement
 
 TRIP_AFTER = 3
 """Failures in a row after which a gateway is left alone for a while."""
@@ -118,9 +118,9 @@ class Gateways:
 
         return await self._core.store.transact(script)
 
-    async def _write(self, statement: Statement) -> list[Row]:
-        def script() -> Script[list[Row]]:
-            rows: list[Row] = yield statement
+    async def _write(self, statement: Statement) -> Rows:
+        def script() -> Script[Rows]:
+            rows: Rows = yield statement
             return rows
 
         return await self._core.store.once(script)

@@ -16,7 +16,7 @@ from tenuto.engine.sealing import vault_of
 from tenuto.model import limits
 from tenuto.model.errors import Conflict, NotFound
 from tenuto.model.webhooks import MAX_WEBHOOKS, WHSEC, Health, check_events
-from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.protocol import Row, Rows, Script, Statement
 from tenuto.vault import Sealed
 
 Check = Callable[[str], Awaitable[object]]
@@ -123,8 +123,8 @@ class Hooks:
             "most": MAX_WEBHOOKS,
         }
 
-        def script() -> Script[list[Row]]:
-            rows: list[Row] = yield Statement("webhook_add", params)
+        def script() -> Script[Rows]:
+            rows: Rows = yield Statement("webhook_add", params)
             return rows
 
         if not await self._core.store.once(script):

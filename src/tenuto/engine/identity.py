@@ -12,7 +12,7 @@ from tenuto.clock import Clock
 from tenuto.model import limits
 from tenuto.model.access import SCOPES, Caller, Role
 from tenuto.model.errors import Conflict, Forbidden, Invalid, NotFound, Unauthenticated
-from tenuto.store.protocol import Row, Script, Statement, Store
+from tenuto.store.protocol import Rows, Script, Statement, Store
 
 API = "tnt_"
 LOGIN = "tns_"
@@ -77,7 +77,7 @@ class Identity:
             raise Conflict(f"a workspace {name!r} exists already", "name_taken")
         return made
 
-    async def workspaces(self, user: UUID | None = None, only: UUID | None = None) -> list[Row]:
+    async def workspaces(self, user: UUID | None = None, only: UUID | None = None) -> Rows:
         """All workspaces, those of a user, or one."""
         return await self._store.fetch(Statement("workspaces", {"user_id": user, "id": only}))
 
@@ -98,7 +98,7 @@ class Identity:
             "now": self.clock.now(),
         }
 
-        def script() -> Script[list[Row]]:
+        def script() -> Script[Rows]:
             return (yield Statement("user_make", params))
 
         if not await self._store.once(script):
@@ -116,7 +116,7 @@ class Identity:
             now=self.clock.now(),
         )
 
-    async def members(self, workspace: UUID) -> list[Row]:
+    async def members(self, workspace: UUID) -> Rows:
         """Who belongs to the workspace, and as what."""
         return await self._store.fetch(Statement("members", {"workspace": workspace}))
 
@@ -134,7 +134,7 @@ class Identity:
     async def drop_member(self, workspace: UUID, user: UUID) -> None:
         """Take a user out of the workspace; the last owner stays."""
 
-        def script() -> Script[list[Row]]:
+        def script() -> Script[Rows]:
             owners = yield Statement("owners", {"workspace": workspace})
             _keep_an_owner(owners, user, None)
             return (yield Statement("member_drop", {"workspace": workspace, "user_id": user}))
@@ -205,7 +205,7 @@ class Identity:
         token = API + self.clock.new_token() + self.clock.new_token()
         return Made(self.clock.new_id(), token, expires_at)
 
-    async def tokens(self, workspace: UUID) -> list[Row]:
+    async def tokens(self, workspace: UUID) -> Rows:
         """The tokens of the workspace, without themselves."""
         return await self._store.fetch(Statement("tokens", {"workspace": workspace}))
 
@@ -227,7 +227,7 @@ class Identity:
         raise Unauthenticated("the token is not one of ours")
 
     async def _change(self, query: str, missing: str, **params: Any) -> None:
-        def script() -> Script[list[Row]]:
+        def script() -> Script[Rows]:
             return (yield Statement(query, params))
 
         if not await self._store.transact(script):
@@ -245,7 +245,7 @@ def _membership(workspace: UUID, user: UUID, role: Role, now: datetime) -> State
     return Statement("member_put", params)
 
 
-def _keep_an_owner(owners: list[Row], user: UUID, role: Role | None) -> None:
+def _keep_an_owner(owners: Rows, user: UUID, role: Role | None) -> None:
     if role is not Role.OWNER and {row["id"] for row in owners} == {user}:
         raise Conflict("the workspace would have no owner left", "last_owner")
 
@@ -274,7 +274,7 @@ def _digest(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
-def _program(rows: list[Row], wanted: UUID | None) -> Caller:
+def _program(rows: Rows, wanted: UUID | None) -> Caller:
     if not rows:
         raise Unauthenticated("the token does not hold")
     row = rows[0]
@@ -291,7 +291,7 @@ def _program(rows: list[Row], wanted: UUID | None) -> Caller:
     )
 
 
-def _person(rows: list[Row], wanted: UUID | None) -> Caller:
+def _person(rows: Rows, wanted: UUID | None) -> Caller:
     if not rows:
         raise Unauthenticated("the login has ended")
     own = [row for row in rows if row["workspace"] is not None]

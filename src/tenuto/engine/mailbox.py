@@ -13,7 +13,7 @@ from tenuto.model import limits
 from tenuto.model.errors import Conflict, NotFound
 from tenuto.model.messages import MOST_WAITING, NewMessage, body_text, message_row
 from tenuto.model.registry import refusal
-from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.protocol import Row, Rows, Script, Statement
 
 MOST_TAKEN = 500
 
@@ -135,9 +135,9 @@ class Mailboxes:
         now = self._core.now()
         taken = self._of(agent) | {"batch": mine}
 
-        def script() -> Script[list[Row]]:
+        def script() -> Script[Rows]:
             yield from self._open(agent)
-            rows: list[Row] = []
+            rows: Rows = []
             if batch is not None:
                 rows = yield Statement("messages_of_batch", taken)
             if not rows:

@@ -13,7 +13,7 @@ from tenuto.engine.lanes import limit_of
 from tenuto.model import rates
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.rates import Group, RateLimit, Usage
-from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.protocol import Row, Rows, Script, Statement
 
 if TYPE_CHECKING:
     from tenuto.engine.core import Core
@@ -40,7 +40,7 @@ class RateLimitView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class Taken(msgspec.Struct, frozen=True):
     """What a claim within limits took, and which limits it left used up, until when."""
 
-    rows: list[Row]
+    rows: Rows
     held: dict[str, datetime]
 
 

@@ -30,7 +30,7 @@ from tenuto.model.spending import Usage, check_usage
 from tenuto.model.submission import NewTask, check
 from tenuto.model.task import DEFAULT_LEASE_S, LEASED, Change, Fence, Status, Task
 from tenuto.store.batching import Answers, Kind
-from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.protocol import Row, Rows, Script, Statement
 
 _LOST = "lease_lost"
 OWN = "$"
@@ -263,8 +263,8 @@ class Reporting:
             return Beat({}, list(fences))
         rows = sorted((f.task, f.attempt, token_hash(f.token)) for f in sane)
 
-        def script() -> Script[list[Row]]:
-            held: list[Row] = yield Statement(
+        def script() -> Script[Rows]:
+            held: Rows = yield Statement(
                 "heartbeat", {"now": self._core.now(), "lease_s": lease_s}, {"lease": rows}
             )
             return held

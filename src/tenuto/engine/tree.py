@@ -12,7 +12,7 @@ from tenuto.model.errors import Conflict
 from tenuto.model.flow import CASCADE
 from tenuto.model.spending import HOLD as BUDGET
 from tenuto.model.task import TERMINAL, Change, Status, Task
-from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.protocol import Row, Rows, Script, Statement
 
 if TYPE_CHECKING:
     from tenuto.engine.cascade import Cascade
@@ -62,7 +62,7 @@ def hand_up(cascade: "Cascade", ended: list[UUID]) -> Script[None]:
 
 def cancel_below(cascade: "Cascade", parents: Sequence[tuple[UUID, UUID]]) -> Script[None]:
     """Cancel the children of cancelled tasks, given by id and workspace; theirs follow."""
-    found: list[Row] = []
+    found: Rows = []
     if cascade.spent < CASCADE:
         found = yield Statement("children_live", {"most": CASCADE}, {"parent": sorted(parents)})
     if cascade.spent >= CASCADE or len(found) == CASCADE:

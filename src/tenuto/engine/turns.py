@@ -22,7 +22,7 @@ from tenuto.model.decide import decide
 from tenuto.model.errors import Invalid, TenutoError
 from tenuto.model.task import TERMINAL, Change, Status, Task
 from tenuto.model.turns import HOLD, Concurrency, given, superseded
-from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.protocol import Row, Rows, Script, Statement
 
 if TYPE_CHECKING:
     from tenuto.engine.cascade import Cascade
@@ -88,7 +88,7 @@ class Turns:
             if wish.policy == "cancel_old":
                 yield from cancel_before(cascade, row["workspace"], wish, LAST)
 
-    def _wishes(self) -> Script[list[Row]]:
+    def _wishes(self) -> Script[Rows]:
         if not self._asked:
             return []
         rows = yield Statement("turn_wishes", rows={"wanted": sorted(self._asked.items())})

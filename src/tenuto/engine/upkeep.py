@@ -19,7 +19,7 @@ from tenuto.model.commands import Command, Moment
 from tenuto.model.decide import decide, on_due
 from tenuto.model.errors import TenutoError
 from tenuto.model.task import TERMINAL, Change, Task, due_at
-from tenuto.store.protocol import Row, Script, Statement
+from tenuto.store.protocol import Row, Rows, Script, Statement
 
 BATCH = 500
 LOOK_AGAIN = timedelta(seconds=10)
@@ -233,8 +233,8 @@ class Upkeep:
             "now": self._core.now(),
         }
 
-        def script() -> Script[list[Row]]:
-            found: list[Row] = yield Statement("confirm_swept", params, {"swept": gone})
+        def script() -> Script[Rows]:
+            found: Rows = yield Statement("confirm_swept", params, {"swept": gone})
             return found
 
         return len(await self._core.store.once(script))
@@ -301,8 +301,8 @@ class Upkeep:
             "apart": APART,
         }
 
-        def script() -> Script[list[Row]]:
-            rows: list[Row] = yield Statement("leader_take", params)
+        def script() -> Script[Rows]:
+            rows: Rows = yield Statement("leader_take", params)
             return rows
 
         rows = await self._core.store.once(script)

@@ -6,12 +6,13 @@ caller, ends are recognised by their fence), so after a lost connection the batc
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from tenuto.crash import crash_point
+from tenuto.loop import Turn
 from tenuto.model.errors import Conflict, TenutoError
 from tenuto.store.protocol import Script, Store
 
@@ -44,13 +45,6 @@ class _Waiting(msgspec.Struct, eq=False):
     item: Any
     key: int | None
     future: "asyncio.Future[Any]"
-
-
-class _Turn:
-    """Over when everybody who could speak at this turn of the loop has spoken."""
-
-    def __await__(self) -> Generator[None, None, None]:
-        yield
 
 
 class Batcher:
@@ -93,7 +87,7 @@ class Batcher:
         if self._may_lead(kind):
             self._starting = True
             try:
-                await _Turn()
+                await Turn()
             except asyncio.CancelledError:
                 self._starting = False
                 self._start()  # whoever came meanwhile goes without us
@@ -205,6 +199,9 @@ class Batcher:
         items = [(kind, [waiting.item for waiting in group]) for kind, group in groups.items()]
         results = await self._begun(items)
         crash_point("engine.committed")
+        # The next batch first: the store writes it while callers are told of this one.
+        self._running.discard(asyncio.current_task())
+        self._start()
         for group, answers in zip(groups.values(), results, strict=True):
             for waiting, answer in zip(group, answers, strict=True):
                 _settle(waiting.future, answer)

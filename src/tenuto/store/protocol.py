@@ -15,6 +15,7 @@ import msgspec
 from tenuto.clock import Clock
 
 Row = Mapping[str, Any]
+Rows = Sequence[Row]
 T = TypeVar("T")
 
 
@@ -27,7 +28,7 @@ class Statement(msgspec.Struct, frozen=True):
     literals: dict[str, tuple[str, ...]] = {}
 
 
-Script = Generator[Statement, list[Row], T]
+Script = Generator[Statement, Rows, T]
 
 
 class SchemaState(msgspec.Struct, frozen=True):

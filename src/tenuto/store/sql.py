@@ -10,6 +10,7 @@ A query is a list of steps that share a transaction. Its header declares what it
                              PostgreSQL is sent it once)
     -- as: moved            (label of the step that follows; a select step names its columns too,
                              as in `picked(id)`)
+    -- as: work, in one     (SQLite answers many rows of the step as one text, see `SqliteStep`)
     -- answer: moved(id)    (the step whose rows are the answer, and which of its columns; else the
                              last step's, all)
 
@@ -34,7 +35,7 @@ on what another one wrote, except through `{label}`.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
 
@@ -58,6 +59,7 @@ class Step(msgspec.Struct, frozen=True):
     label: str
     text: str
     returns: tuple[str, ...] = ()
+    in_one: bool = False
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,14 +227,15 @@ def _steps(chunk: str, spell: Callable[[str], str]) -> Iterable[Step]:
         text = _strip(part)
         if not text:
             continue
-        label = re.search(r"^-- as: (\w+)(?:\(([\w, ]+)\))?", part, flags=re.M)
+        label = re.search(r"^-- as: (\w+)(?:\(([\w, ]+)\))?(, in one)?", part, flags=re.M)
         spelled = spell(text)
         if not spelled:
             continue  # a step of the other database
         columns = _returned(spelled)
         if label and label[2]:
             columns = tuple(column.strip() for column in label[2].split(","))
-        yield Step(label[1] if label else f"step_{number}", spelled, columns)
+        name, in_one = (label[1], bool(label[3])) if label else (f"step_{number}", False)
+        yield Step(name, spelled, columns, in_one)
 
 
 def _returned(text: str) -> tuple[str, ...]:
@@ -256,7 +259,7 @@ def variant(query: Query, given: frozenset[str], literals: Literals, full: set[s
         return text
 
     steps = tuple(
-        Step(step.label, settle(step.text), step.returns)
+        msgspec.structs.replace(step, text=settle(step.text))
         for step in query.steps
         if all(match[1] in full for match in _ROWS.finditer(step.text))
     )
@@ -362,6 +365,9 @@ class SqliteStep(msgspec.Struct, frozen=True, kw_only=True):
     """The same for an array of one, which is given as it is: a list would be made a table first."""
     whole: bool = True
     """The set is one JSON parameter."""
+    in_one: bool = False
+    """Many rows are answered as one JSON text: whoever fetches rows takes the interpreter from the
+    loop at every row. Its columns are text and whole numbers; JSON rounds others."""
 
 
 def for_sqlite(
@@ -415,7 +421,14 @@ def _sqlite_step(query: Query, step: Step, single: frozenset[str] | set[str]) ->
         flat=flat is not None,
         one=text.replace(_LISTED.format(len(order) + 1), f"(?{len(order) + 1})"),
         whole=whole,
+        in_one=step.in_one,
     )
+
+
+def in_one(text: str, columns: Sequence[str]) -> str:
+    """A select of SQLite whose rows are one JSON array of arrays."""
+    cells = ", ".join(f'"{column}"' for column in columns)
+    return f"select json_group_array(json_array({cells})) from ({text})"
 
 
 def _used(text: str, name: str, columns: tuple[str, ...]) -> tuple[int, ...]:

@@ -27,9 +27,9 @@ from tenuto.store.sqlite_connection import Busy, Connection
 
 T = TypeVar("T")
 
-_LONG_S = 0.02
+_LONG_S = 0.005
 _REST = 3
-"""After a transaction in place that took long, the thread writes for so many times as long."""
+"""After a transaction that took long, the thread writes for so many times as long."""
 
 
 class SqliteStore:
@@ -100,7 +100,7 @@ class SqliteStore:
 
     async def fetch(self, statement: Statement) -> list[Row]:
         if self._inline:
-            return self._guard(lambda: self._writer_connection().run(statement))
+            return self._guard(lambda: list(self._writer_connection().run(statement)))
         if self._readers is None:
             self._readers = ThreadPoolExecutor(2, thread_name_prefix="tenuto-sqlite-read")
         loop = asyncio.get_running_loop()
@@ -110,17 +110,23 @@ class SqliteStore:
         if not self._inline and self.clock.elapsed() >= self._in_thread_until:
             with suppress(Busy):
                 return self._in_place(script)
-        return await self._on_writer(lambda: self._transact(script, wait=True))
+        return await self._on_writer(lambda: self._timed(script, wait=True))
 
     def _in_place(self, script: Callable[[], Script[T]]) -> T:
         """The script's result, here and now; `Busy` when anybody else writes."""
         if not self._writing.acquire(blocking=False):
             raise Busy
-        began = self.clock.elapsed()
         try:
-            return self._guard(lambda: self._transact(script, wait=False))
+            return self._guard(lambda: self._timed(script, wait=False))
         finally:
             self._writing.release()
+
+    def _timed(self, script: Callable[[], Script[T]], *, wait: bool) -> T:
+        """The script's result; if it took long, the thread goes on writing."""
+        began = self.clock.elapsed()
+        try:
+            return self._transact(script, wait=wait)
+        finally:
             now = self.clock.elapsed()
             if now - began > _LONG_S:
                 self._in_thread_until = now + _REST * (now - began)

@@ -4,14 +4,14 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast, overload
 from uuid import UUID
 
 import msgspec
 
 from tenuto.clock import from_micros, to_micros
 from tenuto.store import sql
-from tenuto.store.protocol import Row, Statement
+from tenuto.store.protocol import Row, Rows, Statement
 
 
 def _json(value: Any) -> str:
@@ -107,7 +107,14 @@ class _Prepared:
             encoded.append([full[index] for index in uses])
         return encoded
 
-    def answer(self, rows: list[tuple[Any, ...]], description: Any) -> list[Row]:
+    def answer(self, rows: "Found") -> Rows:
+        """The rows of the answer's step by their names; of many, only when they are looked at."""
+        if rows.many:
+            rows.read = self._named
+            return rows
+        return self._named(rows.cells, rows.description)
+
+    def _named(self, rows: list[Any], description: Any) -> list[Row]:
         if not rows:
             return []
         if self._decoders is None:
@@ -130,8 +137,55 @@ class _Prepared:
         return answers
 
 
+class Found(Rows):
+    """What a step answered, by position in `cells`; by name for whoever gets it as an answer.
+
+    Many rows are one JSON text until somebody looks: the loop has more time for that than the
+    thread that writes.
+    """
+
+    read: Callable[[list[Any], Any], list[Row]]
+
+    def __init__(self, found: list[Any] | str, description: Any, *, many: bool = False) -> None:
+        self._found = found
+        self.description = description
+        self.many = many
+        self._named: list[Row] | None = None
+
+    @property
+    def cells(self) -> list[Any]:
+        if isinstance(self._found, str):
+            self._found = cast("list[Any]", msgspec.json.decode(self._found))
+        return self._found
+
+    def _rows(self) -> list[Row]:
+        if self._named is None:
+            self._named = self.read(self.cells, self.description)
+        return self._named
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        return self._rows()[index]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self._rows())
+
+
+_NOTHING = Found([], None)
+
+
 class Busy(Exception):
     """Somebody else is writing."""
+
+
+MANY = 64
+"""So many rows are worth one text."""
 
 
 class Connection:
@@ -146,6 +200,7 @@ class Connection:
         self.raw.execute("pragma wal_autocheckpoint = 4000")
         self.raw.execute("pragma cache_size = -16000")
         self._prepared: dict[Any, _Prepared] = {}
+        self._together: dict[str, tuple[str, Any]] = {}
 
     def begin(self, *, wait: bool) -> None:
         """Begin to write; unless the caller may wait, `Busy` when somebody else does."""
@@ -187,25 +242,21 @@ class Connection:
     def read(self, statement: Statement) -> list[Row]:
         """Run a statement outside a transaction."""
         try:
-            return self.run(statement)
+            return list(self.run(statement))
         except sqlite3.OperationalError as error:
             if "UTF-8" not in str(error):
                 raise
         with self.lenient():
-            return self.run(statement)
+            return list(self.run(statement))
 
-    def run(self, statement: Statement) -> list[Row]:
+    def run(self, statement: Statement) -> Rows:
         """Run the statement's steps in order; answers the rows of its answer step."""
         prepared = self.prepare(statement)
-        returned: dict[str, list[tuple[Any, ...]]] = {}
-        answer: list[Row] = []
+        returned: dict[str, Found] = {}
         for step in prepared.steps:
             base = tuple(prepared.param(name, statement.params.get(name)) for name in step.params)
-            rows, description = self._step(step, base, prepared, statement, returned)
-            returned[step.label] = rows
-            if step.label == prepared.query.answer:
-                answer = prepared.answer(rows, description)
-        return answer
+            returned[step.label] = self._step(step, base, prepared, statement, returned)
+        return prepared.answer(returned.get(prepared.query.answer, _NOTHING))
 
     def _step(
         self,
@@ -213,37 +264,31 @@ class Connection:
         base: tuple[Any, ...],
         prepared: _Prepared,
         statement: Statement,
-        returned: dict[str, list[tuple[Any, ...]]],
-    ) -> tuple[list[tuple[Any, ...]], Any]:
+        returned: dict[str, Found],
+    ) -> Found:
         if step.rowset is None and step.source is None:
-            cursor = self.raw.execute(step.sql, base)
-            return cursor.fetchall(), cursor.description
+            return self._execute(step, step.sql, base, statement.params.get("n") or 0)
         if step.flat:
-            places = [row[step.uses[0]] for row in returned[step.source or ""]]
+            places = [row[step.uses[0]] for row in returned[step.source or ""].cells]
             if len(places) == 1 and step.one != step.sql:
-                cursor = self.raw.execute(step.one, (*base, places[0]))
-            else:
-                cursor = self.raw.execute(step.sql, (*base, _json(places)))
-            return cursor.fetchall(), cursor.description
+                return self._execute(step, step.one, (*base, places[0]), 1)
+            return self._execute(step, step.sql, (*base, _json(places)), len(places))
         if step.source is not None:
             uses = step.uses
-            inputs = [[row[index] for index in uses] for row in returned[step.source]]
+            inputs = [[row[index] for index in uses] for row in returned[step.source].cells]
         else:
             rows = statement.rows[step.rowset or ""]
             if step.of is not None and len(rows) != len(returned[step.of]):
-                kept = {row[0] for row in returned[step.of]}
+                kept = {row[0] for row in returned[step.of].cells}
                 rows = [row for row in rows if str(row[0]) in kept]
             inputs = prepared.cells(step, rows)
         return self._with_set(step, base, inputs)
 
-    def _with_set(
-        self, step: sql.SqliteStep, base: tuple[Any, ...], inputs: list[Any]
-    ) -> tuple[list[tuple[Any, ...]], Any]:
+    def _with_set(self, step: sql.SqliteStep, base: tuple[Any, ...], inputs: list[Any]) -> Found:
         if not inputs:
-            return [], None
+            return _NOTHING
         if step.whole:
-            cursor = self.raw.execute(step.sql, (*base, _json(inputs)))
-            return cursor.fetchall(), cursor.description
+            return self._execute(step, step.sql, (*base, _json(inputs)), len(inputs))
         found: list[tuple[Any, ...]] = []
         description = None
         execute = self.raw.execute
@@ -251,4 +296,20 @@ class Connection:
             cursor = execute(step.sql, (*base, *cells))
             found += cursor.fetchall()
             description = cursor.description
-        return found, description
+        return Found(found, description)
+
+    def _execute(
+        self, step: sql.SqliteStep, text: str, arguments: tuple[Any, ...], size: int
+    ) -> Found:
+        """The answer to a step that is about so many rows."""
+        many = step.in_one and size >= MANY
+        if many and (known := self._together.get(text)):
+            together, description = known
+            [[found]] = self.raw.execute(together, arguments).fetchall()
+            return Found(found, description, many=True)
+        cursor = self.raw.execute(text, arguments)
+        found, description = cursor.fetchall(), cursor.description
+        if many:  # now its columns are known
+            together = sql.in_one(text, [column[0] for column in description])
+            self._together[text] = together, description
+        return Found(found, description, many=many)

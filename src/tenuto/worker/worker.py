@@ -16,7 +16,7 @@ from tenuto.broker.protocol import EVERYTHING
 from tenuto.crash import crash_point
 from tenuto.engine.claim import Work
 from tenuto.engine.report import Presence
-from tenuto.loop import wait_any
+from tenuto.loop import Turn, wait_any
 from tenuto.metrics import HERE
 from tenuto.model.errors import Forbidden, TenutoError
 from tenuto.model.matching import AgentProfile
@@ -32,6 +32,9 @@ log = logging.getLogger("tenuto.worker")
 
 CLAIM_MOST = 1000
 """Tasks in one claim: enough to share its cost, few enough to spread over workers."""
+
+_PORTION = 100
+"""Attempts started in one turn of the loop."""
 
 Connect = Callable[[], AbstractAsyncContextManager[WorkEngine]]
 
@@ -180,15 +183,14 @@ class Worker:
         self._asking -= 1
         self._reserved -= n
         if self._stopping:
-            await asyncio.gather(*(self._give_back(work) for work in works))
+            await self._give_all_back(works)
             return
         self._sessions += len(works)
         self._plenty = len(works) == n
         if not self._plenty and hints == self._hints:
             self._dry.add(index)
         self._reach()  # first: the store takes the next ones while we start these
-        for work in works:
-            self._start(work, hosted.runtime)
+        await self._start_all(works, hosted.runtime)
 
     async def _claimed(self, index: int, n: int) -> list[Work]:
         """What the store has for an agent; nothing when it does not answer."""
@@ -216,6 +218,17 @@ class Worker:
                 HERE.count("tenuto_claims_total", "empty")
             return works
         return []
+
+    async def _start_all(self, works: list[Work], runtime: Runtime) -> None:
+        """Start them in portions: in between the loop hears the store, and has more to write."""
+        for at in range(0, len(works), _PORTION):
+            if at > 0:
+                await Turn()
+            if self._stopping:
+                await self._give_all_back(works[at:])
+                return
+            for work in works[at : at + _PORTION]:
+                self._start(work, runtime)
 
     def _start(self, work: Work, runtime: Runtime) -> None:
         attempt = Attempt(
@@ -292,6 +305,9 @@ class Worker:
             await self.engine.present(self._who)
         except TenutoError as error:
             log.warning("cannot sign off: %s", error)
+
+    async def _give_all_back(self, works: Sequence[Work]) -> None:
+        await asyncio.gather(*(self._give_back(work) for work in works))
 
     async def _give_back(self, work: Work) -> None:
         """Release a task that was claimed and not begun."""

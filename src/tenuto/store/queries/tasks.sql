@@ -283,10 +283,12 @@ json_build_object
 json_object
 
 -- fragment: standing
--- What is known beforehand of what follows from a task's end, where somebody watches it.
-case when moved.watched then {fragment:json_object}('group', body.group_id, 'slot', body.slot,
+-- What is known beforehand of what follows from a task's end, where somebody watches it. As text:
+-- in a large answer SQLite would not quote what it knows to be JSON.
+case when moved.watched then cast({fragment:json_object}('group', body.group_id, 'slot', body.slot,
   'next', body.next, 'awaited', moved.awaited, 'plain', case when body.kind = 'agent'
-    and body.parent is null and body.concurrency is null then 1 else 0 end) end as standing
+    and body.parent is null and body.concurrency is null then 1 else 0 end) as text) || ''
+  end as standing
 
 -- fragment: body_columns
 body.title, body.prompt, body.system_prompt, body.model, body.task_type, body.command, body.cwd,
@@ -321,28 +323,28 @@ from {fragment:taken_rows}
 -- name: claim
 -- Take up to n PENDING tasks, best rank first over several lanes; answer them with their work.
 -- params: lanes bigint[], workspace uuid, lanes_version bigint, n bigint, status text, agent uuid, worker text, token text, lease_s bigint, now timestamptz
--- as: picked(place)
+-- as: picked(place), in one
 {fragment:claimable};
 -- as: moved
 update task {fragment:taken}
 {fragment:those_picked}
 {fragment:taken_columns};
 {fragment:note_claimed};
--- as: work
+-- as: work, in one
 {fragment:claimed_work};
 -- answer: work
 
 -- name: claim_lane
 -- The same over one lane.
 -- params: lane bigint, workspace uuid, lanes_version bigint, n bigint, status text, agent uuid, worker text, token text, lease_s bigint, now timestamptz
--- as: picked(place)
+-- as: picked(place), in one
 {fragment:claim_head};
 -- as: moved
 update task {fragment:taken}
 {fragment:those_picked}
 {fragment:taken_columns};
 {fragment:note_claimed};
--- as: work
+-- as: work, in one
 {fragment:claimed_work};
 -- answer: work
 
@@ -456,7 +458,7 @@ on conflict (task) do update set output = excluded.output, summary = excluded.su
 -- params: now timestamptz
 -- rows: done(id uuid, attempt bigint, token text)
 -- rows: result(task uuid, workspace uuid, output json, summary text)
--- as: moved(id, place)
+-- as: moved(id, place), in one
 {fragment:complete_owned} and not task.watched
 {fragment:owned_columns};
 {fragment:complete_found};
