@@ -12,6 +12,7 @@ from uuid import UUID
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
+_BOOT: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def from_micros(micros: int) -> datetime:
@@ -29,9 +30,7 @@ def boot_time() -> float:
 
     A closed lid must not make a process believe that less time has passed than has.
     """
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
+    return time.monotonic() if _BOOT is None else time.clock_gettime(_BOOT)
 
 
 class Clock:

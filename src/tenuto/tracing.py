@@ -127,6 +127,8 @@ def spelled(place: SpanContext) -> str | None:
 
 def here() -> str | None:
     """The place in the trace that is in force, as a `traceparent`."""
+    if not contexts.get_current():
+        return None  # nobody ever said where
     return spelled(trace.get_current_span().get_span_context())
 
 

@@ -20,6 +20,10 @@ Answers = Sequence[Any]
 """One per item, in order; an exception instance is raised to that item's caller."""
 
 
+_LONELY = 8
+"""After so many callers without company only one of as many looks for it."""
+
+
 class Kind(msgspec.Struct, frozen=True, eq=False):
     """A write that many callers can share: a script over all their items."""
 
@@ -57,6 +61,8 @@ class Batcher:
         self._running: set[object] = set()
         """Batches under way, and callers that write without one."""
         self._starting = False
+        self._lonely = 0
+        """Callers in a row that had no company."""
 
     def submit(self, kind: Kind, item: Any, key: int | None = None) -> Awaitable[Any]:
         """The answer to the item once its transaction is durable.
@@ -69,6 +75,7 @@ class Batcher:
 
     def _queued(self, kind: Kind, item: Any, key: int | None) -> "asyncio.Future[Any]":
         """The answer to an item that waits for its batch."""
+        self._lonely = 0
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         self._queue.append(_Waiting(kind, item, key, future))
@@ -85,18 +92,25 @@ class Batcher:
         if self._needs_nobody(kind):
             return await self._alone(kind, item)
         if self._may_lead(kind):
-            self._starting = True
-            try:
-                await Turn()
-            except asyncio.CancelledError:
-                self._starting = False
-                self._start()  # whoever came meanwhile goes without us
-                raise
-            self._starting = False
-            self._start()
+            self._lonely += 1
+            if self._lonely > _LONELY and self._lonely % _LONELY:
+                return await self._alone(kind, item)
+            await self._look_for_company()
             if not self._running:
                 return await self._alone(kind, item)
         return await self._queued(kind, item, key)
+
+    async def _look_for_company(self) -> None:
+        """Over after a turn of the loop; whoever came meanwhile is under way by then."""
+        self._starting = True
+        try:
+            await Turn()
+        except asyncio.CancelledError:
+            self._starting = False
+            self._start()  # they go without us
+            raise
+        self._starting = False
+        self._start()
 
     def _needs_nobody(self, kind: Kind) -> bool:
         """Whether an item had better not wait a turn for company."""

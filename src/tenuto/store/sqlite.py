@@ -8,7 +8,9 @@ SQLite's own busy handler would sleep.
 """
 
 import asyncio
+import errno
 import fcntl
+import os
 import queue
 import sqlite3
 import threading
@@ -20,16 +22,24 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from tenuto.clock import Clock
-from tenuto.model.errors import Conflict, Invalid, TenutoError, Unavailable
+from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.store import schema
 from tenuto.store.protocol import Row, SchemaState, Script, Statement, gathered
 from tenuto.store.sqlite_connection import Busy, Connection
 
 T = TypeVar("T")
 
+_ROOM = 4000 * 4120 + 32
+"""Bytes that the journal takes between two checkpoints: so many pages with their headers."""
+_LOOK_EVERY = 16
+"""Transactions after which a process looks whether the journal has that room."""
+_PORTION = 1 << 20
 _LONG_S = 0.005
 _REST = 3
 """After a transaction that took long, the thread writes for so many times as long."""
+
+
+_KNOWN = (sqlite3.DatabaseError, OSError, OverflowError)
 
 
 class SqliteStore:
@@ -49,6 +59,9 @@ class SqliteStore:
         self._writing = threading.Lock()
         """Held by whoever uses the writer's connection, here or in the thread."""
         self._in_thread_until = 0.0
+        self._journal = Path(f"{path}-wal")
+        self._written = 0
+        self._may_grow = not self._inline
         self._readers: ThreadPoolExecutor | None = None
         self._local = threading.local()
         self._reader_connections: list[Connection] = []
@@ -107,29 +120,52 @@ class SqliteStore:
         return await loop.run_in_executor(self._readers, self._read, statement)
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
-        if not self._inline and self.clock.elapsed() >= self._in_thread_until:
-            with suppress(Busy):
-                return self._in_place(script)
-        return await self._on_writer(lambda: self._timed(script, wait=True))
+        if self._is_free():
+            try:
+                return self._transact(script, wait=False)
+            except Busy:
+                pass
+            finally:
+                self._writing.release()
+        return await self._on_writer(lambda: self._transact(script, wait=True))
 
-    def _in_place(self, script: Callable[[], Script[T]]) -> T:
-        """The script's result, here and now; `Busy` when anybody else writes."""
-        if not self._writing.acquire(blocking=False):
-            raise Busy
-        try:
-            return self._guard(lambda: self._timed(script, wait=False))
-        finally:
-            self._writing.release()
+    def _is_free(self) -> bool:
+        """Whether this process may write in place; then `_writing` is held."""
+        if self._inline or self.clock.elapsed() < self._in_thread_until:
+            return False
+        return self._writing.acquire(blocking=False)
 
-    def _timed(self, script: Callable[[], Script[T]], *, wait: bool) -> T:
-        """The script's result; if it took long, the thread goes on writing."""
+    def _transact(self, script: Callable[[], Script[T]], *, wait: bool) -> T:
+        """The script's result, committed; `Busy` if others write and the caller may not wait."""
         began = self.clock.elapsed()
         try:
-            return self._transact(script, wait=wait)
+            return self._transaction(lambda connection: _played(script(), connection), wait=wait)
+        except _KNOWN as error:
+            raise self._said(error) from error
         finally:
-            now = self.clock.elapsed()
-            if now - began > _LONG_S:
-                self._in_thread_until = now + _REST * (now - began)
+            took = self.clock.elapsed() - began
+            if took > _LONG_S:
+                self._in_thread_until = began + (1 + _REST) * took
+            self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        """Have the thread lengthen the journal, once this process has written for a while."""
+        self._written += 1
+        if self._may_grow and self._written % _LOOK_EVERY == 0:
+            with suppress(OSError):
+                if self._journal.stat().st_size < _ROOM:
+                    self._send(self._make_room)
+
+    def _make_room(self) -> None:
+        """Fill the journal up to its usual length: a disk is slower to sync a file that grows.
+
+        Within a transaction, so nobody else adds to it; SQLite reads no further than the last frame
+        that it knows to be valid, and zeros never are.
+        """
+        try:
+            self._transaction(lambda _: _fill(self._journal, _ROOM))
+        except (sqlite3.Error, OSError):  # it goes on as it was
+            self._may_grow = False
 
     async def once(self, script: Callable[[], Script[T]]) -> T:
         return await self.transact(script)
@@ -141,29 +177,33 @@ class SqliteStore:
         """The job's result, done on the writer thread."""
         if self._inline:
             return self._guard(job)
-        if self._writer is None:
-            self._writer = threading.Thread(
-                target=self._write_loop, name="tenuto-sqlite-write", daemon=True
-            )
-            self._writer.start()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
         def work() -> None:
             try:
-                with self._writing:  # though the caller has given up: the job is done all the same
-                    result = self._guard(job)
+                result = self._guard(job)  # though the caller has given up
             except BaseException as error:  # noqa: BLE001  handed to the caller
                 _answer(loop, future, error=error)
             else:
                 _answer(loop, future, result=result)
 
-        self._jobs.put(work)
+        self._send(work)
         return await future
+
+    def _send(self, job: Callable[[], None]) -> None:
+        """Have the thread do a job."""
+        if self._writer is None:
+            self._writer = threading.Thread(
+                target=self._write_loop, name="tenuto-sqlite-write", daemon=True
+            )
+            self._writer.start()
+        self._jobs.put(job)
 
     def _write_loop(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job()
+            with self._writing:
+                job()
 
     def _read(self, statement: Statement) -> list[Row]:
         connection = getattr(self._local, "connection", None)
@@ -230,19 +270,6 @@ class SqliteStore:
             if self._lock_file is not None:
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
-    def _transact(self, script: Callable[[], Script[T]], *, wait: bool) -> T:
-        def body(connection: Connection) -> T:
-            steps = script()
-            try:
-                statement = next(steps)
-                while True:
-                    statement = steps.send(connection.run(statement))
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-
-        return self._transaction(body, wait=wait)
-
     def _migrate(self) -> list[int]:
         def body(connection: Connection) -> list[int]:
             raw = connection.raw
@@ -279,25 +306,46 @@ class SqliteStore:
         """The job's result; what SQLite says about its file becomes `Unavailable`."""
         try:
             return job()
-        except TenutoError:
-            raise
-        except sqlite3.IntegrityError as error:
+        except _KNOWN as error:
+            raise self._said(error) from error
+
+    def _said(self, error: Exception) -> Exception:
+        """What an error of SQLite means to a caller."""
+        if isinstance(error, sqlite3.IntegrityError):
             if "UNIQUE" not in str(error):
-                raise
-            raise Conflict(
-                "something with that id exists already", "idempotency_conflict"
-            ) from error
-        except OverflowError as error:
-            raise Invalid("a number is beyond 64 bits") from error
-        except (sqlite3.DatabaseError, OSError) as error:
-            full = "full" in str(error) or getattr(error, "errno", None) == 28
-            if full:
-                raise Unavailable(
-                    f"no room left for {self.path}: {error}", "storage_full"
-                ) from error
-            if isinstance(error, sqlite3.ProgrammingError):
-                raise
-            raise Unavailable(f"cannot use the database {self.path}: {error}") from error
+                return error
+            return Conflict("something with that id exists already", "idempotency_conflict")
+        if isinstance(error, OverflowError):
+            return Invalid("a number is beyond 64 bits")
+        if "full" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
+            return Unavailable(f"no room left for {self.path}: {error}", "storage_full")
+        if isinstance(error, sqlite3.ProgrammingError):
+            return error
+        return Unavailable(f"cannot use the database {self.path}: {error}")
+
+
+def _played(script: Script[T], connection: Connection) -> T:
+    """The result of a script whose statements run on the connection."""
+    try:
+        statement = next(script)
+        while True:
+            statement = script.send(connection.run(statement))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def _fill(path: Path, size: int) -> None:
+    """Append zeros to a file until it has that size; where there is no room, nothing."""
+    with path.open("r+b", buffering=0) as file:
+        before = file.seek(0, os.SEEK_END)
+        try:
+            for at in range(before, size, _PORTION):
+                file.write(bytes(min(_PORTION, size - at)))
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)
+            raise
 
 
 def _answer(

@@ -18,8 +18,14 @@ def _json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
+@lru_cache(maxsize=4096)
+def _spelled(value: UUID) -> str:
+    """An id as text: the steps of a query say each several times."""
+    return str(value)
+
+
 _ENCODE: dict[str, Callable[[Any], Any]] = {
-    "uuid": str,
+    "uuid": _spelled,
     "timestamptz": to_micros,
     "boolean": int,
     "bigint[]": _json,
@@ -58,37 +64,49 @@ def _decoder(column: str) -> Callable[[Any], Any] | None:
     return bool if column in _FLAGS else None
 
 
+_Encoders = list[tuple[int, Callable[[Any], Any] | None]]
+"""Columns by their place, and what encodes them."""
+
+
 class _Prepared:
     """A query's steps with what is needed to bind their arguments and read their answers."""
 
     def __init__(self, query: sql.Query, single: frozenset[str]) -> None:
         self.query = query
         self.steps = sql.for_sqlite(query, single)
-        self._row_encoders = {
-            name: [(i, _ENCODE[kind]) for i, (_, kind) in enumerate(columns) if kind in _ENCODE]
-            for name, columns in query.rows.items()
-        }
-        self._encoded = {
-            step.label: self._encodes(step) for step in self.steps if step.rowset is not None
+        kinds = query.params.items()
+        self._params = [(name, _ENCODE[kind]) for name, kind in kinds if kind in _ENCODE]
+        self._columns = {
+            step.label: self._encoders(step) for step in self.steps if step.rowset is not None
         }
         self._decoders: list[tuple[int, Callable[[Any], Any]]] | None = None
         self._names: list[str] = []
 
-    def param(self, name: str, value: Any) -> Any:
-        encode = _ENCODE.get(self.query.params[name])
-        return value if encode is None or value is None else encode(value)
+    def params(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The parameters, encoded."""
+        values = dict(given)
+        for name, encode in self._params:
+            if (value := values.get(name)) is not None:
+                values[name] = encode(value)
+        return values
 
-    def _encodes(self, step: sql.SqliteStep) -> list[tuple[int, Callable[[Any], Any]]]:
-        """What has to be encoded of the columns that a step reads; JSON spells ids by itself."""
+    def _encoders(self, step: sql.SqliteStep) -> _Encoders:
+        """The columns that a step reads of its set; JSON spells ids by itself."""
+        columns = self.query.rows[step.rowset or ""]
+        encoders = {index: _ENCODE.get(columns[index][1]) for index in step.uses}
         return [
-            (i, encode)
-            for i, encode in self._row_encoders[step.rowset or ""]
-            if i in step.uses and not (step.whole and encode is str)
+            (index, None if step.whole and encode is _spelled else encode)
+            for index, encode in encoders.items()
         ]
 
     def cells(self, step: sql.SqliteStep, rows: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The columns that a step reads of the rows of its set, encoded."""
-        encoders, uses = self._encoded[step.label], step.uses
+        columns = self._columns[step.label]
+        if len(rows) == 1:
+            [row] = rows
+            return [[_encoded(row[index], encode) for index, encode in columns]]
+        uses = step.uses
+        encoders = [(index, encode) for index, encode in columns if encode is not None]
         if not encoders:
             every = rows and len(uses) == len(rows[0])
             return list(rows) if every else [[row[index] for index in uses] for row in rows]
@@ -135,6 +153,10 @@ class _Prepared:
                     cells[index] = decode(cell)
             answers.append(dict(zip(names, cells, strict=True)))
         return answers
+
+
+def _encoded(value: Any, encode: Callable[[Any], Any] | None) -> Any:
+    return value if encode is None or value is None else encode(value)
 
 
 class Found(Rows):
@@ -184,6 +206,8 @@ class Busy(Exception):
     """Somebody else is writing."""
 
 
+_STATEMENTS = 1000
+"""Prepared statements that a connection keeps: more than there are."""
 MANY = 64
 """So many rows are worth one text."""
 
@@ -192,7 +216,13 @@ class Connection:
     """One SQLite connection and the queries prepared for it. Used by one thread at a time."""
 
     def __init__(self, path: str) -> None:
-        self.raw = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+        self.raw = sqlite3.connect(
+            path,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=10,
+            cached_statements=_STATEMENTS,
+        )
         self._waits = True
         if self.raw.execute("pragma journal_mode").fetchone()[0] != "wal":
             self.raw.execute("pragma journal_mode = wal")
@@ -216,17 +246,16 @@ class Connection:
 
     def prepare(self, statement: Statement) -> _Prepared:
         sizes = tuple([(name, min(len(rows), 2)) for name, rows in statement.rows.items()])
-        given = frozenset(
-            name for name, value in statement.params.items() if value is not None
-        ) | frozenset(statement.literals)
+        given = [name for name, value in statement.params.items() if value is not None]
         literals = tuple(statement.literals.items())
-        key = (statement.query, given, literals, sizes)
+        key = (statement.query, *given, literals, sizes)
         prepared = self._prepared.get(key)
         if prepared is None:
             query = sql.load(sql.SQLITE)[statement.query]
             full = {name for name, size in sizes if size > 0}
             single = frozenset(name for name, size in sizes if size == 1)
-            prepared = _Prepared(sql.variant(query, given, literals, full), single)
+            known = frozenset(given) | frozenset(statement.literals)
+            prepared = _Prepared(sql.variant(query, known, literals, full), single)
             self._prepared[key] = prepared
         return prepared
 
@@ -252,9 +281,10 @@ class Connection:
     def run(self, statement: Statement) -> Rows:
         """Run the statement's steps in order; answers the rows of its answer step."""
         prepared = self.prepare(statement)
+        values = prepared.params(statement.params)
         returned: dict[str, Found] = {}
         for step in prepared.steps:
-            base = tuple(prepared.param(name, statement.params.get(name)) for name in step.params)
+            base = tuple([values.get(name) for name in step.params]) if step.params else ()
             returned[step.label] = self._step(step, base, prepared, statement, returned)
         return prepared.answer(returned.get(prepared.query.answer, _NOTHING))
 
@@ -294,9 +324,10 @@ class Connection:
         execute = self.raw.execute
         for cells in inputs:
             cursor = execute(step.sql, (*base, *cells))
-            found += cursor.fetchall()
-            description = cursor.description
-        return Found(found, description)
+            if cursor.description is not None:
+                found += cursor.fetchall()
+                description = cursor.description
+        return _NOTHING if description is None else Found(found, description)
 
     def _execute(
         self, step: sql.SqliteStep, text: str, arguments: tuple[Any, ...], size: int
@@ -308,7 +339,10 @@ class Connection:
             [[found]] = self.raw.execute(together, arguments).fetchall()
             return Found(found, description, many=True)
         cursor = self.raw.execute(text, arguments)
-        found, description = cursor.fetchall(), cursor.description
+        description = cursor.description
+        if description is None:
+            return _NOTHING
+        found = cursor.fetchall()
         if many:  # now its columns are known
             together = sql.in_one(text, [column[0] for column in description])
             self._together[text] = together, description

@@ -152,7 +152,9 @@ class Worker:
                 return
             self._asking += 1
             self._reserved += n
-            claim = self._loop.create_task(self._claim(index, n))
+            # In a context of our own: what a claim starts must not inherit that of its cause.
+            context = self._context.copy()
+            claim = self._loop.create_task(self._claim(index, n), context=context)
             self._claims.add(claim)
             claim.add_done_callback(self._claims.discard)
 
@@ -258,13 +260,13 @@ class Worker:
                 self._poke()
         elif topic.startswith("lane:") or topic == EVERYTHING:
             self._look_again()
-            self._reach_soon()
+            self._reach()
 
     def _reach_soon(self) -> None:
-        # In our own context: what a claim starts must not inherit that of whoever is the cause.
+        """Reach once for all who end at this turn of the loop."""
         if not self._reaching:
             self._reaching = True
-            self._loop.call_soon(self._reach, context=self._context)
+            self._loop.call_soon(self._reach)
 
     def _poke(self) -> None:
         if isinstance(self._heart, HeartThread):
