@@ -305,6 +305,26 @@ async def test_a_first_caller_that_gives_up_leaves_the_next_alone() -> None:
     assert answers[1] == 20
 
 
+async def test_who_never_had_company_soon_finds_it_again() -> None:
+    _, store = await memory_batcher()
+    mixed = Counting(store)
+    batcher = Batcher(mixed)
+    kind = Kind("numbers", lambda items: numbers([0] * len(items)))
+
+    async def all_at_once() -> int:
+        """The transactions that 64 callers take."""
+        before = mixed.transactions
+        await asyncio.gather(*(batcher.submit(kind, n) for n in range(64)))
+        return mixed.transactions - before
+
+    for _ in range(50):
+        await batcher.submit(kind, 0)
+    assert mixed.transactions == 50
+    assert await all_at_once() <= 10
+    assert await all_at_once() <= 2
+    await store.close()
+
+
 async def test_who_comes_while_the_first_looks_for_company_is_that_company() -> None:
     _, store = await memory_batcher()
     mixed = Counting(store)

@@ -1,6 +1,7 @@
 """Upkeep: timers are columns, every duty is bounded and repeatable, any number may do it."""
 
 import asyncio
+import sqlite3
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.contract.conftest import (
     claim_all,
     claim_one,
     failure,
+    in_status,
     new,
     profile,
     refusal,
@@ -24,7 +26,7 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
-from tenuto.model.task import AGING_MS, Fence
+from tenuto.model.task import AGING_MS, Fence, Status
 
 
 async def test_a_scheduled_task_waits_for_its_time(engine: Engine, clock: ManualClock) -> None:
@@ -420,3 +422,31 @@ async def test_the_audit_finds_a_fault(engine: Engine, raw: Raw, fault: str, rep
     await raw.execute(repair)
     assert len(found) >= 1
     assert str(fence.task) in found[0]
+
+
+UNSOUND = {
+    Status.RUNNING: "lease_until = null",
+    Status.ASSIGNED: "lease_token = null",
+    Status.COMPLETED: "finished_at = null",
+    Status.RETRY_WAIT: "next_attempt_at = null",
+}
+
+
+@pytest.mark.parametrize("state", UNSOUND)
+async def test_a_row_that_lacks_what_its_status_needs_is_told(
+    postgres_engine: Engine, postgres_url: str, state: Status
+) -> None:
+    task = (await in_status(postgres_engine, state)).task
+    assert await postgres_engine.upkeep.audit() == []
+    await Raw(postgres_url).execute(f"update task set {UNSOUND[state]} where id = '{task}'")
+    told = [f"task {task}: {state} without what belongs to it"]
+    assert await postgres_engine.upkeep.audit() == told
+
+
+@pytest.mark.parametrize("state", UNSOUND)
+async def test_sqlite_refuses_a_row_that_lacks_what_its_status_needs(
+    sqlite_engine: Engine, sqlite_url: str, state: Status
+) -> None:
+    task = (await in_status(sqlite_engine, state)).task
+    with pytest.raises(sqlite3.IntegrityError):
+        await Raw(sqlite_url).execute(f"update task set {UNSOUND[state]} where id = '{task}'")

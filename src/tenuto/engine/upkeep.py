@@ -379,12 +379,14 @@ class Upkeep:
         return True
 
     async def audit(self, limit: int = 100) -> list[str]:
-        """Where rows and audit trail disagree: nothing, unless there is a fault."""
+        """Where a row disagrees with its trail or with its own status: nowhere, but for a fault."""
         found = []
         params: dict[str, Any] = {"most": limit}
         since = {"before": self._core.now() - AUDIT_AFTER}
         for row in await self._core.store.fetch(Statement("audit_mismatches", params | since)):
             found.append(f"task {row['id']}: row at version {row['version']}, trail differs")
+        for row in await self._core.store.fetch(Statement("unsound_tasks", params)):
+            found.append(f"task {row['id']}: {row['status']} without what belongs to it")
         for row in await self._core.store.fetch(Statement("chain_breaks", params)):
             found.append(
                 f"task {row['id']}: event {row['seq']} does not follow from the one before"

@@ -1008,6 +1008,17 @@ where (task.archived_at is null or task.finished_at >= :before)
     or final.new <> task.status or told.claims <> task.attempt)
 limit :most;
 
+-- name: unsound_tasks
+-- Tasks whose rows say one thing and lack what belongs to it.
+-- params: most bigint
+select task.id, task.status from task
+where (task.status in ('ASSIGNED', 'RUNNING')
+    and (task.lease_until is null or task.lease_token is null or task.agent is null))
+  or (task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
+    and task.finished_at is null)
+  or (task.status = 'RETRY_WAIT' and task.next_attempt_at is null)
+limit :most;
+
 -- name: chain_breaks
 -- Events whose previous status is not the one before: the oracle of I11.
 -- params: most bigint
