@@ -166,17 +166,23 @@ join task_body body on body.workspace = :workspace
 -- A claim over lanes that have changed since they were looked at takes nothing.
 (select w.lanes_version from workspace w where w.id = :workspace) = :lanes_version
 
+-- fragment: no_bound
+-- Above every rank.
+9223372036854775807
+
 -- fragment: claimable only postgres
 -- The best tasks over the lanes, by rank, three times as many as wanted, then those of them that
 -- nobody else is taking. Ranks bound the reading: first a few per lane, then what the best of
--- those leave possible.
+-- those leave possible. Whether they still are PENDING is written so that no partial index fits.
 select t.{place} as place from task t
-where t.status = 'PENDING' and t.tries < t.max_attempts and t.attempt < 1000
+where case when t.status = 'PENDING' then true else false end
+  and t.tries < t.max_attempts and t.attempt < 1000
   and {fragment:fresh_lanes}
-  and t.id = any (array(
-  select c.id
+  and t.{place} = any (array(
+  select c.place
   from (
-    select max(few.rank) as bound, count(*) as found from (
+    select case when count(*) < :n * 3 then {fragment:no_bound} else max(few.rank) end as bound
+    from (
       select heads.rank from {each:lanes} cross join lateral (
         select task.rank from task
         where task.lane = lanes.value and task.status = 'PENDING'
@@ -185,9 +191,8 @@ where t.status = 'PENDING' and t.tries < t.max_attempts and t.attempt < 1000
       ) heads order by heads.rank limit :n * 3
     ) few
   ) b cross join {each:lanes} cross join lateral (
-    select task.id, task.rank from task
-    where task.lane = lanes.value and task.status = 'PENDING'
-      and (b.found < :n * 3 or task.rank <= b.bound)
+    select task.{place} as place, task.id, task.rank from task
+    where task.lane = lanes.value and task.status = 'PENDING' and task.rank <= b.bound
     order by task.rank, task.id
     limit :n * 3
   ) c
@@ -198,7 +203,7 @@ for update skip locked
 -- fragment: claimable only sqlite
 -- As for PostgreSQL; `json_each` over a correlated array stands for a lateral join.
 select c.value ->> 2 from (
-  select max(rank) as bound, count(*) as found from (
+  select case when count(*) < :n then {fragment:no_bound} else max(rank) end as bound from (
     select h.value as rank from {each:lanes}, json_each((
       select json_group_array(rank) from (
         select rank from task where lane = lanes.value and status = 'PENDING'
@@ -208,7 +213,7 @@ select c.value ->> 2 from (
   select json_group_array(json_array(rank, id, place)) from (
     select rank, id, {place} as place from task
     where lane = lanes.value and status = 'PENDING' and tries < max_attempts and attempt < 1000
-      and (b.found < :n or rank <= b.bound)
+      and rank <= b.bound
     order by rank, id limit :n))) c
 where {fragment:fresh_lanes}
 order by c.value ->> 0, c.value ->> 1 limit :n
