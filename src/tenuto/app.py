@@ -42,7 +42,7 @@ T = TypeVar("T")
 log = logging.getLogger("tenuto")
 
 _GC = (50_000, 20, 50)
-_SWITCH_S = 0.0001
+_SWITCH_S = 0.0005
 PARENT_PIPE = "TENUTO_PARENT_PIPE"
 """Set for a child that must stop when its standard input ends."""
 

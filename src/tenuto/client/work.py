@@ -99,6 +99,8 @@ class _Step(msgspec.Struct):
 class RemoteWork:
     """What a worker asks of an engine, over HTTP. Every write carries its fence."""
 
+    within = False
+
     def __init__(self, link: Link, workspace: UUID | None = None) -> None:
         self.link = link
         self.workspace = workspace or DEFAULT_WORKSPACE

@@ -97,6 +97,11 @@ class Engine:
         return self.core.clock
 
     @property
+    def within(self) -> bool:
+        """Whether the store works within this process, and has to be heard often."""
+        return self.core.store.mixes
+
+    @property
     def flows(self) -> Flows:
         """The workspace's flows."""
         return Flows(self.core, self.workspace, self.actor)

@@ -34,7 +34,7 @@ CLAIM_MOST = 1000
 """Tasks in one claim: enough to share its cost, few enough to spread over workers."""
 
 _PORTION = 100
-"""Attempts started in one turn of the loop."""
+"""Attempts started in one turn of the loop, where the store needs it, too."""
 
 Connect = Callable[[], AbstractAsyncContextManager[WorkEngine]]
 
@@ -222,14 +222,15 @@ class Worker:
         return []
 
     async def _start_all(self, works: list[Work], runtime: Runtime) -> None:
-        """Start them in portions: in between the loop hears the store, and has more to write."""
-        for at in range(0, len(works), _PORTION):
+        """Start them; a store within this process is heard, and given work, every so many."""
+        portion = _PORTION if self.engine.within else CLAIM_MOST
+        for at in range(0, len(works), portion):
             if at > 0:
                 await Turn()
             if self._stopping:
                 await self._give_all_back(works[at:])
                 return
-            for work in works[at : at + _PORTION]:
+            for work in works[at : at + portion]:
                 self._start(work, runtime)
 
     def _start(self, work: Work, runtime: Runtime) -> None:
