@@ -1,6 +1,7 @@
 """Sets so large that SQLite answers them as one text: the same answers as row by row."""
 
 import asyncio
+import sqlite3
 
 import pytest
 from tests.contract.conftest import (
@@ -19,6 +20,7 @@ from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.model.submission import NewTask
 from tenuto.model.task import Fence
+from tenuto.store.sqlite import SqliteStore
 from tenuto.store.sqlite_connection import MANY
 
 SIZE = 2 * MANY
@@ -75,6 +77,17 @@ async def test_of_many_ends_only_those_whose_fence_is_current_count(
         assert await refusal(engine.complete(fences[7])) == "lease_lost"
         await engine.complete(works[7].fence)
     assert await raw.value("select count(*) from task where status = 'COMPLETED'") == 2 * SIZE
+
+
+async def test_a_claim_too_long_for_one_text_comes_row_by_row(sqlite_engine: Engine) -> None:
+    store = sqlite_engine.core.store
+    assert isinstance(store, SqliteStore)
+    raw = store._writer_connection().raw
+    for longest in (1_000_000, 100_000):
+        await sqlite_engine.submit_many([new(prompt="p" * 1000) for _ in range(SIZE)])
+        raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, longest)
+        works = await claim_all(sqlite_engine)
+        assert [len(work.prompt or "") for work in works] == [1000] * SIZE
 
 
 @pytest.mark.parametrize("what", NOT_UTF8)

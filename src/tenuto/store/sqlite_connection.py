@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, cast, overload
 from uuid import UUID
@@ -336,8 +336,9 @@ class Connection:
         many = step.in_one and size >= MANY
         if many and (known := self._together.get(text)):
             together, description = known
-            [[found]] = self.raw.execute(together, arguments).fetchall()
-            return Found(found, description, many=True)
+            with suppress(sqlite3.DataError):  # longer than a text may be: row by row, then
+                [[found]] = self.raw.execute(together, arguments).fetchall()
+                return Found(found, description, many=True)
         cursor = self.raw.execute(text, arguments)
         description = cursor.description
         if description is None:
