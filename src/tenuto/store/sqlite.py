@@ -33,12 +33,11 @@ _ROOM = 4000 * 4120 + 32
 """Bytes that the journal takes between two checkpoints: so many pages with their headers."""
 _LOOK_EVERY = 16
 """Transactions after which a process looks whether the journal has that room."""
-_PORTION = 1 << 20
+_FILLED = 1 << 20
+"""Bytes that are written at once when the journal is lengthened."""
 _LONG_S = 0.005
 _REST = 3
 """After a transaction that took long, the thread writes for so many times as long."""
-
-
 _KNOWN = (sqlite3.DatabaseError, OSError, OverflowError)
 
 
@@ -163,7 +162,8 @@ class SqliteStore:
         that it knows to be valid, and zeros never are.
         """
         try:
-            self._transaction(lambda _: _fill(self._journal, _ROOM))
+            with self._writing:
+                self._transaction(lambda _: _fill(self._journal, _ROOM))
         except (sqlite3.Error, OSError):  # it goes on as it was
             self._may_grow = False
 
@@ -182,7 +182,8 @@ class SqliteStore:
 
         def work() -> None:
             try:
-                result = self._guard(job)  # though the caller has given up
+                with self._writing:  # though the caller has given up: the job is done all the same
+                    result = self._guard(job)
             except BaseException as error:  # noqa: BLE001  handed to the caller
                 _answer(loop, future, error=error)
             else:
@@ -202,8 +203,7 @@ class SqliteStore:
 
     def _write_loop(self) -> None:
         while (job := self._jobs.get()) is not None:
-            with self._writing:
-                job()
+            job()
 
     def _read(self, statement: Statement) -> list[Row]:
         connection = getattr(self._local, "connection", None)
@@ -340,8 +340,8 @@ def _fill(path: Path, size: int) -> None:
     with path.open("r+b", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         try:
-            for at in range(before, size, _PORTION):
-                file.write(bytes(min(_PORTION, size - at)))
+            for at in range(before, size, _FILLED):
+                file.write(bytes(min(_FILLED, size - at)))
             os.fsync(file.fileno())
         except OSError:
             file.truncate(before)
