@@ -114,7 +114,10 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     options: dict[str, Any] = {"tasks": 60, "every_s": HURRY, "rest_s": 8.0} | UNDER[name]
     staff = {"worker": 3, "coordinator": 1, "client": 1}
     program = ("tests.proof.planted_chaos", name)
-    report = perform(Plan(program=program, staff=staff, **options), lambda _: None)
+    for seed in (1, 2, 3):  # faults strike by chance: a run may miss what the next one meets
+        plan = Plan(program=program, staff=staff, seed=seed, **options)
+        if not (report := perform(plan, lambda _: None)).holds:
+            break
     assert not report.holds
     found = [kind for kind, cases in report.verdict.breaches.items() if cases]
     assert set(found) & set(WRONG[name].split("|")), "\n".join(lines(report))
