@@ -102,7 +102,7 @@ class TenutoSqlite(_Tenuto):
         connection = sqlite3.connect(self.target, timeout=30, isolation_level=None)
         for table in TABLES:
             connection.execute(f"delete from {table}")
-        connection.execute("pragma wal_checkpoint(restart)")
+        connection.execute("pragma wal_checkpoint(truncate)")
         connection.close()
 
 

@@ -123,7 +123,7 @@ class SqliteStore:
             try:
                 return self._transact(script, wait=False)
             except Busy:
-                pass
+                pass  # the thread waits for its turn
             finally:
                 self._writing.release()
         return await self._on_writer(lambda: self._transact(script, wait=True))
