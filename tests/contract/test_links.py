@@ -11,8 +11,8 @@ from tests.contract.conftest import Another, Raw, claim_one, failure, new, refus
 from tests.contract.flowing import flow_status, group, plan, start, statuses, task, worked
 from tests.waiting import eventually
 
+from tenuto.engine.ends import Ending
 from tenuto.engine.engine import Engine
-from tenuto.engine.report import Reporting
 from tenuto.model.matching import AgentProfile
 from tenuto.model.plan import Plan
 from tenuto.model.spending import Usage
@@ -23,14 +23,14 @@ from tenuto.store.protocol import Script
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """The statements of links that were tried, and whether each wrote something."""
     seen: list[tuple[str, bool]] = []
-    whole = Reporting._linked_script
+    whole = Ending._linked_script
 
-    def noted(self: Reporting, result: Any, link: Any) -> Script[Any]:
+    def noted(self: Ending, result: Any, link: Any) -> Script[Any]:
         answer = yield from whole(self, result, link)
         seen.append((link.query, answer is not None))
         return answer
 
-    monkeypatch.setattr(Reporting, "_linked_script", noted)
+    monkeypatch.setattr(Ending, "_linked_script", noted)
     return seen
 
 
@@ -100,7 +100,7 @@ async def test_a_link_writes_what_a_cascade_writes(
     found = []
     for linked in (True, False):
         if not linked:
-            monkeypatch.setattr(Reporting, "_linked", lambda _self, _result: None)
+            monkeypatch.setattr(Ending, "_linked", lambda _self, _result: None)
         await SHAPES[query](engine)
         await worked(engine, agent, most=2)
         found.append(await rows_of(raw))

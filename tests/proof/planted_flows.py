@@ -16,10 +16,10 @@ from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import Ended
 from tenuto.engine.core import FLOW_WORK
 from tenuto.engine.dependencies import Dependencies
+from tenuto.engine.ends import Ending, _Followed
 from tenuto.engine.inbox import Inbox
 from tenuto.engine.newborns import Birth
 from tenuto.engine.plans import Plans
-from tenuto.engine.report import Reporting, _Followed
 from tenuto.model import commands
 from tenuto.model.flow import Flow, Group
 from tenuto.model.task import Status
@@ -61,7 +61,7 @@ def join_read_then_write(stack: ExitStack) -> None:
 def slot_counted_twice(stack: ExitStack) -> None:
     """Every message that a task is complete ends its slot, the repeated one, too."""
 
-    def eager(self: Reporting, results: list[Any]) -> Script[Answers]:
+    def eager(self: Ending, results: list[Any]) -> Script[Answers]:
         rows = yield self._completion("complete_watched", results)
         moved = {row["id"] for row in rows}
         asked = sorted(each.command.fence.task for each in results)
@@ -73,7 +73,7 @@ def slot_counted_twice(stack: ExitStack) -> None:
         )
         return _followed(results, moved)
 
-    swap(stack, Reporting, "_watched_script", eager)
+    swap(stack, Ending, "_watched_script", eager)
 
 
 def _followed(results: list[Any], moved: set[UUID]) -> list[Any]:
@@ -105,9 +105,9 @@ def chunk_of_items_made_twice(stack: ExitStack) -> None:
 @plant("I17")
 def dependents_told_before_the_end(stack: ExitStack) -> None:
     """Whoever waits is told first; then the result is recorded, if it is."""
-    complete = Reporting._complete_watched
+    complete = Ending._complete_watched
 
-    async def hasty(self: Reporting, result: Any) -> None:
+    async def hasty(self: Ending, result: Any) -> None:
         task = result.command.fence.task
 
         def script(cascade: Cascade) -> Script[None]:
@@ -116,7 +116,7 @@ def dependents_told_before_the_end(stack: ExitStack) -> None:
         await self._core.flowing(script, None)
         await complete(self, result)
 
-    swap(stack, Reporting, "_complete_watched", hasty)
+    swap(stack, Ending, "_complete_watched", hasty)
 
 
 @plant("I17", "I24")
@@ -201,13 +201,13 @@ def approval_decided_twice(stack: ExitStack) -> None:
 def cascade_in_a_second_transaction(stack: ExitStack) -> None:
     """A result is recorded first; what follows from it is done when there is time."""
 
-    def only(self: Reporting, results: list[Any]) -> Script[Answers]:
+    def only(self: Ending, results: list[Any]) -> Script[Answers]:
         rows = yield self._completion("complete_watched", results)
         return _followed(results, {row["id"] for row in rows})
 
-    complete = Reporting._complete_watched
+    complete = Ending._complete_watched
 
-    async def then(self: Reporting, result: Any) -> None:
+    async def then(self: Ending, result: Any) -> None:
         await complete(self, result)
         ended = Ended(result.command.fence.task, result.workspace, Status.COMPLETED)
 
@@ -216,8 +216,8 @@ def cascade_in_a_second_transaction(stack: ExitStack) -> None:
 
         await self._core.flowing(script, None)
 
-    swap(stack, Reporting, "_watched_script", only)
-    swap(stack, Reporting, "_complete_watched", then)
+    swap(stack, Ending, "_watched_script", only)
+    swap(stack, Ending, "_complete_watched", then)
 
 
 @plant("I18")

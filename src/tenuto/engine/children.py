@@ -15,8 +15,9 @@ import msgspec
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
 from tenuto.engine.escalation import escalate, lost
-from tenuto.engine.report import OWN, Reporting, check_key
+from tenuto.engine.report import Reporting
 from tenuto.engine.rows import decode
+from tenuto.engine.said import OWN, check_key
 from tenuto.engine.sealing import Sealing
 from tenuto.model import commands, limits
 from tenuto.model.decide import token_hash

@@ -15,7 +15,7 @@ from tenuto.engine.cascade import Cascade
 from tenuto.engine.claim import Claiming, Work
 from tenuto.engine.core import Core
 from tenuto.engine.gateways import Gateways
-from tenuto.engine.report import check_report, redacted
+from tenuto.engine.said import check_report, redacted
 from tenuto.engine.sealing import Sealing
 from tenuto.engine.upkeep import Upkeep
 from tenuto.model import commands

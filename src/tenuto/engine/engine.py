@@ -18,6 +18,7 @@ from tenuto.engine.complexity import ComplexityLevels
 from tenuto.engine.control import Action, ActionResult, Controlling
 from tenuto.engine.core import Core
 from tenuto.engine.edit import Changes, Editing
+from tenuto.engine.ends import Ending
 from tenuto.engine.flow_views import FlowViews
 from tenuto.engine.flows import Flows
 from tenuto.engine.gates import Gates
@@ -82,6 +83,7 @@ class Engine:
         self._submitting = Submitting(self.core, sealing)
         self._claiming = Claiming(self.core, sealing)
         self._reporting = Reporting(self.core, self._submitting, sealing, workspace)
+        self._ending = Ending(self.core, sealing, workspace)
         self._waiting = Waiting(self.core, self._reporting, sealing, workspace)
         self.query = Querying(self.core)
         self._controlling = Controlling(self.core, self._submitting, self.query, sealing)
@@ -300,7 +302,7 @@ class Engine:
         usage: Usage | None = None,
     ) -> Coroutine[Any, Any, None]:
         """Finish the task with its result."""
-        told = self._reporting.complete(fence, self.workspace, output, summary, self.actor, usage)
+        told = self._ending.complete(fence, self.workspace, output, summary, self.actor, usage)
         return tracing.spanned("complete", told, fence.task)
 
     async def fail(
@@ -356,17 +358,17 @@ class Engine:
 
     async def confirm_gone(self, fence: Fence, receipt: dict[str, Any]) -> None:
         """The session of an attempt that was given up is gone after all."""
-        told = await self._reporting.receipt(fence, receipt)
+        told = await self._ending.receipt(fence, receipt)
         await self.upkeep.confirm_gone([(fence.task, fence.attempt)], told, self.actor)
 
     async def _confirm(self, command: commands.Fenced, receipt: dict[str, Any]) -> None:
-        if await self._reporting.order(command, self.actor) is None:
+        if await self._ending.order(command, self.actor) is None:
             # Somebody gave the session up before it could answer: the receipt comes late.
             await self.confirm_gone(command.fence, receipt)
 
     async def _report(self, command: commands.Fenced, usage: Usage | None = None) -> None:
         with tracing.span(command.name, task=command.fence.task):
-            await self._reporting.order(command, self.actor, usage)
+            await self._ending.order(command, self.actor, usage)
 
     async def cancel(self, task: UUID, reason: str | None = None) -> None:
         """End a task; a running session is killed first."""

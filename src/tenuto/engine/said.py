@@ -1,0 +1,73 @@
+"""What an attempt says: checked, and struck of its task's secrets, before anything is stored."""
+
+from typing import TypeVar
+
+import msgspec
+
+from tenuto.model import commands, limits
+from tenuto.model.errors import Conflict, Invalid
+from tenuto.model.redact import Redactor
+from tenuto.model.retry import ATTEMPT_CAP
+from tenuto.model.task import Fence
+
+LOST = "lease_lost"
+OWN = "$"
+"""How the keys of steps begin that the engine records for itself."""
+IN_ITS_WORDS = ("failure", "receipt", "hold", "session_key")
+"""What an attempt may put into a command in its own words."""
+F = TypeVar("F", bound=commands.Fenced)
+
+
+def is_sane(fence: Fence) -> bool:
+    """Whether an attempt can have that number."""
+    return 0 < fence.attempt <= ATTEMPT_CAP
+
+
+def check_fence(fence: Fence) -> None:
+    """A number that no attempt can have is that of an attempt which owns nothing."""
+    if not is_sane(fence):
+        raise Conflict("no such attempt owns the task", LOST)
+
+
+def check_key(key: str, redactor: Redactor) -> None:
+    """Struck out, two keys could become one, and a step's value be taken for another's."""
+    limits.text("key", key, limits.MAX_TITLE, empty=False)
+    if key.startswith(OWN):
+        raise Invalid(f"keys that begin with {OWN} are the engine's own", field="key")
+    if redactor.text(key) != key:
+        raise Invalid("a step's key must not hold a secret", field="key")
+
+
+def redacted(command: F, redactor: Redactor) -> F:
+    """What an attempt says as it may be stored."""
+    said = {field: redactor.value(getattr(command, field, None)) for field in IN_ITS_WORDS}
+    failure = said["failure"]
+    if failure is not None:
+        stack = None if failure.stack is None else redactor.text(failure.stack)
+        told = failure.escalation
+        if told is not None:
+            told = commands.Escalation(redactor.text(told.reason), redactor.text(told.prompt))
+        said["failure"] = msgspec.structs.replace(
+            failure, message=redactor.text(failure.message), stack=stack, escalation=told
+        )
+    there = {field: value for field, value in said.items() if value is not None}
+    return msgspec.structs.replace(command, **there)
+
+
+def check_report(command: commands.Fenced) -> None:
+    """Raise `Invalid` unless what an attempt says can be stored."""
+    check_fence(command.fence)
+    failure = getattr(command, "failure", None)
+    if failure is not None:
+        limits.text("message", failure.message, limits.MAX_ERROR)
+        limits.text("stack", failure.stack or "", limits.MAX_STACK)
+        limits.number("exit_code", failure.exit_code or 0, -(2**31), 2**32)
+        if failure.escalation is not None:
+            limits.text("reason", failure.escalation.reason, limits.MAX_ERROR, empty=False)
+            limits.text("prompt", failure.escalation.prompt, limits.MAX_TEXT, empty=False)
+    for field, longest in (("hold", limits.MAX_NAME), ("session_key", limits.MAX_TITLE)):
+        if (value := getattr(command, field, None)) is not None:
+            limits.text(field, value, longest, empty=False)
+    limits.json_text("receipt", getattr(command, "receipt", None))
+    for field in ("resume_at", "wait_until"):
+        limits.instant(field, getattr(command, field, None))
