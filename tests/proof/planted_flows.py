@@ -10,7 +10,7 @@ import msgspec
 from tests.proof.planted_sim import Plant, rewrite, swap
 
 from tenuto.coordinator import coordinator
-from tenuto.engine import flows
+from tenuto.engine import flow_pieces, flows
 from tenuto.engine.births import Births
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import Ended
@@ -170,7 +170,7 @@ def leftovers_done_first(stack: ExitStack) -> None:
 
         def script(cascade: Cascade) -> Script[int]:
             for row in kept:
-                yield from flows._PIECES[row["kind"]](cascade, row)
+                yield from flow_pieces.PIECES[row["kind"]](cascade, row)
             return len(kept)
 
         return await self._run(script)

@@ -9,8 +9,9 @@ import msgspec
 
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
+from tenuto.engine.flow_pieces import end_flow
 from tenuto.engine.flow_rows import flow_of
-from tenuto.engine.flows import Flows, end_flow
+from tenuto.engine.flows import Flows
 from tenuto.engine.rows import decode
 from tenuto.engine.schedule_rows import (
     Noted,

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import UUID, uuid5
 
@@ -11,15 +11,13 @@ import msgspec
 
 from tenuto import tracing
 from tenuto.crash import crash_point
-from tenuto.engine import revival, tree, turns
+from tenuto.engine import revival
 from tenuto.engine.cascade import Cascade
-from tenuto.engine.consequences import Ended
 from tenuto.engine.core import Core
+from tenuto.engine.flow_pieces import PIECES, end_flow
 from tenuto.engine.flow_rows import flow_of, group_of
 from tenuto.engine.newborns import Birth
-from tenuto.engine.rows import decode
-from tenuto.model import commands, limits
-from tenuto.model.commands import Command
+from tenuto.model import limits
 from tenuto.model.complexity import gated
 from tenuto.model.definition import MAX_STEPS, STEPS, GroupSpec
 from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
@@ -36,14 +34,11 @@ from tenuto.model.matching import Requirements
 from tenuto.model.plan import MAX_PLAN, Plan, Spec, plan_for, targets
 from tenuto.model.secrets import hidden
 from tenuto.model.submission import NewTask, check, requirements
-from tenuto.model.task import LEASED, TERMINAL, Status, Task
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 log = logging.getLogger("tenuto.engine")
 
 T = TypeVar("T")
-_STOPPING_S = 2.0
-"""How long until somebody looks again at tasks that are being stopped for a pause."""
 TRY_AGAIN = timedelta(minutes=1)
 _ROUNDS = 8
 """Looks at stored definitions, each for the keys that the last one named, before all are read."""
@@ -332,8 +327,6 @@ class Flows:
 
         return await self._run(script)
 
-    # What cascades left to do.
-
     async def work_once(self, most: int = 20, workspace: UUID | None = None) -> int:
         """Do some of what was left, in one workspace or in all; answers how many pieces."""
         params = {"now": self._core.now(), "workspace": workspace, "most": most}
@@ -368,7 +361,7 @@ class Flows:
             if not rows:
                 return 0
             yield Statement("work_done", {"ids": [work]})
-            yield from _PIECES[rows[0]["kind"]](cascade, rows[0])
+            yield from PIECES[rows[0]["kind"]](cascade, rows[0])
             return 1
 
         crash_point("flow.before_piece")
@@ -399,126 +392,3 @@ def _said_once(new: NewTask) -> str | None:
 
 def _lanes(plan: Plan, workspace: UUID) -> set[Requirements]:
     return {requirements(new, workspace) for new in plan.tasks.values()}
-
-
-def end_flow(cascade: Cascade, flow: Flow, reason: str | None, now: datetime) -> Script[None]:
-    """End a flow that has not ended, with all that is open in it. The caller holds its row."""
-    done = msgspec.structs.replace(flow, status=FlowStatus.CANCELLED, finished_at=now)
-    yield cascade.flow_change(done, "flow_cancelled", message=reason)
-    yield from end_roots(cascade, flow)
-
-
-def end_roots(cascade: Cascade, flow: Flow) -> Script[None]:
-    """End what is open at the top of a flow that was cancelled."""
-    rows = yield Statement("roots_open", {"flow": flow.id, "most": CASCADE})
-    if len(rows) == CASCADE:
-        cascade.later("roots", flow.id, flow.workspace)
-    tasks = sorted(row["id"] for row in rows if not row["is_group"])
-    if tasks:
-        yield from cascade.each(tasks, lambda _: commands.Cancel(reason="its flow was cancelled"))
-    yield from cascade.end_groups([row["id"] for row in rows if row["is_group"]], cancel=True)
-
-
-def _roots(cascade: Cascade, work: Row) -> Script[None]:
-    rows = yield Statement("flows_locked", {"ids": [work["subject"]]})
-    yield from end_roots(cascade, flow_of(rows[0]))
-
-
-def _ended(cascade: Cascade, work: Row) -> Script[None]:
-    rows = yield Statement("task_state", {"ids": [work["subject"]]})
-    ended = [Ended(row["id"], row["workspace"], Status(row["status"])) for row in rows]
-    yield from cascade.follow([each for each in ended if each.status in TERMINAL])
-
-
-def _dependents(cascade: Cascade, work: Row) -> Script[None]:
-    rows = yield Statement("task_state", {"ids": [work["subject"]]})
-    ended = [Ended(row["id"], row["workspace"], Status(row["status"])) for row in rows]
-    yield from cascade.release([each for each in ended if each.status in TERMINAL])
-
-
-def _expand(cascade: Cascade, work: Row) -> Script[None]:
-    rows = yield Statement("groups_locked", {"ids": [work["subject"]]})
-    cascade.grow(group_of(rows[0]))
-
-
-def _rest(cascade: Cascade, work: Row) -> Script[None]:
-    rows = yield Statement("groups_locked", {"ids": [work["subject"]]})
-    group = group_of(rows[0])
-    if group.status not in GROUP_OPEN:
-        cascade.end_rest(group, cancel=decode(work["data"])["cancel"])
-
-
-def _pause(cascade: Cascade, work: Row) -> Script[None]:
-    if (yield from _is_still(work, FlowStatus.PAUSED)):
-        yield from _each_open(cascade, work, lambda _: commands.Pause(reason="its flow was paused"))
-
-
-def _resume(cascade: Cascade, work: Row) -> Script[None]:
-    if not (yield from _is_still(work, FlowStatus.RUNNING)):
-        return
-    stopping: list[UUID] = []
-
-    def resumed(task: Task) -> Command | None:
-        if task.status in LEASED and task.pause_requested_at is not None:
-            stopping.append(task.id)
-        return commands.Resume() if task.status is Status.PAUSED else None
-
-    yield from _each_open(cascade, work, resumed, _unheld)
-    if stopping:
-        # Their workers have not said yet that they stopped for the pause.
-        data = {"of": decode(work["data"])["of"], "tasks": stopping}
-        cascade.later("resume", work["subject"], work["workspace"], data, _STOPPING_S)
-
-
-def _is_still(work: Row, status: FlowStatus) -> Script[bool]:
-    """Whether nobody has said otherwise of the flow or group since."""
-    query = "groups_locked" if decode(work["data"])["of"] == "group" else "flows_locked"
-    rows = yield Statement(query, {"ids": [work["subject"]]})
-    return bool(rows) and rows[0]["status"] == status
-
-
-def _unheld(task: Task) -> Command | None:
-    """For what was made while its flow was paused."""
-    if task.hold is None or task.hold.partition(":")[0] != "paused":
-        return None
-    return commands.Turn(hold="act" if task.hold.endswith(":act") else None)
-
-
-def _each_open(
-    cascade: Cascade, work: Row, *choices: Callable[[Task], Command | None]
-) -> Script[None]:
-    """Commands for every open task of a flow or a group, a bounded number of tasks at a time."""
-    data: dict[str, Any] = decode(work["data"])
-    if "tasks" in data:
-        for choose in choices:
-            yield from cascade.each([UUID(each) for each in data["tasks"]], choose, acts=True)
-        return
-    query = "group_tasks_open" if data["of"] == "group" else "flow_tasks_open"
-    params = {
-        "group_id" if data["of"] == "group" else "flow": work["subject"],
-        "workspace": work["workspace"],
-        "after": None if "after" not in data else UUID(data["after"]),
-        "most": CASCADE,
-    }
-    rows = yield Statement(query, params)
-    ids = [row["id"] for row in rows]
-    for choose in choices if ids else ():
-        yield from cascade.each(ids, choose, acts=True)
-    if len(ids) == CASCADE:
-        again = data | {"after": str(ids[-1])}
-        cascade.later(work["kind"], work["subject"], work["workspace"], again)
-
-
-_PIECES: dict[str, Callable[[Cascade, Row], Script[None]]] = {
-    "ended": _ended,
-    "dependents": _dependents,
-    "expand": _expand,
-    "rest": _rest,
-    "roots": _roots,
-    "pause": _pause,
-    "resume": _resume,
-    "revive": revival.go_on,
-    "turn": turns.go_on,
-    "supersede": turns.go_on_superseding,
-    tree.BELOW: tree.go_on,
-}
