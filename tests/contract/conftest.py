@@ -168,6 +168,7 @@ async def engine(store: AnyStore, raw: Raw) -> AsyncIterator[Engine]:
     await check_attempts(raw)
     await check_awaited(raw)
     await check_timers(engine, raw)
+    await check_whole(raw)
 
 
 @pytest.fixture
@@ -270,6 +271,15 @@ async def check_timers(engine: Engine, raw: Raw) -> None:
             assert task.due_at >= timer  # it called for nothing, and is looked at again later
         else:
             assert task.due_at == timer, f"timer of {task.id}, {task.status}"
+
+
+async def check_whole(raw: Raw) -> None:
+    """Nothing is stored of a task that does not exist."""
+    for part in ("body", "output", "label", "tag", "capability", "dependency", "step", "secret"):
+        orphans = await raw.fetch(
+            f"select task from task_{part} where task not in (select id from task)"
+        )
+        assert orphans == [], f"task_{part}"
 
 
 async def all_rows(engine: Engine, raw: Raw) -> Rows:

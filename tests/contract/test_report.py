@@ -1,5 +1,6 @@
 """Report: the fence decides over every write of an attempt, and a repeat is answered alike."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -29,7 +30,7 @@ from tenuto.engine.engine import Engine
 from tenuto.engine.report import Line
 from tenuto.model.commands import Complete, Moment
 from tenuto.model.decide import decide
-from tenuto.model.errors import Conflict
+from tenuto.model.errors import Conflict, NotFound
 from tenuto.model.task import Change, Fence, Status
 
 Call = Callable[[Engine, Fence], Awaitable[Any]]
@@ -87,6 +88,33 @@ async def test_a_fence_that_is_half_right_is_wrong(engine: Engine) -> None:
     await shut_out(engine, Fence(fence.task, fence.attempt, current.token))
     await shut_out(engine, Fence(fence.task, current.attempt + 1, current.token))
     await shut_out(engine, Fence(fence.task, current.attempt, ""))
+
+
+@pytest.mark.parametrize("stolen", [False, True])
+async def test_a_refused_result_is_not_kept_beside_an_accepted_one(
+    engine: Engine, stolen: bool
+) -> None:
+    stale = await running(engine)
+    current = await reclaimed(engine, stale)
+    await engine.complete(current, "accepted")
+    beside = await running(engine)
+    late = Fence(stale.task, current.attempt, "a guess") if stolen else stale
+    ends = engine.complete(late, "late"), engine.complete(beside, None)
+    told = await asyncio.gather(*ends, return_exceptions=True)
+    assert [type(each) for each in told] == [Conflict, type(None)]
+    assert (await engine.show(stale.task)).output == "accepted"
+
+
+async def test_another_tenants_result_is_not_touched(engine: Engine, raw: Raw) -> None:
+    fence = await running(engine)
+    await engine.complete(fence, "accepted")
+    intruder = Engine(engine.store, workspace=await raw.workspace(77), actor="intruder")
+    own = await running(intruder)
+    forged = Fence(fence.task, fence.attempt, "a guess")
+    ends = intruder.complete(forged, "forged"), intruder.complete(own, None)
+    told = await asyncio.gather(*ends, return_exceptions=True)
+    assert [type(each) for each in told] == [NotFound, type(None)]
+    assert (await engine.show(fence.task)).output == "accepted"
 
 
 async def test_an_ended_attempt_says_no_more(engine: Engine) -> None:

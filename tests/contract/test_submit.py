@@ -440,3 +440,16 @@ async def test_one_task_of_a_known_lane_is_stored_as_the_first_was(engine: Engin
     assert msgspec.structs.replace(two, id=first) == one
     seen, last = [await engine.show(each) for each in (first, again)]
     assert msgspec.structs.replace(last, id=first) == seen
+
+
+@pytest.mark.parametrize("known", [{"id": GIVEN}, {"idempotency_key": "known"}])
+async def test_what_a_known_task_brings_is_not_written_again(
+    engine: Engine, raw: Raw, known: dict[str, Any]
+) -> None:
+    awaited = await engine.submit(new("awaited"))
+    first = new("first", tags=["a"], depends_on=[str(awaited.id)], **known)
+    made = await engine.submit(first)
+    again, fresh = await engine.submit_many([first, new("new", idempotency_key="new")])
+    assert (again.id, again.created, fresh.created) == (made.id, False, True)
+    assert await raw.fetch("select count(*) from task_label") == [(1,)]
+    assert await raw.fetch("select count(*) from task_dependency") == [(1,)]

@@ -308,9 +308,9 @@ class Connection:
             inputs = [[row[index] for index in uses] for row in returned[step.source].cells]
         else:
             rows = statement.rows[step.rowset or ""]
-            if step.of is not None and len(rows) != len(returned[step.of]):
+            if step.of is not None:
                 kept = {row[0] for row in returned[step.of].cells}
-                rows = [row for row in rows if str(row[0]) in kept]
+                rows = [row for row in rows if _spelled(row[0]) in kept]
             inputs = prepared.cells(step, rows)
         return self._with_set(step, base, inputs)
 
