@@ -268,14 +268,29 @@ async def test_a_rerun_keeps_every_requirement(engine: Engine) -> None:
     assert await engine.claim(profile(region="us"), WORKER, 1) == []
 
 
-async def test_a_rerun_of_what_was_pruned_is_refused(engine: Engine, clock: ManualClock) -> None:
-    first = await engine.submit(new(command=["echo", "hi"]))
+@pytest.mark.parametrize("how", ["aged", "erased"])
+async def test_what_is_gone_is_not_run_again(
+    engine: Engine, clock: ManualClock, raw: Raw, how: str
+) -> None:
+    first = await engine.submit(new(command=["echo", "hi"], tags=["x"]))
     await engine.cancel(first.id)
-    await engine.archive(first.id)
-    clock.advance(days=31)
-    await engine.upkeep.prune_once()
+    if how == "aged":
+        await engine.archive(first.id)
+        clock.advance(days=31)
+        await engine.upkeep.prune_once()
+    else:
+        await engine.erase(first.id)
     assert (await engine.show(first.id)).command is None
-    await refusal(engine.rerun(first.id))
+    before = await raw.counts()
+    assert await refusal(engine.rerun(first.id)) == "payload_pruned"
+    for cascade in (False, True):
+        assert await refusal(engine.retry(first.id, cascade=cascade)) == "payload_pruned"
+    assert await raw.counts() == before
+
+
+async def test_no_attempt_passes_for_gone(engine: Engine) -> None:
+    fence = await running(engine)
+    assert await refusal(engine.progress(fence, 1, "(pruned)")) == "invalid_value"
 
 
 async def test_a_new_priority_is_a_new_place(engine: Engine) -> None:

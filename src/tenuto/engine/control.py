@@ -14,6 +14,7 @@ from tenuto.engine.rows import decode
 from tenuto.engine.sealing import Sealing
 from tenuto.engine.submit import Submitted, Submitting
 from tenuto.model import commands, limits
+from tenuto.model.controls import check_whole
 from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.spending import Budget
@@ -21,9 +22,6 @@ from tenuto.model.submission import NewTask, requirements
 from tenuto.model.task import LEASED, TERMINAL, Change, Status
 from tenuto.model.turns import Concurrency
 from tenuto.store.protocol import Script, Statement
-
-PRUNED = "(pruned)"
-"""The current step of a task whose payload is gone; `prune_payload` writes it."""
 
 T = TypeVar("T")
 Action = Literal["cancel", "retry", "pause", "resume", "archive"]
@@ -101,7 +99,7 @@ class Controlling:
         """
         if agent is not None:
             await Registry(self._core, workspace).profile(agent)
-        new, _ = await self._asked_for(task, workspace)
+        new = await self._asked_for(task, workspace)
         needs = requirements(msgspec.structs.replace(new, target_agent=agent), workspace)
         lane = (await self._core.lanes.ensure({needs}))[needs]
 
@@ -132,7 +130,7 @@ class Controlling:
 
     async def _restore_lane(self, task: UUID, workspace: UUID) -> None:
         """A task that ended long ago may have outlived its lane."""
-        new, _ = await self._asked_for(task, workspace)
+        new = await self._asked_for(task, workspace)
         await self._core.lanes.ensure({requirements(new, workspace)})
 
     async def act(
@@ -164,23 +162,22 @@ class Controlling:
 
     async def rerun(self, task: UUID, workspace: UUID, actor: str | None) -> Submitted:
         """A new task that asks for the same; the old one stays as it is."""
-        new, pruned = await self._asked_for(task, workspace)
-        if pruned:
-            raise Conflict("what the task asked for was pruned; it cannot be run again")
+        new = await self._asked_for(task, workspace)
         new = await self._sealing.reveal(new, task, workspace)
         return (await self._submitting.many([new], workspace, actor, rerun_of=task))[0]
 
-    async def _asked_for(self, task: UUID, workspace: UUID) -> tuple[NewTask, bool]:
-        """What was asked for when the task was submitted, and whether that was pruned since."""
+    async def _asked_for(self, task: UUID, workspace: UUID) -> NewTask:
+        """What was asked for when the task was submitted; raises `Conflict` if that is gone."""
         rows = await self._core.store.fetch(Statement("show", {"workspace": workspace, "id": task}))
         if not rows:
             raise NotFound(f"no task {task}")
         row = rows[0]
+        check_whole(row["current_step"])
         labels = await self._querying.labels([task])
         fields: dict[str, Any] = {name: row[name] for name in _RERUN_FIELDS}
         retry = row["retry"]
         try:
-            new = NewTask(
+            return NewTask(
                 **fields,
                 command=decode(row["command"]),
                 env=decode(row["env"]),
@@ -195,7 +192,6 @@ class Controlling:
             )
         except msgspec.MsgspecError as error:
             raise Conflict(f"the row of task {task} is unreadable: {error}", "corrupt") from error
-        return new, row["current_step"] == PRUNED
 
 
 def _read(text: str | None, kind: type[T]) -> T | None:

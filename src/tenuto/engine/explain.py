@@ -117,7 +117,9 @@ def _waits_for(task: Task, needs: Sequence[Row]) -> str:
 
 def _lane_gates(lane: Lane | None, now: datetime, held: Held) -> list[Gate]:
     if lane is None:
-        return [Gate(gate="lane", detail="its lane is not known; `task retry` restores it")]
+        return [
+            Gate(gate="lane", detail="its lane is not known; cancel the task and `task rerun` it")
+        ]
     found = [
         Gate(gate="pause", detail=f"{gate.told}; `resume` continues", clears_at=gate.until)
         for gate in held.gates

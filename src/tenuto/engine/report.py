@@ -21,7 +21,7 @@ from tenuto.model import limits
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.submission import NewTask, check
-from tenuto.model.task import DEFAULT_LEASE_S, LEASED, Fence, Task
+from tenuto.model.task import DEFAULT_LEASE_S, LEASED, PRUNED, Fence, Task
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
@@ -109,6 +109,8 @@ class Reporting:
             if not isinstance(step, str):
                 raise Invalid("current_step must be text", field="current_step")
             limits.text("current_step", step, limits.MAX_ERROR)
+            if step == PRUNED:
+                raise Invalid(f"{PRUNED} says that a task's payload is gone", field="current_step")
             step = (await self._sealing.redactor(fence)).text(step)
         item = (fence, percent, step, finish_at)
         if not await self._core.batcher.submit(self._progress, item, key=fence.task.int):

@@ -21,7 +21,7 @@ from tenuto.model.flow import (
     Group,
     GroupStatus,
 )
-from tenuto.model.task import TERMINAL, Status, Task
+from tenuto.model.task import PRUNED, TERMINAL, Status, Task
 from tenuto.model.turns import HOLD
 from tenuto.store.protocol import Row, Script, Statement
 
@@ -127,7 +127,7 @@ class Revival:
 
     def _revive(self, ids: list[UUID], unmet: dict[UUID, int]) -> Script[None]:
         def again(task: Task) -> commands.Command | None:
-            if task.status not in _REVIVED:
+            if task.status not in _REVIVED or task.current_step == PRUNED:
                 return None
             hold = task.hold if task.hold in ("act", "turn", "turn:act", HOLD) else None
             return commands.Revive(hold=hold, unmet=unmet.get(task.id, 0))

@@ -9,7 +9,7 @@ from tenuto.model.changes import cancelled, change, is_parked, paused, unheld
 from tenuto.model.commands import Moment
 from tenuto.model.errors import Conflict
 from tenuto.model.retry import ATTEMPT_CAP
-from tenuto.model.task import LEASED, TERMINAL, Change, Status, Task, is_ready, rank
+from tenuto.model.task import LEASED, PRUNED, TERMINAL, Change, Status, Task, is_ready, rank
 
 
 def pause(task: Task, command: c.Pause, moment: Moment) -> Change:
@@ -116,7 +116,14 @@ def refuse(task: Task, command: c.Refuse, moment: Moment) -> Change:
     )
 
 
+def check_whole(current_step: str | None) -> None:
+    """Raise `Conflict` unless it is still known what the task asked for."""
+    if current_step == PRUNED:
+        raise Conflict("what the task asked for is gone; it cannot be run again", "payload_pruned")
+
+
 def revive(task: Task, command: c.Revive, moment: Moment) -> Change:
+    check_whole(task.current_step)
     again = msgspec.structs.replace(task, hold=command.hold, unmet=command.unmet)
     status = Status.PENDING if is_ready(again, moment.now) else Status.WAITING
     return change(
@@ -195,6 +202,7 @@ _OVER = ("turn", "paused", "budget", "concurrency")
 
 
 def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
+    check_whole(task.current_step)
     if task.attempt >= ATTEMPT_CAP:
         raise Conflict(f"the task had {ATTEMPT_CAP} attempts; rerun it instead", "attempts_used_up")
     over = not command.held and (task.hold or "").partition(":")[0] in _OVER

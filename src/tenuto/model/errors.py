@@ -52,6 +52,7 @@ CODES: dict[str, str] = {
     "out_of_turn": "The command does not fit the task's present status.",
     "path_missing": "A reference leads to something that the result does not have.",
     "pause_requested": "The task is being paused; only a last checkpoint is accepted.",
+    "payload_pruned": "What the task asked for is gone, by its age or because it was deleted.",
     "port_taken": "The API cannot listen where it was told to.",
     "quota_exceeded": "The workspace has reached one of its quotas.",
     "rate_limited": "The token asks too often.",

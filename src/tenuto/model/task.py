@@ -102,6 +102,10 @@ TRANSITIONS: dict[str, frozenset[tuple[Status, Status]]] = {
 """Which status each command may lead from and to. Nothing else is ever written."""
 
 
+PRUNED = "(pruned)"
+"""The current step of a task whose payload is gone."""
+
+
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The hot half of a task: what decides and what changes. Field order is column order."""
 

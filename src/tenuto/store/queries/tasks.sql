@@ -47,6 +47,8 @@ delete from lane where id in (
     and not exists (select 1 from task where task.lane = l.id
       and task.status in ('WAITING', 'PENDING', 'ASSIGNED', 'RUNNING', 'PAUSED', 'RETRY_WAIT'))
   order by l.used_at limit :most)
+  -- Said again for a lane that was used while this waited for its row.
+  and used_at < :before
 returning id, workspace;
 update workspace set lanes_version = lanes_version + 1
 from {gone} where workspace.id = gone.workspace;
@@ -688,6 +690,8 @@ where id in (select t.id from task t
   where t.archived_at is not null and t.finished_at < :before
     and t.current_step is distinct from '(pruned)'
   order by t.id limit :most)
+  -- Said again for a task that was tried again while this waited for its row.
+  and archived_at is not null and finished_at < :before
 returning id, workspace;
 update task_body set description = null, prompt = null, system_prompt = null, input = null,
   env = null, command = null, metadata = null

@@ -1,0 +1,66 @@
+"""Pruning on PostgreSQL beside a write that was first in line for the row: the write stays."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+from tests.contract.conftest import ManualClock, Raw, claim_one, failure, new, running, status
+from tests.waiting import eventually
+
+from tenuto.engine.engine import Engine
+
+
+@asynccontextmanager
+async def in_line(url: str, rows: str, *calls: Awaitable[Any]) -> AsyncIterator[None]:
+    """Calls that wait for rows, one behind the other; with the block they go on."""
+    holder, raw = await asyncpg.connect(url), Raw(url)
+    started: list[asyncio.Future[Any]] = []
+    try:
+        async with holder.transaction():
+            await holder.execute(f"{rows} for update")
+            for call in calls:
+                started.append(asyncio.ensure_future(call))
+                await eventually(lambda: waiting(raw, len(started)))
+        await asyncio.gather(*started)
+        yield
+    finally:
+        await holder.close()
+
+
+async def waiting(raw: Raw, n: int) -> bool:
+    """Whether so many wait for a lock."""
+    found = await raw.value(
+        "select count(*) from pg_stat_activity"
+        " where datname = current_database() and wait_event_type = 'Lock'"
+    )
+    return bool(found == n)
+
+
+def aged(engine: Engine, **parts: float) -> None:
+    assert isinstance(engine.clock, ManualClock)
+    engine.clock.advance(**parts)
+
+
+async def test_a_lane_that_was_just_used_stays(postgres_engine: Engine, postgres_url: str) -> None:
+    await postgres_engine.complete(await running(postgres_engine))
+    aged(postgres_engine, days=2)
+    again = Engine(postgres_engine.store, actor="submitter").submit(new())
+    pruned = postgres_engine.upkeep.prune_once()
+    async with in_line(postgres_url, "select 1 from lane", again, pruned):
+        assert await claim_one(postgres_engine)
+
+
+async def test_a_task_that_is_tried_again_keeps_its_payload(
+    postgres_engine: Engine, postgres_url: str
+) -> None:
+    fence = await running(postgres_engine, prompt="important")
+    await postgres_engine.fail(fence, failure(retryable=False))
+    aged(postgres_engine, days=8)
+    await postgres_engine.upkeep.archive_once("archiver")
+    aged(postgres_engine, days=23)
+    again, pruned = postgres_engine.retry(fence.task), postgres_engine.upkeep.prune_once()
+    async with in_line(postgres_url, "select 1 from task", again, pruned):
+        assert await status(postgres_engine, fence.task) == "PENDING"
+        assert (await postgres_engine.show(fence.task)).prompt == "important"
