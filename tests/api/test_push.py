@@ -74,7 +74,7 @@ async def test_a_heartbeat_says_that_the_session_has_begun(
     [
         ("complete", {"outputResult": {"a": 1}}, "COMPLETED"),
         ("fail", {"error": "no"}, "RETRY_WAIT"),
-        ("park", {"hold": "input"}, "WAITING"),
+        ("park", {"hold": "input", "waitUntil": "2100-01-01T00:00:00Z"}, "WAITING"),
         ("release", {}, "PENDING"),
     ],
 )

@@ -375,7 +375,7 @@ async def in_status(engine: Engine, status: Status) -> Fence:
     fence = await running(engine, max_attempts=1 if status is Status.DEAD else 3)
     match status:
         case Status.WAITING:
-            await engine.park(fence, "approval")
+            await engine.park(fence, "approval", wait_until=START + timedelta(days=3650))
         case Status.PENDING:
             await engine.release(fence)
         case Status.PAUSED:

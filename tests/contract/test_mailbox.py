@@ -1,12 +1,14 @@
 """Mailboxes: said once, taken once, replaced where asked, bounded; and what children say there."""
 
 import asyncio
+from datetime import timedelta
 from unittest.mock import patch
 from uuid import UUID, uuid4
 
 import pytest
 from tests.contract.conftest import (
     AGENT,
+    START,
     Another,
     ManualClock,
     Raw,
@@ -160,7 +162,7 @@ async def test_also_when_the_parent_waits_and_holds_no_slot(known: Engine) -> No
     await known.submit(new("parent"))
     work = await claim_one(known)
     child = await known.spawn(work.fence, "part", new("child"))
-    await known.park(work.fence, "input")
+    await known.park(work.fence, "input", wait_until=START + timedelta(days=1))
     other = profile(id=UUID(int=99), name="other")
     [mine] = await known.claim(other, "host:2:other", 1)
     await known.fail(mine.fence, failure("syntax"))
@@ -178,7 +180,7 @@ async def test_people_hear_of_it_when_the_agent_has_ended(known: Engine) -> None
     await known.submit(new("parent"))
     work = await claim_one(known)
     child = await known.spawn(work.fence, "part", new("child"))
-    await known.park(work.fence, "input")
+    await known.park(work.fence, "input", wait_until=START + timedelta(days=1))
     await known.terminate_agent(AGENT)
     other = profile(id=UUID(int=99), name="other")
     [mine] = await known.claim(other, "host:2:other", 1)

@@ -40,7 +40,7 @@ ENDS: dict[str, Call] = {
     "fail": lambda engine, fence: engine.fail(fence, failure()),
     "not_started": lambda engine, fence: engine.not_started(fence, failure()),
     "time_out": lambda engine, fence: engine.time_out(fence, KILLED),
-    "park": lambda engine, fence: engine.park(fence, "approval"),
+    "park": lambda engine, fence: engine.park(fence, "approval", wait_until=START),
     "release": lambda engine, fence: engine.release(fence),
     "confirm_cancel": lambda engine, fence: engine.confirm_cancel(fence, KILLED),
     "confirm_pause": lambda engine, fence: engine.confirm_pause(fence, KILLED),
@@ -121,6 +121,19 @@ async def test_an_ended_attempt_says_no_more(engine: Engine) -> None:
     await shut_out(engine, await in_status(engine, Status.COMPLETED), but="complete")
     await shut_out(engine, await in_status(engine, Status.CANCELLED), but="confirm_cancel")
     await shut_out(engine, await in_status(engine, Status.FAILED), but="fail")
+
+
+@pytest.mark.parametrize("hold", ["act", "turn", "turn:act", "paused", "budget", "concurrency"])
+async def test_what_the_engine_waits_for_no_attempt_does(engine: Engine, hold: str) -> None:
+    fence = await running(engine)
+    assert await refusal(engine.park(fence, hold, wait_until=START)) == "invalid_value"
+    assert await status(engine, fence.task) == "RUNNING"
+
+
+async def test_nothing_is_parked_for_ever(engine: Engine) -> None:
+    fence = await running(engine)
+    assert await refusal(engine.park(fence, "quota")) == "invalid_value"
+    assert await status(engine, fence.task) == "RUNNING"
 
 
 async def test_lines_of_a_stale_attempt_are_dropped(engine: Engine) -> None:

@@ -339,7 +339,7 @@ class Engine:
         resume_at: datetime | None = None,
         wait_until: datetime | None = None,
     ) -> None:
-        """Give the slot up until something happens; the try is given back."""
+        """Give the slot up until a time that is given; the try is given back."""
         await self._report(
             commands.Park(fence=fence, hold=hold, resume_at=resume_at, wait_until=wait_until)
         )

@@ -5,6 +5,7 @@ from typing import TypeVar
 import msgspec
 
 from tenuto.model import commands, limits
+from tenuto.model.changes import ENGINES_OWN
 from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.redact import Redactor
 from tenuto.model.retry import ATTEMPT_CAP
@@ -68,6 +69,16 @@ def check_report(command: commands.Fenced) -> None:
     for field, longest in (("hold", limits.MAX_NAME), ("session_key", limits.MAX_TITLE)):
         if (value := getattr(command, field, None)) is not None:
             limits.text(field, value, longest, empty=False)
+    if isinstance(command, commands.Park):
+        _check_park(command)
     limits.json_text("receipt", getattr(command, "receipt", None))
     for field in ("resume_at", "wait_until"):
         limits.instant(field, getattr(command, field, None))
+
+
+def _check_park(command: commands.Park) -> None:
+    """Raise `Invalid` for what nothing would ever end."""
+    if command.hold.partition(":")[0] in ENGINES_OWN:
+        raise Invalid(f"{command.hold!r} is what the engine holds tasks for", field="hold")
+    if command.resume_at is None and command.wait_until is None:
+        raise Invalid("a parked task needs resume_at or wait_until", field="resume_at")

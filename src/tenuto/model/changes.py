@@ -91,6 +91,8 @@ DISOWNED: dict[str, Any] = {
 }
 
 
+ENGINES_OWN = frozenset({"act", "turn", "paused", "budget", "concurrency"})
+"""Holds that the engine takes away when their time has come: no attempt says them."""
 PARKED_FOR = frozenset({"children", "approval", "input"})
 """Holds that handlers take upon their tasks; what comes of them is told to the next attempt."""
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from tenuto.model import commands as c
-from tenuto.model.changes import cancelled, change, is_parked, paused, unheld
+from tenuto.model.changes import ENGINES_OWN, cancelled, change, is_parked, paused, unheld
 from tenuto.model.commands import Moment
 from tenuto.model.errors import Conflict
 from tenuto.model.retry import ATTEMPT_CAP
@@ -197,7 +197,7 @@ def decided(task: Task, command: c.Decide, moment: Moment) -> Change:
     )
 
 
-_OVER = ("turn", "paused", "budget", "concurrency")
+_OVER = ENGINES_OWN - {"act"}
 """Holds that a task had when it ended and that hold no longer when it is tried again."""
 
 

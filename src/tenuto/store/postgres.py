@@ -113,6 +113,8 @@ class _Means:
         self, url: str, writers: int, role: dict[str, str], write: Mapping[str, str]
     ) -> None:
         self.write = Pool(url, writers, {**write, **role})
+        self.streams = asyncio.Semaphore(max(1, writers - 1))
+        """Who makes the statements of a stream may need a connection, too: one is left for that."""
         self.read = Pool(url, _READERS, _READ_SETTINGS | role)
         self.compiled: dict[Any, sql.PostgresQuery] = {}
         self.shapes: Counter[str] = Counter()
@@ -279,7 +281,7 @@ class PostgresStore:
 
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
         await self.sync_clock()
-        async with self._connection() as connection:
+        async with self._means.streams, self._connection() as connection:
             coming = asyncio.ensure_future(self._next(statements))
             try:
                 async with self._transaction(connection):
