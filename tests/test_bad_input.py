@@ -144,6 +144,7 @@ WORDS_OF_AN_ATTEMPT: dict[str, Call] = {
     "level": lambda e, f, bad: e.append(f, [Line(1, bad, "text")]),
     "agent": lambda e, f, bad: e.register_agent(profile(name=bad)),
     "worker": lambda e, f, bad: e.worker_beat(bad, "host", 1, ["a"], 1, "RUNNING"),
+    "status of a worker": lambda e, f, bad: e.worker_beat("w", "host", 1, ["a"], 1, bad),
     "worker of a claim": lambda e, f, bad: e.claim(profile(), bad, 1),
     "find": lambda e, f, bad: e.find(bad),
     "filter status": lambda e, f, bad: e.list(Filter(status=(bad,))),
@@ -190,9 +191,9 @@ async def test_text_that_is_empty(engine: Engine, fence: Fence, raw: Raw) -> Non
 
 
 NUMBERS: dict[str, tuple[Call, list[Any]]] = {
-    "priority": (submitting(priority=itself), [0, 11, -1, 2**70]),
-    "max_attempts": (submitting(max_attempts=itself), [0, 1_000_000, -1, 2**70]),
-    "timeout_s": (submitting(timeout_s=itself), [0, -1, 2**70]),
+    "priority": (submitting(priority=itself), [0, 11, -1, 2**70, 5.5, True]),
+    "max_attempts": (submitting(max_attempts=itself), [0, 1_000_000, -1, 2**70, 2.5]),
+    "timeout_s": (submitting(timeout_s=itself), [0, -1, 2**70, 1.5]),
     "queue_ttl_s": (submitting(queue_ttl_s=itself), [0, -1, 2**70]),
     "lease_s": (submitting(lease_s=itself), [0, -1, 2**70]),
     "estimate": (submitting(estimate_minutes=itself), [0, 2**70]),
@@ -205,6 +206,9 @@ NUMBERS: dict[str, tuple[Call, list[Any]]] = {
     "reprioritise": (lambda e, f, bad: e.reprioritise(f.task, bad), [0, 11, 2**70]),
     "percent": (lambda e, f, bad: e.progress(f, bad), [-1, 101, 2**70]),
     "page": (lambda e, f, bad: e.list(limit=bad), [0, -1, 1001, 2**70]),
+    "events": (lambda e, f, bad: e.events(f.task, limit=bad), [0, -1, 2**70]),
+    "transcript": (lambda e, f, bad: e.transcript(f.task, limit=bad), [0, -1, 2**70]),
+    "logs": (lambda e, f, bad: e.logs(f.task, limit=bad), [0, -1, 2**70]),
     "action": (lambda e, f, bad: e.act("cancel", Filter(), limit=bad), [0, 10_001, 2**70]),
     "checkpoint": (lambda e, f, bad: e.checkpoint(f, 1, bad), [-1, 2**63, 2**70]),
     "min_priority": (lambda e, f, bad: e.list(Filter(min_priority=bad)), [2**63, 2**70]),
@@ -247,11 +251,14 @@ async def test_a_fence_from_nowhere(engine: Engine, fence: Fence, raw: Raw) -> N
         "progress": lambda e, f, bad: e.progress(bad, 1),
         "checkpoint": lambda e, f, bad: e.checkpoint(bad, 1),
     }
-    for attempt, token in ((-1, ""), (2**63, "x"), (2**70, "x"), (1, MEGABYTE), (1, NUL)):
+    numbers, tokens = ((-1, ""), (2**63, "x"), (2**70, "x")), (MEGABYTE, NUL, HALF)
+    for attempt, token in (*numbers, *((1, token) for token in tokens)):
         bad = Fence(fence.task, attempt, token)
         await check(engine, fence, raw, calls, bad, {"lease_lost", "invalid_value"})
     with suppress(TenutoError):
         assert (await engine.heartbeat([Fence(fence.task, 2**70, "x")])).held == {}
+    beat = await engine.heartbeat([Fence(fence.task, fence.attempt, HALF), fence])
+    assert list(beat.held) == [fence.task]
 
 
 def nested(depth: int) -> Any:

@@ -251,6 +251,12 @@ async def test_no_more_tasks_run_than_the_quota_allows(owner: httpx2.AsyncClient
 
     assert await claims() + await claims() == 3
     assert await claims() == 0
+    waiting = (await owner.get(f"{TASKS}?status=PENDING")).json()["tasks"][0]["id"]
+    for where in (f"agents/{agents[0]}", f"agent-tasks/{waiting}"):
+        told = (await owner.get(f"{V1}/{where}/explain")).json()
+        [gate] = [each for each in told["gates"] if each["gate"] == "quota"]
+        assert gate["detail"] == "the workspace runs 3 tasks and may run 3 at once"
+        assert gate["detail"] in told["summary"]
     await owner.put(f"{V1}/workspaces/{mine}/quota", json={})
     assert await claims() + await claims() + await claims() == 7
 

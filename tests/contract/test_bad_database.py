@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.contract.conftest import ManualClock, Raw, new, opened, refusal, running
+from tests.contract.conftest import ManualClock, Raw, claim_all, new, opened, refusal, running
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
@@ -226,12 +226,13 @@ async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(sqlite_url: st
     async with opened(sqlite_url, ManualClock()) as store:
         engine = Engine(store)
         fence = await running(engine)
+        await engine.submit_many([new()] * 200)
         assert isinstance(store, SqliteStore)
         assert store._connection is not None
         room = store._connection.raw
         used = room.execute("pragma page_count").fetchone()[0]
         room.execute(f"pragma max_page_count = {used + 3}")
-        accepted = 1
+        accepted = 201
         full = ""
         while not full:
             try:
@@ -250,6 +251,7 @@ async def test_a_full_disk_refuses_and_goes_on_when_there_is_room(sqlite_url: st
             engine.checkpoint(fence, big),
             engine.complete(fence, big),
             engine.spawn(fence, "k", new(input=big)),
+            claim_all(engine),
         ):
             assert await refusal(call) == "storage_full"
         assert await raw.counts() == before

@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.contract.conftest import (
@@ -20,11 +19,13 @@ from tests.contract.conftest import (
     failure,
     in_status,
     new,
+    opened,
     profile,
     reclaimed,
     refusal,
     running,
 )
+from tests.services.postgres import PostgresServer
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.query import Filter
@@ -124,11 +125,26 @@ async def test_the_other_filters(engine: Engine, clock: ManualClock) -> None:
         assert await titles(engine, text=wild) == (["child 100%"] if wild == "%" else [])
 
 
-@pytest.mark.parametrize("title", ["plain", "ÉCOLE", "Straße", "ПРИВЕТ", "100%_!x", "İstanbul"])
-async def test_a_title_finds_its_task(engine: Engine, title: str) -> None:
-    await engine.submit_many([new(title), new("another")])
-    assert await titles(engine, text=title) == [title]
-    assert await titles(engine, text=title[1:3]) == [title]
+TITLES = ["plain", "ÉCOLE", "Straße", "ПРИВЕТ", "100%_!x", "İstanbul"]
+
+
+async def found_by_themselves(engine: Engine) -> None:
+    """Every title is found by its own text."""
+    await engine.submit_many([new(title) for title in (*TITLES, "another")])
+    for title in TITLES:
+        assert await titles(engine, text=title) == [title]
+        assert await titles(engine, text=title[1:4]) == [title]
+
+
+async def test_a_title_finds_its_task(engine: Engine) -> None:
+    await found_by_themselves(engine)
+
+
+async def test_a_title_finds_its_task_in_any_locale(postgres: PostgresServer) -> None:
+    url = postgres.create_database(options="encoding 'UTF8' lc_ctype 'C.UTF-8'")
+    async with opened(url, ManualClock()) as store:
+        await found_by_themselves(Engine(store))
+    postgres.drop_database(url)
 
 
 @settings(

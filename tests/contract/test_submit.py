@@ -455,9 +455,7 @@ async def test_what_a_known_task_brings_is_not_written_again(
     assert await raw.fetch("select count(*) from task_dependency") == [(1,)]
 
 
-async def test_many_large_submits_at_once_with_lanes_of_their_own(
-    engine: Engine, raw: Raw
-) -> None:
+async def test_many_large_submits_at_once_with_lanes_of_their_own(engine: Engine, raw: Raw) -> None:
     large = [[new(task_type=f"type {i}")] * 400 for i in range(engine.store.writers)]
     made = await asyncio.gather(*map(engine.submit_many, large))
     assert sum(map(len, made)) == await raw.count("task")

@@ -125,11 +125,11 @@ class PostgresServer:
         self.stop("immediate")
         self._keeper.communicate()
 
-    def create_database(self, template: str = "template0") -> str:
+    def create_database(self, template: str = "template0", options: str = "") -> str:
         """The url of a new database, a copy of `template`; template0 is empty."""
         name = f"test_{next(self._database_numbers)}"
         strategy = " STRATEGY FILE_COPY" if self.version >= 15 else ""  # 14 knows no other
-        self._execute(f"CREATE DATABASE {name} TEMPLATE {template}{strategy}")
+        self._execute(f"CREATE DATABASE {name} TEMPLATE {template}{strategy} {options}")
         return self.url(name)
 
     def drop_database(self, url: str) -> None:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from tests.contract.conftest import ManualClock
+from tests.waiting import eventually
 
 from tenuto.broker.local import LocalWakeups, _folder
 from tenuto.clock import Clock
+from tenuto.model.errors import Unavailable
 from tenuto.store.protocol import Script, Statement
 from tenuto.store.sqlite import SqliteStore
 
@@ -141,3 +143,23 @@ async def test_who_comes_later_hears_and_the_last_takes_the_folder(tmp_path: Pat
         await listener.close()
     await speaker.close()
     assert not has_folder(database)
+
+
+async def test_who_comes_while_it_is_closed_is_told_so(
+    store: SqliteStore, clock: ManualClock
+) -> None:
+    hold = threading.Event()
+
+    def slow() -> Script[None]:
+        yield Statement("lanes_version", {"workspace": Clock().new_id()})
+        hold.wait(10)
+
+    await store.transact(lambda: where(clock, 2))
+    written = asyncio.create_task(store.transact(slow))
+    await eventually(store._writing.locked)
+    closed = asyncio.create_task(store.close())
+    await eventually(lambda: store._closing)
+    with pytest.raises(Unavailable):
+        await store.transact(where)
+    hold.set()
+    await asyncio.gather(written, closed)

@@ -10,6 +10,7 @@ import msgspec
 from tenuto.engine.core import Core
 from tenuto.engine.gateways import GatewayState, obstacle
 from tenuto.engine.lanes import Lane
+from tenuto.engine.quotas import quota_gates
 from tenuto.engine.rates import limit_rows, used_up
 from tenuto.engine.registry import AgentView, hindered, profile_of, view_of
 from tenuto.engine.views import Gate
@@ -99,6 +100,7 @@ async def explain_agent(
     gates = [Gate(gate="agent", detail=each) for each in hindered(row, now)]
     gates += _pauses(gate for gate in paused if gate.stops(view.name) or gate.kind == "workspace")
     gates += _spawners(view, capacity, now, gateways)
+    gates += await quota_gates(core, workspace)
     shown, more = lanes[:MOST_LANES], max(0, len(lanes) - MOST_LANES)
     depths = await _depths(core, [each.lane for each in shown])
     shown = [msgspec.structs.replace(each, pending=depths[each.lane]) for each in shown]

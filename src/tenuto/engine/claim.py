@@ -143,16 +143,20 @@ class Claiming:
         }
 
     async def _take(self, agent: AgentProfile, params: dict[str, Any], found: Open) -> Rows:
-        counted = agent.max_concurrent is not None or self._core.lanes.bounded(agent.workspace)
+        bounded = self._core.lanes.running(agent.workspace) is not None
+        counted = agent.max_concurrent is not None or bounded
         wish = _Wish(params, found.free, agent.id, counted, found.limited)
         slow = counted or bool(found.limited)
         try:
             taken: Taken = await self._core.batcher.submit(
                 self._counted if slow else self._kind, wish, key=agent.id.int
             )
-        except Unavailable:
+        except Unavailable as error:
             # The answer may be lost and the commit not: the token tells what became ours.
-            return await self._taken(agent.id, params["token"])
+            rows = await self._taken(agent.id, params["token"])
+            if not rows and error.code == "storage_full":
+                raise
+            return rows
         if taken.held:
             self._core.lanes.hold(agent.workspace, found.version, taken.held)
         return taken.rows
@@ -199,7 +203,7 @@ class Claiming:
         """How many of the tasks wished for the workspace's quota allows."""
         n: int = wish.params["n"]
         workspace = {"workspace": wish.params["workspace"]}
-        if not self._core.lanes.bounded(workspace["workspace"]):
+        if self._core.lanes.running(workspace["workspace"]) is None:
             return n
         rows = yield Statement("workspace_lock", workspace)
         most = quota_of(rows[0]["quota"]).running if rows else 0

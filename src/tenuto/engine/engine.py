@@ -534,7 +534,7 @@ class Engine:
         self, worker: str, host: str, pid: int, agents: Sequence[str], slots: int, status: str
     ) -> bool:
         """A worker says that it lives, or that it is going; answers whether it is asked to end."""
-        for name in (worker, host, *agents):
+        for name in (worker, host, status, *agents):
             limits.text("worker", name, limits.MAX_TITLE)
         for field, number in (("pid", pid), ("slots", slots)):
             limits.number(field, number, 0, limits.MAX_COUNT)

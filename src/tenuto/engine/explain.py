@@ -35,6 +35,8 @@ class Held(msgspec.Struct, frozen=True):
     """What there is to say of the task's own hold, by its word."""
     gateways: Mapping[str, str | None] = {}
     """Of agents by name that a gateway spawns sessions for, what keeps it from doing so."""
+    quota: Sequence[Gate] = ()
+    """That the workspace may run no more."""
     agents: Mapping[str, Sequence[str]] = {}
     """Why agents by name take nothing now: silent, about to end, at their limit."""
 
@@ -53,7 +55,7 @@ def explain(
     gates = _own_gates(task, now, needs, held.holds)
     reasons: dict[str, list[str]] = {}
     if task.status not in TERMINAL and task.status not in LEASED:
-        gates += _lane_gates(lane, now, held)
+        gates += [*_lane_gates(lane, now, held), *held.quota]
         reasons, waits = _agents(lane, agents, workers, now, held)
         if all(reasons.values()) and waits:
             gates += waits
@@ -117,9 +119,7 @@ def _waits_for(task: Task, needs: Sequence[Row]) -> str:
 
 def _lane_gates(lane: Lane | None, now: datetime, held: Held) -> list[Gate]:
     if lane is None:
-        return [
-            Gate(gate="lane", detail="its lane is not known; cancel the task and `task rerun` it")
-        ]
+        return [Gate(gate="lane", detail="its lane is not known; cancel and `task rerun` it")]
     found = [
         Gate(gate="pause", detail=f"{gate.told}; `resume` continues", clears_at=gate.until)
         for gate in held.gates

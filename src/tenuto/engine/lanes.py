@@ -182,10 +182,10 @@ class Lanes:
         """What the workspace says of hard tasks, as far as is known."""
         return (await self._some(workspace)).complexity
 
-    def bounded(self, workspace: UUID) -> bool:
-        """Whether the workspace has a quota of running tasks, as far as is known."""
+    def running(self, workspace: UUID) -> int | None:
+        """The workspace's quota of running tasks, if it has one, as far as is known."""
         known = self._known.get(workspace)
-        return known is not None and known.running is not None
+        return None if known is None else known.running
 
     async def moved(self, workspace: UUID) -> bool:
         """Whether the lanes changed since they were loaded; loads them when they did."""

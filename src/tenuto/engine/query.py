@@ -13,6 +13,7 @@ from tenuto.engine.core import Core
 from tenuto.engine.explain import Held, explain, waiting_for
 from tenuto.engine.gateways import GatewayState, obstacle
 from tenuto.engine.lanes import Lane
+from tenuto.engine.quotas import quota_gates
 from tenuto.engine.rates import limit_rows, used_up
 from tenuto.engine.registry import hindered, profile_of
 from tenuto.engine.rows import CorruptRow, decode, task_of
@@ -41,7 +42,7 @@ _ATTENTION = frozenset("WAITING PAUSED RETRY_WAIT FAILED DEAD CANCELLED SKIPPED"
 _ALIASES = {"QUEUED": "PENDING", "SUCCEEDED": "COMPLETED"}
 _OUTCOMES = frozenset({Outcome.STALLED.value, Outcome.ABORTED.value})
 _ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-"""What `lower` does in both databases, whatever their locale."""
+"""What `lower` does in both databases."""
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -199,6 +200,7 @@ class Querying:
         self, task: UUID, workspace: UUID, after: int = 0, limit: int = 1000
     ) -> list[LogLine]:
         """The audit trail after a version."""
+        limits.whole("limit", limit, 1, limits.MAX_COUNT)
         await self._row(task, workspace)
         params = {"id": task, "after": after, "most": limit}
         return [_event_line(row) for row in await self._fetch(Statement("events", params))]
@@ -207,6 +209,7 @@ class Querying:
         self, task: UUID, workspace: UUID, after: tuple[int, int] = (0, -1), limit: int = 1000
     ) -> list[LogLine]:
         """What the attempts printed and logged, after (attempt, line number)."""
+        limits.whole("limit", limit, 1, limits.MAX_COUNT)
         await self._row(task, workspace)
         params = {"id": task, "attempt": after[0], "after": after[1], "most": limit}
         return [_said_line(row) for row in await self._fetch(Statement("transcript", params))]
@@ -216,6 +219,7 @@ class Querying:
     ) -> list[LogLine]:
         """Events and transcript merged by time, of at least that level."""
         wanted = _from_level(level)
+        limits.whole("limit", limit, 1, limits.MAX_COUNT)
         await self._row(task, workspace)
         newest = {"id": task, "most": limit}
         lines = [_event_line(row) for row in await self._fetch(Statement("events_tail", newest))]
@@ -306,7 +310,8 @@ class Querying:
             name: used_up(rows, wanted or agent.model, agent.account, now)
             for name, agent in agents.items()
         }
-        return Held(await self._core.lanes.gates(workspace), limits)
+        gates = await self._core.lanes.gates(workspace)
+        return Held(gates, limits, quota=await quota_gates(self._core, workspace))
 
     async def _row(self, task: UUID, workspace: UUID) -> Row:
         rows = await self._fetch(Statement("show", {"workspace": workspace, "id": task}))

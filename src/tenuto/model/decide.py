@@ -33,8 +33,8 @@ from tenuto.model.task import (
 
 @lru_cache(maxsize=4096)
 def token_hash(token: str) -> str:
-    """What the store keeps of a lease token."""
-    return hashlib.sha256(token.encode()).hexdigest()[:32]
+    """What the store keeps of a lease token; of what can be none, something that no token has."""
+    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def decide(task: Task, command: Command, moment: Moment) -> Change | None:

@@ -67,6 +67,13 @@ def number(field: str, value: float, least: float, most: float) -> None:
         raise Invalid(f"{field} must be between {least:,} and {most:,}, not {value:,}", field=field)
 
 
+def whole(field: str, value: int, least: int, most: int) -> None:
+    """Raise `Invalid` unless the value is a whole number within the limits."""
+    if type(value) is not int:  # a bool is none
+        raise Invalid(f"{field} must be a whole number", field=field)
+    number(field, value, least, most)
+
+
 def instant(field: str, value: datetime | None) -> None:
     """Raise `Invalid` unless the instant is none, or one that everybody understands alike."""
     if value is None:

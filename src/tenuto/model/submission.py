@@ -129,8 +129,8 @@ def check(new: NewTask) -> bool:
     """
     limits.text("title", new.title, limits.MAX_TITLE, empty=False)
     limits.text("task_type", new.task_type, limits.MAX_NAME, empty=False)
-    limits.number("priority", new.priority, 1, 10)
-    limits.number("max_attempts", new.max_attempts, 1, limits.MAX_ATTEMPTS)
+    limits.whole("priority", new.priority, 1, 10)
+    limits.whole("max_attempts", new.max_attempts, 1, limits.MAX_ATTEMPTS)
     if new.prompt is not None:
         limits.text("prompt", new.prompt, limits.MAX_TEXT)
     if _RARE(new) == _NOTHING_RARE and not any(_SEVERAL(new)):
@@ -203,11 +203,11 @@ def _check_bounds(new: NewTask) -> None:
 def _check_numbers(new: NewTask) -> None:
     for field in _SECONDS:
         if (seconds := getattr(new, field)) is not None:
-            limits.number(field, seconds, 1, limits.MAX_SECONDS)
+            limits.whole(field, seconds, 1, limits.MAX_SECONDS)
     if new.estimate_minutes is not None:
-        limits.number("estimate_minutes", new.estimate_minutes, 1, limits.MAX_SECONDS // 60)
+        limits.whole("estimate_minutes", new.estimate_minutes, 1, limits.MAX_SECONDS // 60)
     if new.max_turns is not None:
-        limits.number("max_turns", new.max_turns, 1, 1_000_000)
+        limits.whole("max_turns", new.max_turns, 1, 1_000_000)
     if new.retry is not None:
         _check_retry(new.retry)
 

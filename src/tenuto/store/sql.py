@@ -23,7 +23,7 @@ and its text may say
     {columns:task}          the columns of Task, in order
     {fragment:name}         text under `-- fragment: name`, which may exist once per database; where
                             that leaves a step empty, it is one of the other database
-    {seconds:expr} {greatest} {lock} {skip_locked} {xid} {place} {each:lanes}
+    {seconds:expr} {greatest} {lock} {skip_locked} {xid} {place} {ascii} {each:lanes}
                             spelled by the dialect
     [name: text]            text only where the parameter or literal `name` is given
     {literal:name}          words of our own (never a caller's), where an index needs to see them
@@ -88,6 +88,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the transaction, where transactions overlap."""
     place: str
     """Where a row is, good for the rest of the statement that found it."""
+    ascii: str
+    """After a text whose other letters `lower` is to leave alone, whatever the locale."""
 
 
 POSTGRES = Dialect(
@@ -99,6 +101,7 @@ POSTGRES = Dialect(
     each="unnest(:{0}) as {0}(value)",
     xid="(select pg_current_xact_id()::text::bigint)",
     place="ctid",
+    ascii=' collate "C"',
 )
 SQLITE = Dialect(
     name="sqlite",
@@ -109,6 +112,7 @@ SQLITE = Dialect(
     each="json_each(:{0}) as {0}",
     xid="0",
     place="rowid",
+    ascii="",
 )
 
 
@@ -151,6 +155,7 @@ def _spell(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
         "skip_locked": dialect.skip_locked,
         "xid": dialect.xid,
         "place": dialect.place,
+        "ascii": dialect.ascii,
     }
 
     def replace(match: re.Match[str]) -> str:

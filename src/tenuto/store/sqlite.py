@@ -55,6 +55,7 @@ class SqliteStore:
         self._lock_file: Any = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._writer: threading.Thread | None = None
+        self._closing = False
         self._writing = threading.Lock()
         """Held by whoever uses the writer's connection, here or in the thread."""
         self._in_thread_until = 0.0
@@ -74,6 +75,7 @@ class SqliteStore:
         schema.check_fit(state.schema, state.compat)
 
     async def close(self) -> None:
+        self._closing = True
         if self._writer is not None:
             self._jobs.put(None)
             await asyncio.get_running_loop().run_in_executor(None, self._writer.join)
@@ -90,6 +92,7 @@ class SqliteStore:
         if self._lock_file is not None:
             self._lock_file.close()
             self._lock_file = None
+        self._closing = False
 
     async def migrate(self) -> list[int]:
         return await self._on_writer(self._migrate)
@@ -130,7 +133,7 @@ class SqliteStore:
 
     def _is_free(self) -> bool:
         """Whether this process may write in place; then `_writing` is held."""
-        if self._inline or self.clock.elapsed() < self._in_thread_until:
+        if self._inline or self._closing or self.clock.elapsed() < self._in_thread_until:
             return False
         return self._writing.acquire(blocking=False)
 
@@ -150,7 +153,7 @@ class SqliteStore:
     def _look_for_room(self) -> None:
         """Have the thread lengthen the journal, once this process has written for a while."""
         self._written += 1
-        if self._may_grow and self._written % _LOOK_EVERY == 0:
+        if self._may_grow and not self._closing and self._written % _LOOK_EVERY == 0:
             with suppress(OSError):
                 if self._journal.stat().st_size < _ROOM:
                     self._send(self._make_room)
@@ -193,7 +196,9 @@ class SqliteStore:
         return await future
 
     def _send(self, job: Callable[[], None]) -> None:
-        """Have the thread do a job."""
+        """Have the thread do a job; a store that is being closed takes none."""
+        if self._closing:
+            raise Unavailable(f"the database {self.path} was closed")
         if self._writer is None:
             self._writer = threading.Thread(
                 target=self._write_loop, name="tenuto-sqlite-write", daemon=True

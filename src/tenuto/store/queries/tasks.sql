@@ -831,7 +831,7 @@ order by 3;
 [parent: and body.parent = :parent]
 [since: and task.created_at >= :since]
 [until: and task.created_at < :until]
-[contains: and (lower(body.title) like :contains escape '!')]
+[contains: and (lower(body.title{ascii}) like :contains escape '!')]
 [before: and body.task < :before]
 [labels: and (select count(*) from task_label where task_label.task = task.id
   and task_label.label in (select value from {each:labels})) = :label_count]
