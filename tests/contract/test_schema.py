@@ -6,13 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from tests.contract.conftest import AnyStore, ManualClock, Raw, make_store, new, opened, refusal
+from tests.services.postgres import USER, PostgresServer
 
+from tenuto.clock import Clock
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Incompatible
 from tenuto.store import schema
+from tenuto.store.postgres import PostgresStore
 from tenuto.store.protocol import SchemaState
 from tenuto.store.schema import KNOWS, NEEDS, Migration
 
@@ -242,3 +246,48 @@ async def test_closing_leaves_no_connection(postgres_url: str) -> None:
         await asyncio.gather(*reads, *(engine.submit(new()) for _ in range(8)))
     left = "select count(*) from pg_stat_activity where application_name = 'tenuto'"
     assert await Raw(postgres_url).value(left + " and datname = current_database()") == 0
+
+
+TWO_TASKS = """
+insert into task (id, workspace, lane, status, unmet, watched, rank, priority, max_attempts,
+  created_at, updated_at)
+select made.id, workspace.id, 1, status, unmet, false, 0, 5, 3, now(), now()
+from workspace, (values ('{needed}'::uuid, 'PENDING', 0), ('{waiting}'::uuid, 'WAITING', 1))
+  as made(id, status, unmet)
+"""
+ONE_WAITS = """
+insert into task_dependency (task, needs, workspace, met)
+select '{waiting}', '{needed}', id, false from workspace
+"""
+
+
+async def test_an_owner_who_sees_no_row_migrates_them_all(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = postgres.create_database()
+    raw, name = Raw(url), urlsplit(url).path[1:]
+    every = schema.migrations()
+    await migrated(url)  # makes the roles
+    await raw.execute(f"create role {name} login noinherit")
+    await raw.execute(f"grant tenuto_system, tenuto_runtime to {name}")
+    await raw.execute("drop schema public cascade")
+    await raw.execute(f"create schema public authorization {name}")
+    owned = url.replace(f"//{USER}@", f"//{name}@")
+    tasks = {"needed": Clock().new_id(), "waiting": Clock().new_id()}
+    monkeypatch.setattr(schema, "migrations", lambda: every[:3])
+    await migrated(owned)
+    for made in (TWO_TASKS, ONE_WAITS):
+        await raw.execute(made.format(**tasks))
+    monkeypatch.setattr(schema, "migrations", lambda: every)
+    await migrated(owned)
+    assert await raw.value(f"select awaited from task where id = '{tasks['needed']}'") == 1
+    postgres.drop_database(url)
+    postgres._execute(f"drop role {name}")
+
+
+async def migrated(url: str) -> None:
+    store = PostgresStore(url, ManualClock())
+    try:
+        await store.migrate()
+    finally:
+        await store.close()
