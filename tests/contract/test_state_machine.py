@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -183,6 +183,16 @@ class SameAnswers(RuleBasedStateMachine):
     @rule(fence=fences, output=st.sampled_from([None, 1, {"a": "b"}]))
     def complete(self, fence: Fence, output: Any) -> None:
         self.both(lambda engine: engine.complete(fence, output, "done"))
+
+    @rule(one=fences, other=fences, outputs=st.sampled_from([(None, 1), (1, None), (1, 2)]))
+    def complete_together(self, one: Fence, other: Fence, outputs: tuple[Any, Any]) -> None:
+        assume(one.task != other.task)  # of one task's two ends, either may come first
+
+        async def complete(engine: Engine) -> list[str]:
+            ends = engine.complete(one, outputs[0]), engine.complete(other, outputs[1])
+            return [repr(told) for told in await asyncio.gather(*ends, return_exceptions=True)]
+
+        self.both(complete)
 
     @rule(
         fence=fences,

@@ -12,7 +12,7 @@ from tenuto.crash import crash_point
 from tenuto.engine.claim import Work
 from tenuto.model.attempts import HUNG
 from tenuto.model.commands import Failure
-from tenuto.model.errors import Conflict, Invalid, Unavailable
+from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.limits import MAX_ERROR, MAX_STACK, clean
 from tenuto.model.redact import NOTHING, Redactor
 from tenuto.settings import Settings
@@ -21,6 +21,7 @@ from tenuto.worker.context import Context
 from tenuto.worker.leases import Held, Leases, Reason
 from tenuto.worker.port import WorkEngine
 from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart, Runtime
+from tenuto.worker.transcript import LATER, patience
 from tenuto.worker.waiting import Parked
 
 log = logging.getLogger("tenuto.worker")
@@ -28,7 +29,8 @@ log = logging.getLogger("tenuto.worker")
 Tell = Callable[[], Awaitable[None]]
 Ended = Callable[["asyncio.Task[None] | None"], None]
 """Hears of an attempt's task, when all is told."""
-_LONGEST_PAUSE_S = 5.0
+_LATE_S = 1.0
+"""A timer that comes so much later than it should stood still with the whole process."""
 
 
 class Attempt:
@@ -57,6 +59,9 @@ class Attempt:
         self._held = Held(work.fence, self.stop, warn=self.warn)
         self._task: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._waited = False
+        """Whether time that was missed was given again."""
         self._stopping = False
         self._completing = False
         """Whether it is a result that is told."""
@@ -122,11 +127,9 @@ class Attempt:
     async def _session(self) -> Tell:
         """Run to the end of the session; answers how to tell its outcome."""
         crash_point("worker.before_start")
-        timer = None
         self._running = self._task
         if self._work.timeout_s is not None:
-            loop = asyncio.get_running_loop()
-            timer = loop.call_later(self._work.timeout_s, self.stop, "timeout")
+            self._time(self._work.timeout_s)
         try:
             crash_point("worker.running")
             grace_s, receipt = self._settings.grace_s, self._receipt
@@ -140,7 +143,7 @@ class Attempt:
             itself = AttemptFailed(Failure(message="the handler cancelled itself"))
             return lambda: self._fail(itself)
         except CannotStart as error:
-            failure = error.failure
+            failure = self._sayable(error.failure)
             return lambda: self._engine.not_started(self._work.fence, failure)
         except Parked:
             return _nothing
@@ -149,8 +152,23 @@ class Attempt:
             return lambda: self._fail(failed)
         finally:
             self._running = None
-            if timer is not None:
-                timer.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _time(self, seconds: float) -> None:
+        """End the session after so many seconds; those in which nothing could run come again."""
+        loop = asyncio.get_running_loop()
+        due = self._engine.clock.elapsed() + seconds
+        self._timer = loop.call_later(seconds, self._time_over, due)
+
+    def _time_over(self, due: float) -> None:
+        late = self._engine.clock.elapsed() - due
+        if late < _LATE_S or self._waited:
+            self.stop("timeout")
+        else:
+            self._waited = True
+            self._time(late)
 
     def _complete(self, output: Any) -> Awaitable[None]:
         crash_point("worker.before_complete")
@@ -159,17 +177,21 @@ class Attempt:
 
     async def _fail(self, error: AttemptFailed) -> None:
         crash_point("worker.before_fail")
-        told, struck = error.failure, self._redactor.text
-        failure = Failure(
+        failure = self._sayable(error.failure)
+        at = error.resume_at
+        known = at if isinstance(at, datetime) and at.tzinfo is not None else None
+        await self._engine.fail(self._work.fence, failure, known)
+
+    def _sayable(self, told: Failure) -> Failure:
+        """A failure as the store takes it: struck, and no longer than may be."""
+        struck = self._redactor.text
+        return Failure(
             message=clean(struck(told.message), MAX_ERROR),
             error_class=told.error_class,
             retryable=told.retryable,
             stack=None if told.stack is None else clean(struck(told.stack), MAX_STACK),
             exit_code=told.exit_code,
         )
-        at = error.resume_at
-        known = at if isinstance(at, datetime) and at.tzinfo is not None else None
-        await self._engine.fail(self._work.fence, failure, known)
 
     async def _stopped(self) -> None:
         """Tell the store that the session is gone, in the way that was asked for."""
@@ -194,7 +216,7 @@ class Attempt:
 
         Of a lost attempt only the end of its session is told.
         """
-        pause = 0.1
+        pauses = patience()
         told_plainly = False
         while True:
             if self._held.reason == "lost":
@@ -202,10 +224,9 @@ class Attempt:
             told = self._held.reason
             try:
                 await tell()
-            except Unavailable as error:
+            except LATER as error:
                 log.warning("outcome of %s not stored yet: %s", self._work.fence.task, error)
-                await self._engine.clock.sleep(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE_S)
+                await self._engine.clock.sleep(next(pauses))
             except Conflict as error:
                 # The heart may have heard of another wish while this end was being told.
                 if not self._asked(error) or (tell == self._stopped and told == self._held.reason):

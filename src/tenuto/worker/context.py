@@ -14,7 +14,7 @@ from tenuto.model.redact import Redactor
 from tenuto.model.spending import Usage
 from tenuto.model.submission import NewTask
 from tenuto.worker.port import WorkEngine
-from tenuto.worker.transcript import Transcript
+from tenuto.worker.transcript import LATER, Transcript, patience
 from tenuto.worker.waiting import Calls, Child, Decision, Names, Parked, decision_of
 
 T = TypeVar("T")
@@ -38,6 +38,8 @@ class Context:
         """Whether it runs far past its estimate: it is aborted unless it reports progress."""
         self.parked = False
         """Whether the attempt is over because the task waits for something."""
+        self.stopping = False
+        """Whether the attempt has to end; a long handler on a thread looks at it now and then."""
 
     @cached_property
     def _using(self) -> asyncio.Lock:
@@ -97,7 +99,7 @@ class Context:
 
     async def progress(self, percent: float | None = None, step: str | None = None) -> None:
         """Say how far the attempt is."""
-        await self._engine.progress(self._work.fence, percent, step)
+        await self._insist(lambda: self._engine.progress(self._work.fence, percent, step))
 
     async def used(
         self,
@@ -118,14 +120,15 @@ class Context:
                 cost_usd=cost_usd,
                 number=self._reports,
             )
-            await self._engine.used(self._work.fence, usage)
+            await self._insist(lambda: self._engine.used(self._work.fence, usage))
 
     async def save(self, checkpoint: Any) -> None:
         """Keep a checkpoint; the next attempt starts with it."""
         crash_point("worker.before_checkpoint")
         # Numbered here: of two saves whose answers are lost, the later one must win in any order.
         self._saves += 1
-        await self._engine.checkpoint(self._work.fence, checkpoint, self._saves)
+        number = self._saves
+        await self._insist(lambda: self._engine.checkpoint(self._work.fence, checkpoint, number))
         self.checkpoint = checkpoint
         crash_point("worker.checkpoint_saved")
 
@@ -137,7 +140,7 @@ class Context:
             return value
         result = work()
         done: T = await result if isawaitable(result) else result
-        await self._engine.record_step(self._work.fence, key, done)
+        await self._insist(lambda: self._engine.record_step(self._work.fence, key, done))
         steps[key] = (done, None)
         return done
 
@@ -146,7 +149,7 @@ class Context:
         steps = await self._recorded()
         if key in steps and steps[key][1] is not None:
             return steps[key][1]  # type: ignore[return-value]  # checked on the line above
-        child = await self._engine.spawn(self._work.fence, key, new)
+        child = await self._insist(lambda: self._engine.spawn(self._work.fence, key, new))
         steps[key] = (None, child)
         return child
 
@@ -202,13 +205,15 @@ class Context:
     ) -> list[Child]:
         name = self._calls.name(children)
         await self.heard()  # nothing more is heard of an attempt that is over
-        waited = await self._engine.wait(self._work.fence, children, seconds, name)
+        fence = self._work.fence
+        waited = await self._insist(lambda: self._engine.wait(fence, children, seconds, name))
         self._stop_if(waited.parked)
         return waited.children
 
     async def _answer(self, key: str, question: Question) -> Any:
         await self.heard()
-        asked: Asked = await self._engine.ask(self._work.fence, key, question)
+        fence = self._work.fence
+        asked: Asked = await self._insist(lambda: self._engine.ask(fence, key, question))
         self._stop_if(asked.parked)
         return asked.answer
 
@@ -219,8 +224,22 @@ class Context:
 
     async def _recorded(self) -> dict[str, tuple[Any, UUID | None]]:
         if self._steps is None:
-            self._steps = await self._engine.steps(self._work.fence.task)
+            self._steps = await self._insist(lambda: self._engine.steps(self._work.fence.task))
         return self._steps
+
+    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The store's answer, however long it is away: a handler is not to run again for that.
+
+        Whatever an attempt says can be said twice: it is known by its fence, number or key.
+        """
+        pauses = patience()
+        while True:
+            try:
+                return await call()
+            except LATER:
+                if self.stopping:
+                    raise
+                await self._engine.clock.sleep(next(pauses))
 
 
 class SyncContext:
@@ -229,11 +248,18 @@ class SyncContext:
     def __init__(self, context: Context, loop: asyncio.AbstractEventLoop) -> None:
         self._context = context
         self._loop = loop
-        self.stopping = False
-        """Set when the attempt has to end; a long handler looks at it now and then."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the attempt has to end; a long handler looks at it now and then."""
+        return self._context.stopping
+
+    @stopping.setter
+    def stopping(self, value: bool) -> None:
+        self._context.stopping = value
 
     def log(self, text: str, level: str = "INFO") -> None:
         self._loop.call_soon_threadsafe(self._context.log, text, level)

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+from collections.abc import Iterator
 
 from tenuto.engine.report import Line
-from tenuto.model.errors import TenutoError
+from tenuto.model.errors import TenutoError, TooMany, Unavailable
 from tenuto.model.limits import clean
 from tenuto.model.redact import Redactor
 from tenuto.model.task import Fence
@@ -16,6 +17,9 @@ LEVELS = frozenset({"DEBUG", "INFO", "WARN", "ERROR", "CRITICAL"})
 GATHER_S = 0.2
 LONGEST_LINE = 16_384
 MOST_LINES = 500
+LATER = (Unavailable, TooMany)
+"""What the same call may get over by waiting."""
+_LONGEST_PAUSE_S = 5.0
 LINE_COST = 32
 """Bytes of the cap that a line takes besides its text: an empty line is a row too."""
 
@@ -60,7 +64,7 @@ class Transcript:
             self._flushing = asyncio.get_running_loop().create_task(self._flush_soon())
 
     async def close(self) -> None:
-        """Everything said so far is stored, unless the store refuses."""
+        """Everything said so far is stored, unless the store refuses; while it is away, we wait."""
         if self._flushing is not None:
             self._flushing.cancel()
             await asyncio.gather(self._flushing, return_exceptions=True)
@@ -76,11 +80,23 @@ class Transcript:
                 return
 
     async def _flush(self) -> None:
+        pauses = patience()
         while self._waiting:
             lines = self._waiting[:MOST_LINES]
             try:
                 await self._engine.append(self._fence, lines)
+            except LATER as error:
+                log.warning("transcript of %s not written yet: %s", self._fence.task, error)
+                await self._engine.clock.sleep(next(pauses))
+                continue
             except TenutoError as error:
-                log.warning("transcript of %s not written: %s", self._fence.task, error)
-                return
+                log.warning("transcript of %s refused: %s", self._fence.task, error)
             self._waiting = self._waiting[len(lines) :]
+
+
+def patience() -> Iterator[float]:
+    """How long to wait before each time that something is said again."""
+    pause = 0.1
+    while True:
+        yield pause
+        pause = min(pause * 2, _LONGEST_PAUSE_S)
