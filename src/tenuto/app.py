@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -43,6 +43,7 @@ log = logging.getLogger("tenuto")
 
 _GC = (50_000, 20, 50)
 _SWITCH_S = 0.0005
+_LONGEST_REASON = 300
 PARENT_PIPE = "TENUTO_PARENT_PIPE"
 """Set for a child that must stop when its standard input ends."""
 
@@ -234,12 +235,20 @@ def serve_up(settings: Settings, workers: int) -> int:
     return run(_up(settings, workers))
 
 
-def stop_on_signals() -> asyncio.Event:
-    """An event that SIGTERM, SIGINT, or the end of a supervising parent sets."""
+def stop_on_signals(tell: Callable[[], None] = lambda: None) -> asyncio.Event:
+    """An event that SIGTERM, SIGINT, or the end of a supervising parent sets.
+
+    Of a signal `tell` hears at once, even while the event loop is kept busy.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def heard(_number: int, _frame: object) -> None:
+        loop.call_soon_threadsafe(stop.set)
+        tell()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        signal.signal(number, heard)
     if os.environ.get(PARENT_PIPE):
         # Standard input is a pipe that only the parent holds: its end is the parent's end.
         def read() -> None:
@@ -257,9 +266,15 @@ async def _worker(
     from tenuto.worker.session import Supervisor  # noqa: PLC0415  not for every command
     from tenuto.worker.worker import Worker  # noqa: PLC0415
 
-    stop = stop_on_signals()
     if options.slots is not None:
         settings = msgspec.structs.replace(settings, slots=options.slots)
+    worker: Worker | None = None
+
+    def end_soon() -> None:
+        if worker is not None:
+            worker.end_soon()
+
+    stop = stop_on_signals(end_soon)
     async with reach() if reach is not None else connect(settings, listen=True) as engine:
         worker = Worker(engine, settings, connect=reach or (lambda: connect(settings)))
         engine.actor = worker.id
@@ -295,13 +310,9 @@ async def _host(worker: "Worker", supervisor: "Supervisor", options: WorkerOptio
 async def _host_app(worker: "Worker", options: WorkerOptions) -> None:
     """Host the handlers that a user's module names: `module:attribute`, a dict by task type."""
     assert options.app is not None
-    module, _, attribute = options.app.partition(":")
-    sys.path.insert(0, "")
-    try:
-        handlers = getattr(importlib.import_module(module), attribute or "handlers")
-    except (ImportError, AttributeError) as error:
-        raise Invalid(f"cannot load {options.app}: {error}") from error
-    if not isinstance(handlers, dict) or not all(callable(each) for each in handlers.values()):
+    handlers = _loaded(options.app)
+    by_type = isinstance(handlers, dict) and all(isinstance(each, str) for each in handlers)
+    if not by_type or not all(callable(each) for each in handlers.values()):
         raise Invalid(f"{options.app} is not a dict of handlers by task type")
     await worker.host_functions(
         options.agent,
@@ -310,6 +321,17 @@ async def _host_app(worker: "Worker", options: WorkerOptions) -> None:
         capabilities=options.capabilities,
         agent_type=options.agent_type,
     )
+
+
+def _loaded(name: str) -> Any:
+    """What `module:attribute` names; `Invalid` whatever the module does when it is loaded."""
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, "")
+    try:
+        return getattr(importlib.import_module(module), attribute or "handlers")
+    except (Exception, SystemExit) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise Invalid(f"cannot load {name!r}: {why[:_LONGEST_REASON]}") from error
 
 
 @asynccontextmanager

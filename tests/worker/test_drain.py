@@ -1,18 +1,21 @@
 """Workers that are asked to end: they take no more, finish or give back, and end well."""
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.proof.crash.inside import PATIENCE, working
-from tests.proof.crash.system import System, system
+from tests.proof.crash.system import System, frozen, system
+from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
 from tenuto import app
 from tenuto.model.submission import NewTask
 from tenuto.settings import Settings
+from tenuto.worker.heart import STUCK_EXIT
 from tenuto.worker.worker import CLAIM_MOST, Worker
 
 
@@ -78,3 +81,27 @@ async def test_a_worker_that_ends_while_it_starts_many_gives_the_rest_back(
     assert 0 < len(begun) < CLAIM_MOST
     assert (counts["COMPLETED"], counts["RUNNING"]) == (len(begun), 0)
     assert counts["PENDING"] == CLAIM_MOST - len(begun)
+
+
+async def test_a_worker_drains_though_a_handler_keeps_its_loop_busy(world: System) -> None:
+    worker = world.worker("--app", "tests.proof.crash.handlers", drain_s=0.1)
+    tasks = []
+    for handler in ("calm", "busy"):
+        tasks += await world.submit(world.handled(handler))
+        await world.said(tasks[-1], "up")
+    worker.signal(signal.SIGTERM)
+    assert await worker.ended(20) == STUCK_EXIT, worker.text()
+    for task in tasks:
+        view = await world.engine.show(task)
+        assert (view.status, view.tries, view.last_outcome) == ("PENDING", 0, "RELEASED")
+
+
+async def test_a_database_that_hangs_keeps_no_worker(
+    postgres_url: str, postgres: PostgresServer, tmp_path: Path
+) -> None:
+    async with system(postgres_url, tmp_path) as world:
+        worker = world.worker(drain_s=0.1)
+        await eventually(world.engine.workers, PATIENCE)
+        with frozen(postgres.pid):
+            worker.signal(signal.SIGTERM)
+            assert await worker.ended(PATIENCE + 20) == 0, worker.text()

@@ -81,11 +81,7 @@ class Pool:
         idle, self._idle = self._idle, []
         for connection in self._used:
             connection.terminate()
-        for connection in idle:
-            try:
-                await connection.close(timeout=_CONNECT_S)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                connection.terminate()
+        await asyncio.gather(*map(_let_go, idle))
 
     async def _make(self) -> Any:
         self._making += 1
@@ -120,3 +116,11 @@ class Pool:
             if not turn.done():
                 turn.set_result(None)
                 return
+
+
+async def _let_go(connection: Any) -> None:
+    """Close a connection politely, or cut it."""
+    try:
+        await connection.close(timeout=_CONNECT_S)
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        connection.terminate()

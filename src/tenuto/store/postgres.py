@@ -119,9 +119,9 @@ class _Means:
         self.compiled: dict[Any, sql.PostgresQuery] = {}
         self.shapes: Counter[str] = Counter()
 
-    async def close(self) -> None:
-        await self.write.close()
-        await self.read.close()
+    @property
+    def pools(self) -> tuple[Pool, Pool]:
+        return self.write, self.read
 
 
 class PostgresStore:
@@ -177,9 +177,10 @@ class PostgresStore:
         await self.sync_clock()
 
     async def close(self) -> None:
-        for means in (self._means, *self._tenants.values()):
-            await means.close()
-        await self._owner.close()
+        # All at once: a server that hangs answers none of them.
+        every = (self._means, *self._tenants.values())
+        pools = [self._owner, *(pool for means in every for pool in means.pools)]
+        await asyncio.gather(*(pool.close() for pool in pools))
 
     async def sync_clock(self) -> None:
         """Read the database's clock again when the last reading is old."""

@@ -49,6 +49,7 @@ class Heart:
         tell: Callable[[Held, Reason], None],
         die: Callable[[], None] = lambda: os._exit(STUCK_EXIT),
         drain: Callable[[], None] = lambda: None,
+        ending: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._leases = leases
@@ -57,6 +58,8 @@ class Heart:
         self._tell = tell
         self._die = die
         self._drain = drain
+        self._ending = ending
+        """Since when the worker is to end, if it is."""
         self.poke = asyncio.Event()
         self._beats = 0
 
@@ -87,7 +90,8 @@ class Heart:
         except (Unavailable, TimeoutError) as error:
             if beat is None:
                 HERE.count("tenuto_lease_renew_failures_total", by=len(held))
-            log.warning("heartbeat failed: %s", error or "the store does not answer in time")
+            log.warning("heartbeat failed: %s", str(error) or "the store does not answer in time")
+        self._end_drain()
         await self._end_stuck()
 
     def _pass_on(self, held: list[Held], beat: Beat) -> None:
@@ -130,6 +134,18 @@ class Heart:
             held.asked_at = self._engine.clock.elapsed()
         held.reason = reason
         self._tell(held, reason)
+
+    def _end_drain(self) -> None:
+        """Ask what still runs to stop, when the time to finish is over.
+
+        The worker does so itself, unless a handler keeps its event loop busy.
+        """
+        since = self._ending()
+        if since is None or self._engine.clock.elapsed() - since < self._settings.drain_s + 1.0:
+            return
+        for held in self._leases.all():
+            if held.reason is None and not held.ended:
+                self._ask(held, "drain")
 
     async def _end_stuck(self) -> None:
         limit = self._settings.grace_s + 2.0

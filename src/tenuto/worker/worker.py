@@ -36,6 +36,9 @@ CLAIM_MOST = 1000
 _PORTION = 100
 """Attempts started in one turn of the loop, where the store needs it, too."""
 
+_SIGN_OFF_S = 5.0
+"""How long a worker that ends waits to say so: a store that hangs must not keep it."""
+
 Connect = Callable[[], AbstractAsyncContextManager[WorkEngine]]
 
 
@@ -82,6 +85,8 @@ class Worker:
         self._stopping = False
         self._asked = asyncio.Event()
         """Somebody asked this worker to end."""
+        self._ending: float | None = None
+        """Since when it is to end, if it is."""
         self._refused: set[int] = set()
         """Agents that are to take no more tasks, as was said once."""
         self._context = copy_context()
@@ -120,6 +125,16 @@ class Worker:
             max_concurrent=max_concurrent,
         )
         return await self.host(profile, runtime)
+
+    def end_soon(self) -> None:
+        """Note that this worker is to end. For any thread, and for the handler of a signal.
+
+        A busy event loop does not hear of it in time; the heart does.
+        """
+        if self._ending is None:
+            self._ending = self.engine.clock.elapsed()
+        if isinstance(self._heart, HeartThread):
+            self._heart.poke()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; then finish or give back what is running."""
@@ -283,11 +298,13 @@ class Worker:
 
         def drain() -> None:
             if not self._asked.is_set():
+                self.end_soon()
                 loop.call_soon_threadsafe(self._asked.set)
 
         def make(engine: WorkEngine) -> Heart:
             die: dict[str, Any] = {} if self._die is None else {"die": self._die}
-            return Heart(engine, self._leases, self._who, self.settings, tell, drain=drain, **die)
+            means = {"drain": drain, "ending": lambda: self._ending, **die}
+            return Heart(engine, self._leases, self._who, self.settings, tell, **means)
 
         if self._connect is None:
             self._heart = make(self.engine)
@@ -305,9 +322,10 @@ class Worker:
             self._beating.set()
             await self._heart_task
         try:
-            await self.engine.present(self._who)
-        except TenutoError as error:
-            log.warning("cannot sign off: %s", error)
+            async with asyncio.timeout(_SIGN_OFF_S):
+                await self.engine.present(self._who)
+        except (TenutoError, TimeoutError) as error:
+            log.warning("cannot sign off: %s", str(error) or "the store does not answer in time")
 
     async def _give_all_back(self, works: Sequence[Work]) -> None:
         await asyncio.gather(*(self._give_back(work) for work in works))
@@ -322,12 +340,11 @@ class Worker:
     async def _drain(self) -> None:
         """No new claims; what runs may finish for a while, then goes back with its try."""
         self._stopping = True
+        self.end_soon()
         self._who.status = "DRAINING"
         crash_point("worker.draining")
-        if self._claims:
-            await asyncio.wait(self._claims)
-        if self._running:
-            await asyncio.wait(self._running, timeout=self.settings.drain_s)
+        if under_way := self._claims | self._running:
+            await asyncio.wait(under_way, timeout=self.settings.drain_s)
         for held in self._leases.all():
             held.stop("drain")
         if self._running:

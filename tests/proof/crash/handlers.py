@@ -27,6 +27,13 @@ def deaf_thread(ctx: Any) -> None:
     threading.Event().wait()
 
 
+async def busy(ctx: Any) -> None:
+    """Keeps the event loop to itself."""
+    ctx.log("up")
+    await ctx.heard()
+    threading.Event().wait()
+
+
 def calm(ctx: Any) -> Any:
     """Runs until a later attempt."""
     if ctx.attempt > 1:
@@ -76,6 +83,7 @@ handlers = {
     for each in (
         deaf,
         deaf_thread,
+        busy,
         calm,
         leave,
         leave_thread,
