@@ -97,3 +97,12 @@ def test_what_does_not_fit_is_not_waited_for() -> None:
     answer = answered(Incompatible("too old"))
     assert answer.status_code == 503
     assert not may_pass(answer, raised_by(answer))
+
+
+def test_a_proxy_that_finds_a_request_too_large_is_not_asked_again() -> None:
+    request = httpx2.Request("POST", "http://server/api/v1/agent-tasks/x/complete", content=b"123")
+    answer = httpx2.Response(413, text="<html>too large</html>", request=request)
+    found = raised_by(answer)
+    assert isinstance(found, Invalid)
+    assert (found.code, found.message) == ("too_large", "a proxy refuses a request of 3 bytes")
+    assert not may_pass(answer, found)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pwd
+import sqlite3
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -75,6 +76,10 @@ async def test_a_postgres_that_is_not_there(url: str) -> None:
 )
 async def test_a_postgres_address_that_makes_no_sense(url: str) -> None:
     assert (await told(url))[0] in ("database_invalid", "database_unreachable")
+
+
+async def test_a_postgres_setting_that_does_not_exist(postgres_url: str) -> None:
+    assert (await told(f"{postgres_url}&bogus=1"))[0] == "database_invalid"
 
 
 async def test_a_wrong_password(postgres: PostgresServer, postgres_url: str) -> None:
@@ -172,6 +177,16 @@ async def test_a_file_that_is_no_database(tmp_path: Path, content: bytes) -> Non
     path.write_bytes(content)
     assert (await told(f"sqlite:///{path}"))[0] == "database_unreachable"
     assert path.read_bytes() == content
+
+
+async def test_a_database_of_another_program(tmp_path: Path) -> None:
+    path = tmp_path / "photos.db"
+    connection = sqlite3.connect(path)
+    connection.execute("create table photo (id integer)")
+    connection.close()
+    before = path.read_bytes()
+    assert (await told(f"sqlite:///{path}"))[0] == "database_invalid"
+    assert path.read_bytes() == before
 
 
 @pytest.fixture

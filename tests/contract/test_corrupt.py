@@ -238,3 +238,11 @@ async def test_a_corrupt_task_can_be_mended_and_retried(engine: Engine, raw: Raw
     await damage(raw, submitted.id, "retry = null")
     await engine.retry(submitted.id)
     assert len(await claim_all(engine)) == 1
+
+
+async def test_a_task_without_its_body_is_found(engine: Engine, raw: Raw) -> None:
+    task = (await engine.submit(new())).id
+    await raw.execute(f"delete from task_body where task = '{task}'")
+    [told] = await engine.upkeep.audit()
+    assert str(task) in told
+    await forget(raw, task)

@@ -1,4 +1,4 @@
-"""Attempts while the store is away, or while everything stands still: nothing runs again for it."""
+"""Attempts while the store is away, everything stands still, or a runtime has a fault."""
 
 import asyncio
 import threading
@@ -11,6 +11,9 @@ from tests.proof.crash.inside import PATIENCE, Handlers, working
 from tests.proof.crash.system import frozen, system
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
+
+from tenuto.model.matching import AgentProfile
+from tenuto.worker.context import Context
 
 
 class Away:
@@ -77,3 +80,29 @@ async def test_time_in_which_everything_stands_still_does_not_count(
         done.touch()
         await world.in_status([task], "COMPLETED")
         assert await world.outcomes(task) == ["COMPLETED"]
+
+
+class Broken:
+    """A runtime with a fault of its own."""
+
+    name = "broken"
+
+    async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
+        raise AssertionError("never mind")
+
+
+async def test_a_fault_of_a_runtime_ends_its_attempt(sqlite_url: str) -> None:
+    async with working(sqlite_url, {"other": print}, faulty=True) as inside:
+        engine = inside.engine
+        profile = AgentProfile(
+            id=engine.clock.new_id(),
+            workspace=engine.workspace,
+            name="broken",
+            runtimes=("broken",),
+        )
+        await inside.worker.host(profile, Broken())
+        task = await inside.submit(max_attempts=1)
+        assert (await inside.ended(task)).status == "DEAD"
+        assert (
+            await inside.last(task)
+        ).message == "a fault of the worker: AssertionError('never mind')"

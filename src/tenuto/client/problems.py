@@ -81,8 +81,11 @@ def _read(answer: httpx2.Response) -> _Problem | None:
         return None
 
 
-def _foreign(answer: httpx2.Response) -> Unavailable:
+def _foreign(answer: httpx2.Response) -> TenutoError:
     """Whoever answered is not our server: a proxy, or a wrong address."""
+    if answer.status_code == 413:
+        size = len(answer.request.content)
+        return Invalid(f"a proxy refuses a request of {size:,} bytes", "too_large")
     where = answer.request.url.copy_with(path="/", query=None)
     return Unavailable(
         f"{where} answers HTTP {answer.status_code}, not as a Tenuto server would",

@@ -97,6 +97,8 @@ class Pool:
             if self._watch is None:
                 self._look()
             return self._use(connection)
+        except asyncpg.UndefinedObjectError as error:  # a setting that the server does not know
+            raise asyncpg.ClientConfigurationError(str(error)) from error
         finally:
             self._making -= 1
             if connection is None:

@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.clock import from_micros, to_micros
+from tenuto.model.errors import Invalid
 from tenuto.store import sql
 from tenuto.store.protocol import Row, Rows, Statement
 
@@ -224,6 +225,7 @@ class Connection:
             cached_statements=_STATEMENTS,
         )
         self._waits = True
+        self._check_ours(path)
         if self.raw.execute("pragma journal_mode").fetchone()[0] != "wal":
             self.raw.execute("pragma journal_mode = wal")
         self.raw.execute("pragma synchronous = full")
@@ -231,6 +233,14 @@ class Connection:
         self.raw.execute("pragma cache_size = -16000")
         self._prepared: dict[Any, _Prepared] = {}
         self._together: dict[str, tuple[str, Any]] = {}
+
+    def _check_ours(self, path: str) -> None:
+        """Raise `Invalid` for a database of another program, before anything in it is changed."""
+        rows = self.raw.execute("select name from sqlite_master where type = 'table'")
+        names = {row[0] for row in rows}
+        if names and "schema_migration" not in names:
+            self.raw.close()
+            raise Invalid(f"{path} is a database of another program", "database_invalid")
 
     def begin(self, *, wait: bool) -> None:
         """Begin to write; unless the caller may wait, `Busy` when somebody else does."""

@@ -140,8 +140,7 @@ class Attempt:
                 return self._stopped
             if _torn_down():
                 raise
-            itself = AttemptFailed(Failure(message="the handler cancelled itself"))
-            return lambda: self._fail(itself)
+            failed = AttemptFailed(Failure(message="the handler cancelled itself"))
         except CannotStart as error:
             failure = self._sayable(error.failure)
             return lambda: self._engine.not_started(self._work.fence, failure)
@@ -149,12 +148,15 @@ class Attempt:
             return _nothing
         except AttemptFailed as error:
             failed = error
-            return lambda: self._fail(failed)
+        except Exception as error:
+            log.exception("a fault of the runtime ends attempt %d", self._work.fence.attempt)
+            failed = AttemptFailed(Failure(message=f"a fault of the worker: {error!r}"))
         finally:
             self._running = None
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
+        return lambda: self._fail(failed)
 
     def _time(self, seconds: float) -> None:
         """End the session after so many seconds; those in which nothing could run come again."""
