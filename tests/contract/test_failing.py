@@ -173,6 +173,16 @@ async def test_a_known_reset_closes_the_lane(engine: Engine, another: Another) -
         assert [work.fence.task for work in await claim_all(second)] == [other.id]
 
 
+async def test_no_attempt_closes_the_lane_for_years(engine: Engine, another: Another) -> None:
+    fence = await running(engine)
+    other = await engine.submit(new())
+    await engine.fail(fence, failure("rate_limit"), resume_at=START + timedelta(days=9000))
+    async with another() as second:
+        assert isinstance(second.clock, ManualClock)
+        second.clock.advance(days=7)
+        assert [work.fence.task for work in await claim_all(second)] == [other.id]
+
+
 async def test_a_lost_lease_is_due_at_once_then_with_backoff(
     engine: Engine, clock: ManualClock
 ) -> None:

@@ -1,7 +1,7 @@
 """What all use cases share: the store, group commit, hints, the lanes, and load-decide-write."""
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     """A vault, or how to open it."""
 
 T = TypeVar("T")
+_LONGEST_CLOSED = timedelta(days=7)
+"""The longest that providers take to reset a limit."""
 FLOW_WORK = "flow"
 """The topic of hints that something of a flow was left to do."""
 Decided = Change | TenutoError | None
@@ -278,6 +280,11 @@ def _acts(task: Task) -> bool:
 
 
 def _close_lane(change: Change) -> Statement:
-    """A provider's limit holds for every task of the lane, until its reset."""
+    """A provider's limit holds for every task of the lane, until its reset.
+
+    What one attempt says of a time far ahead holds for its own task alone.
+    """
     task, why = change.task, f"provider limit: {change.event.message}"
-    return Statement("lane_close", {"lane": task.lane, "until": task.resume_at, "why": why})
+    assert task.resume_at is not None
+    until = min(task.resume_at, task.updated_at + _LONGEST_CLOSED)
+    return Statement("lane_close", {"lane": task.lane, "until": until, "why": why})

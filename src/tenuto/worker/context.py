@@ -1,15 +1,19 @@
 """What a handler gets: its input, and the means to report, checkpoint, and do things once."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import cached_property
 from inspect import isawaitable
 from typing import Any, TypeVar
 from uuid import UUID
 
+import msgspec
+
 from tenuto.crash import crash_point
 from tenuto.engine.children import Asked, Question
 from tenuto.engine.claim import Work
+from tenuto.model.errors import Conflict
 from tenuto.model.redact import Redactor
 from tenuto.model.spending import Usage
 from tenuto.model.submission import NewTask
@@ -44,6 +48,11 @@ class Context:
     @cached_property
     def _using(self) -> asyncio.Lock:
         return asyncio.Lock()
+
+    @cached_property
+    def _doing(self) -> defaultdict[str, asyncio.Lock]:
+        """Steps by key: one that is asked for twice at once is done once."""
+        return defaultdict(asyncio.Lock)
 
     @cached_property
     def _calls(self) -> Calls:
@@ -133,16 +142,23 @@ class Context:
         crash_point("worker.checkpoint_saved")
 
     async def step(self, key: str, work: Callable[[], Awaitable[T] | T]) -> T:
-        """The value of `work`, done once per key: a later attempt gets the recorded value."""
-        steps = await self._recorded()
-        if key in steps:
+        """The value of `work`, done once per key, as JSON has it: every attempt gets the same."""
+        async with self._doing[key]:
+            steps = await self._recorded()
+            if not self._is_done(steps, key):
+                result = work()
+                done = await result if isawaitable(result) else result
+                await self._insist(lambda: self._engine.record_step(self._work.fence, key, done))
+                steps[key] = (msgspec.json.decode(msgspec.json.encode(done)), None)
             value: T = steps[key][0]
             return value
-        result = work()
-        done: T = await result if isawaitable(result) else result
-        await self._insist(lambda: self._engine.record_step(self._work.fence, key, done))
-        steps[key] = (done, None)
-        return done
+
+    @staticmethod
+    def _is_done(steps: dict[str, tuple[Any, UUID | None]], key: str) -> bool:
+        """Whether the step is recorded; raises `Conflict` if a child has that key."""
+        if key in steps and steps[key][1] is not None:
+            raise Conflict(f"step {key!r} is a child", "step_conflict")
+        return key in steps
 
     async def spawn(self, key: str, new: NewTask) -> UUID:
         """A child task, made once per key; a later attempt gets the same child."""
@@ -262,7 +278,8 @@ class SyncContext:
         self._context.stopping = value
 
     def log(self, text: str, level: str = "INFO") -> None:
-        self._loop.call_soon_threadsafe(self._context.log, text, level)
+        if not self._context.full:
+            self._loop.call_soon_threadsafe(self._context.log, text, level)
 
     def progress(self, percent: float | None = None, step: str | None = None) -> None:
         self._wait(self._context.progress(percent, step))
@@ -275,12 +292,9 @@ class SyncContext:
 
     def step(self, key: str, work: Callable[[], T]) -> T:
         steps = self._wait(self._context._recorded())  # noqa: SLF001  one class in two dresses
-        if key in steps:
-            value: T = steps[key][0]
-            return value
-        done = work()
-        self._wait(self._context.step(key, lambda: done))
-        return done
+        done = None if self._context._is_done(steps, key) else work()  # noqa: SLF001  the same
+        value: T = self._wait(self._context.step(key, lambda: done))
+        return value
 
     def spawn(self, key: str, new: NewTask) -> UUID:
         child: UUID = self._wait(self._context.spawn(key, new))
