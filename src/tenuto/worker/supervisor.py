@@ -179,7 +179,10 @@ def open_child_events() -> int:
 
 def wait_for(sources: list[int], events: int, timeout: float | None) -> list[int]:
     """The readable ones of `sources`, after one of them, a child's end or the timeout."""
-    ready = select.select([*sources, events], [], [], timeout)[0]
+    poll = select.poll()  # select knows no descriptor from 1,024 on
+    for source in (*sources, events):
+        poll.register(source, select.POLLIN)
+    ready = [source for source, _ in poll.poll(None if timeout is None else timeout * 1000)]
     if events in ready:
         os.read(events, 4096)
         ready.remove(events)
