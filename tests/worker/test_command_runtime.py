@@ -3,6 +3,9 @@
 import json
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +126,14 @@ async def test_binary_output_is_kept_as_text(database_url: str) -> None:
         assert await inside.transcript(task) == ["a\ufffdb\ufffdc", "\033[31mred"]
 
 
+async def test_a_long_line_is_cut_between_characters(sqlite_url: str) -> None:
+    code = "import sys; sys.stdout.buffer.write(('\\u20ac' * 200_000).encode())"
+    async with working(sqlite_url) as inside:
+        task = await inside.submit(command=[sys.executable, "-c", code])
+        assert (await inside.ended(task)).status == "COMPLETED"
+        assert "".join(await inside.transcript(task)) == "\u20ac" * 200_000
+
+
 async def test_progress_is_told_while_the_command_runs(database_url: str) -> None:
     async with working(database_url) as inside:
         task = await inside.shell(report(progress=40, step="compiling") + "sleep 100")
@@ -218,6 +229,31 @@ async def test_nonsense_on_the_report_pipe_is_only_logged(
         assert {view.attempt for view in views} == {1}
 
 
+REFUSED: list[dict[str, Any]] = [
+    {"progress": 101},
+    {"step": 7},
+    {"usage": {"inputTokens": -1}},
+    {"usage": 1},
+]
+
+
+@pytest.mark.parametrize("refused", REFUSED, ids=str)
+async def test_a_refused_key_hurts_no_other_of_its_line(
+    database_url: str, refused: dict[str, Any]
+) -> None:
+    others = {"progress": 50, "step": "half", "checkpoint": 1, "log": "said"}
+    async with working(database_url) as inside:
+        task = await inside.shell(report(**others | refused, output=5))
+        failed = await inside.shell(report(**refused, error="bad"), max_attempts=1)
+        view = await inside.ended(task)
+        assert (view.output, view.checkpoint) == (5, 1)
+        assert view.progress_percent == (None if "progress" in refused else 50)
+        assert view.current_step == (None if "step" in refused else "half")
+        lines = await inside.transcript(task)
+        assert (len(lines), "said" in lines) == (2, True)
+        assert (await inside.ended(failed)).last_error == "bad"
+
+
 async def test_a_report_without_end_is_dropped(sqlite_url: str) -> None:
     async with working(sqlite_url) as inside:
         before = resident()
@@ -295,6 +331,47 @@ async def test_a_second_request_leaves_the_kill_its_time(database_url: str, seco
         receipt = (await inside.last(task)).receipt
         assert receipt is not None
         assert receipt["how"] == "SIGKILL"
+
+
+@contextmanager
+def holding(pipe: str, *, writing: bool) -> Iterator[None]:
+    """Keeps a pipe open for writing, as a process outside the command's tree may."""
+    fd, over = os.open(pipe, os.O_WRONLY), threading.Event()
+
+    def write() -> None:
+        with suppress(BrokenPipeError):
+            while writing and not over.wait(0.01):
+                os.write(fd, b"foreign\n")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        over.set()
+        writer.join()
+        os.close(fd)
+
+
+@pytest.mark.parametrize("writing", [False, True])
+@pytest.mark.parametrize("end", ["COMPLETED", "CANCELLED"])
+async def test_who_holds_the_output_open_is_not_waited_for(
+    database_url: str, tmp_path: Path, end: str, writing: bool
+) -> None:
+    done = tmp_path / "done"
+    loop = f"until [ -e '{done}' ]; do sleep 0.05; done; echo last; " + report(output="heard")
+    async with working(database_url, grace_s=20) as inside:
+        task = await inside.shell("echo pid $$; " + loop)
+        await inside.said(task, "pid")
+        pid = (await inside.transcript(task))[0].split()[1]
+        with holding(f"/proc/{pid}/fd/1", writing=writing):
+            await inside.engine.cancel(task) if end == "CANCELLED" else done.touch()
+            view = await inside.until(task, end)
+        lines = await inside.transcript(task)
+        assert any("another process holds" in line for line in lines)
+        assert (view.output, "last" in lines) == (
+            ("heard", True) if end == "COMPLETED" else (None, False)
+        )
 
 
 async def test_a_cancel_that_finds_the_command_at_its_end_is_confirmed(

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -551,18 +550,3 @@ def test_sessions_under_uvloop() -> None:
 def test_a_process_name_may_hold_anything() -> None:
     process = program.parse_stat("12 (a) R (1) b) S 7 11 10 0")
     assert process == program.Process(12, 7, 11, "a) R (1) b", dead=False)
-
-
-async def test_a_supervisor_of_a_process_with_many_descriptors() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
-    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-    supervisor = Supervisor()
-    try:
-        session = await supervisor.spawn(["true"], cwd=None, env=ENV)
-        assert (await session.wait()).exit_code == 0
-    finally:
-        await supervisor.close()
-        for each in taken:
-            os.close(each)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

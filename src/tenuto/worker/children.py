@@ -8,6 +8,7 @@ import socket
 import sys
 
 from tenuto.engine.engine import Engine
+from tenuto.engine.upkeep import BATCH, EVERY_LEASE
 from tenuto.loop import wait_any
 from tenuto.model.errors import TenutoError
 from tenuto.settings import Settings
@@ -93,13 +94,16 @@ class Children:
 
     async def _bury(self, pid: int) -> None:
         """Expire what the dead worker held, now instead of at the end of its leases."""
-        host = socket.gethostname()
+        host, upkeep = socket.gethostname(), self._engine.upkeep
         try:
             for row in await self._engine.query.workers(self._engine.workspace):
                 if row["host"] == host and row["pid"] == pid and row["status"] != "STOPPED":
-                    lost = await self._engine.upkeep.expire_worker(row["worker_id"], "parent")
+                    lost = await upkeep.expire_worker(row["worker_id"], "parent")
                     log.warning("worker %s died; %d tasks go on elsewhere", row["worker_id"], lost)
-            await self._engine.upkeep.promote_once("parent")
+                    for _ in range(0, lost, BATCH):
+                        # Whether the living are late is the coordinator's matter, which knows of
+                        # pauses.
+                        await upkeep.promote_once("parent", spared=EVERY_LEASE)
         except TenutoError as error:
             log.warning("cannot expire the dead worker's leases: %s", error)
 

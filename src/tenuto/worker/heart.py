@@ -1,8 +1,10 @@
 """The heart: renews all leases of a worker and passes on what is asked of its attempts.
 
 It runs on a thread and a database connection of its own, so that a handler which keeps the event
-loop busy cannot starve it; only C code that never lets the interpreter go can. When an attempt does not stop though it must, the
-heart ends the whole worker: killing the process is the only way to stop code that will not.
+loop busy cannot starve it; only C code that never lets the interpreter go can.
+
+When an attempt does not stop though it must, the heart ends the whole worker: killing the process
+is the only way to stop code that will not.
 """
 
 import asyncio

@@ -10,6 +10,7 @@ standard input, and may write JSON lines to file descriptor 3:
 """
 
 import asyncio
+import codecs
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -32,8 +33,16 @@ from tenuto.worker.session import Session, SessionEnd, SpawnError, Supervisor
 _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR")
 _ENV_LIMIT = 32_000
 _CHUNK = 65_536
+_LONGEST_CHARACTER = 4
+_Decoder = codecs.getincrementaldecoder("utf-8")
 _TAIL_LINES = 20
 _REPORT_LIMIT = 2 * MAX_JSON
+_LOOK_S = 0.2
+_LOOKS = 5
+"""How often readers are found waiting after the session's end before they are given up.
+
+In all, less than the two seconds that the heart leaves an attempt besides its grace time.
+"""
 
 
 class _Report:
@@ -42,6 +51,22 @@ class _Report:
     def __init__(self) -> None:
         self.output: Any = None
         self.error: Any = None
+
+
+class _Pipe:
+    """A pipe that one reader reads."""
+
+    def __init__(self, source: asyncio.StreamReader) -> None:
+        self._source = source
+        self.waiting = False
+        """Whether the reader has had all that came so far."""
+
+    async def read(self) -> bytes:
+        """The next piece, or nothing at the end."""
+        self.waiting = True
+        piece = await self._source.read(_CHUNK)
+        self.waiting = False
+        return piece
 
 
 class CommandRuntime:
@@ -63,16 +88,20 @@ class CommandRuntime:
         crash_point("worker.session_spawned")
         report = _Report()
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        readers = [
-            asyncio.ensure_future(_follow(session.stdout, "INFO", context, tail)),
-            asyncio.ensure_future(_follow(session.stderr, "WARN", context, tail)),
-            asyncio.ensure_future(_listen(session.report, context, report)),
-        ]
+        out, err, told = map(_Pipe, (session.stdout, session.stderr, session.report))
+        readers = {
+            asyncio.ensure_future(_follow(out, "INFO", context, tail)): out,
+            asyncio.ensure_future(_follow(err, "WARN", context, tail)): err,
+            asyncio.ensure_future(_listen(told, context, report)): told,
+        }
         try:
             end = await session.wait()
+            await _drain(session, readers, context)
             await asyncio.gather(*readers)
         except asyncio.CancelledError:
+            context.stopping = True  # a report is not insisted on then while the store is away
             end = await asyncio.shield(session.kill(grace_s))
+            await _drain(session, readers, context)
             await asyncio.gather(*readers, return_exceptions=True)
             receipt |= {"state": "killed", **end.receipt}
             raise
@@ -127,12 +156,29 @@ def environment(context: Context, outer: Mapping[str, str]) -> dict[str, str]:
     return env
 
 
-async def _follow(
-    reader: asyncio.StreamReader, level: str, context: Context, tail: deque[str]
+async def _drain(
+    session: Session, readers: Mapping["asyncio.Task[None]", _Pipe], context: Context
 ) -> None:
+    """Wait until the readers of an ended session have all that its command wrote.
+
+    That is in the pipes by then: a reader that still waits, waits for a process outside the tree
+    that holds its pipe open. Several looks, because one alone may follow a time in which the loop
+    could not read.
+    """
+    left, looks = set(readers), 0
+    while left and looks < _LOOKS:
+        _, left = await asyncio.wait(left, timeout=_LOOK_S)
+        looks += all(readers[reader].waiting for reader in left)
+    if left:
+        context.log("(another process holds the command's output open: not read further)", "WARN")
+        session.drop()
+        await asyncio.wait(left)
+
+
+async def _follow(pipe: _Pipe, level: str, context: Context, tail: deque[str]) -> None:
     """Write what the command prints to the transcript, line by line."""
     rest = b""
-    while chunk := await reader.read(_CHUNK):
+    while chunk := await pipe.read():
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > _CHUNK:
             line, rest = _cut(rest, context.redactor)
@@ -144,9 +190,12 @@ async def _follow(
 
 
 def _cut(rest: bytes, redactor: Redactor) -> tuple[bytes, bytes]:
-    """A line that is too long to wait for its end in two parts, without a secret cut in two."""
+    """A line too long to wait for its end in two parts, no secret and no character cut in two."""
     if not redactor.reach:
-        return rest, b""
+        decoder = _Decoder("replace")
+        decoder.decode(rest[-_LONGEST_CHARACTER:])
+        begun, _ = decoder.getstate()
+        return rest[: len(rest) - len(begun)], begun
     text = rest.decode("utf-8", "surrogateescape")
     line = text[: redactor.cut(text)].encode("utf-8", "surrogateescape")
     return line, rest[len(line) :]
@@ -158,11 +207,11 @@ def _say(line: bytes, level: str, context: Context, tail: deque[str]) -> None:
     context.log(text, level)
 
 
-async def _listen(reader: asyncio.StreamReader, context: Context, report: _Report) -> None:
+async def _listen(pipe: _Pipe, context: Context, report: _Report) -> None:
     """Do what the command asks for over its report pipe; nonsense is logged, never fatal."""
     rest = bytearray()
     dropping = False
-    while chunk := await reader.read(_CHUNK):
+    while chunk := await pipe.read():
         first, *more = chunk.split(b"\n")
         if not dropping:
             rest += first
@@ -183,22 +232,40 @@ async def _obey(line: bytes, context: Context, report: _Report) -> None:
         return
     try:
         said = msgspec.json.decode(line, type=dict[str, Any])
-        if "progress" in said or "step" in said:
-            await context.progress(said.get("progress"), said.get("step"))
-        if "checkpoint" in said:
-            await context.save(said["checkpoint"])
-        if "usage" in said:
-            await context.used(**_usage(said["usage"]))
-        if "log" in said:
-            context.log(str(said["log"]))
-        report.output = said.get("output", report.output)
-        report.error = said.get("error", report.error)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        context.log(f"unreadable report: {error}", "WARN")
+        return
+    # First, because they decide how the attempt ends, whatever becomes of the rest of the line.
+    report.output = said.get("output", report.output)
+    report.error = said.get("error", report.error)
+    for key, value in said.items():
+        await _try(key, value, context)
+
+
+async def _try(key: str, value: Any, context: Context) -> None:
+    """Do what one key of a report asks for; what is refused is logged and hurts no other key."""
+    try:
+        await _do(key, value, context)
     except (msgspec.MsgspecError, RecursionError, TypeError) as error:
         context.log(f"unreadable report: {error}", "WARN")
     except TenutoError as error:
         context.log(f"report refused: {error}", "WARN")
     except Exception as error:  # noqa: BLE001  no report may lose a session's outcome
         context.log(f"report failed: {error!r}", "WARN")
+
+
+async def _do(key: str, value: Any, context: Context) -> None:
+    match key:
+        case "progress":
+            await context.progress(value)
+        case "step":
+            await context.progress(None, value)
+        case "checkpoint":
+            await context.save(value)
+        case "usage":
+            await context.used(**_usage(value))
+        case "log":
+            context.log(str(value))
 
 
 def _usage(said: Any) -> dict[str, Any]:

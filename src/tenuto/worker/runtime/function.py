@@ -55,7 +55,9 @@ class FunctionRuntime:
     def _is_async(self, task_type: str, handler: Handler) -> bool:
         known = self._async.get(task_type)
         if known is None or known[0] is not handler:
-            known = self._async[task_type] = (handler, iscoroutinefunction(handler))
+            called = type(handler).__call__  # an object's, which may be a coroutine, too
+            awaited = iscoroutinefunction(handler) or iscoroutinefunction(called)
+            known = self._async[task_type] = (handler, awaited)
         return known[1]
 
 
@@ -83,18 +85,12 @@ async def _on_thread(handler: Handler, context: Context, grace_s: float) -> Any:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
     outside = SyncContext(context, loop)
-
-    def work() -> None:
-        try:
-            result = handler(outside)
-        except BaseException as error:  # noqa: BLE001  handed to the attempt
-            loop.call_soon_threadsafe(_settle, future, None, error)
-        else:
-            loop.call_soon_threadsafe(_settle, future, result, None)
-
+    call = _Call(
+        lambda: handler(outside),
+        lambda result, error: loop.call_soon_threadsafe(_settle, future, result, error),
+    )
     name, run = f"task {context.task_id}", copy_context().run
-    thread = threading.Thread(target=run, args=(work,), name=name, daemon=True)
-    thread.start()
+    threading.Thread(target=run, args=(call.make,), name=name, daemon=True).start()
     try:
         return await asyncio.shield(future)
     except _Raised as raised:
@@ -103,27 +99,72 @@ async def _on_thread(handler: Handler, context: Context, grace_s: float) -> Any:
         raise AttemptFailed(failure_of(raised.error)) from raised.error
     except asyncio.CancelledError:
         outside.stopping = True
-        _interrupt(thread)
+        call.interrupt()
         # A thread cannot be killed. If it goes on for longer, the heart ends the worker.
         await asyncio.wait([future], timeout=grace_s + 3600)
         raise
 
 
+class _Call:
+    """A handler's call on a thread, interrupted at most once, and only while it is under way.
+
+    The system gives the ident of a thread that has ended to the next one, and what is raised in a
+    thread from outside comes up a little later: neither may hit anything but the handler.
+    """
+
+    def __init__(
+        self, call: Callable[[], Any], tell: Callable[[Any, BaseException | None], object]
+    ) -> None:
+        self._call = call
+        self._tell = tell
+        # Reentrant: what comes up right behind an acquire may keep its owner from the release.
+        self._lock = threading.RLock()
+        self._asked = False
+        self._ident: int | None = None
+        """The thread, while it may be interrupted."""
+
+    def make(self) -> None:
+        """Call the handler and tell its outcome, wherever an interrupt comes up."""
+        outcome: tuple[Any, BaseException | None] = None, Stopped()
+        try:
+            outcome = self._outcome()
+            self._close()
+            self._tell(*outcome)
+        except BaseException:  # noqa: BLE001  the interrupt, beside the handler: there is no second
+            self._close()
+            self._tell(*outcome)  # perhaps again: what is told first counts
+
+    def interrupt(self) -> None:
+        """Raise `Stopped` in the handler unless it has ended; one not begun yet never begins."""
+        with self._lock:
+            self._asked = True
+            if self._ident is not None:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self._ident), ctypes.py_object(Stopped)
+                )
+
+    def _outcome(self) -> tuple[Any, BaseException | None]:
+        with self._lock:
+            if self._asked:
+                return None, Stopped()
+            self._ident = threading.get_ident()
+        try:
+            return self._call(), None
+        except BaseException as error:  # noqa: BLE001  handed to the attempt
+            return None, error
+
+    def _close(self) -> None:
+        """From here on nothing is raised in the thread."""
+        with self._lock:
+            self._ident = None
+
+
 def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | None) -> None:
     if future.done():
         return
-    if isinstance(error, Stopped):
-        future.set_result(None)
-    elif error is not None:
+    if error is not None:
         # Wrapped: a future takes no StopIteration, and a loop would end itself by a SystemExit.
         future.set_exception(_Raised(error))
         future.exception()  # looked at: a cancelled attempt may leave it behind
     else:
         future.set_result(result)
-
-
-def _interrupt(thread: threading.Thread) -> None:
-    if thread.ident is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped)
-        )
