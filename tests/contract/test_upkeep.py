@@ -26,6 +26,7 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
+from tenuto.engine.upkeep import EVERY_LEASE, Spared
 from tenuto.model.task import AGING_MS, Fence, Status
 
 
@@ -196,6 +197,54 @@ async def test_a_worker_seen_to_die_loses_everything_at_once(engine: Engine) -> 
     assert await status(engine, other.fence.task) == "RUNNING"
     assert "seen to die" in str((await engine.show(fence.task)).last_error)
     assert await engine.upkeep.expire_worker(WORKER, "supervisor") == 0
+
+
+async def test_a_worker_seen_to_die_loses_more_than_a_batch_holds(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 4)
+    await engine.submit_many([new() for _ in range(10)])
+    await claim_all(engine)
+    assert await engine.upkeep.expire_worker(WORKER, "supervisor") == 10
+    assert (await engine.query.counts(engine.workspace))["RETRY_WAIT"] == 10
+
+
+async def test_spared_leases_are_not_ended(engine: Engine, clock: ManualClock) -> None:
+    """Two that run out one after the other: which are ended is said by when theirs did."""
+    early = await running(engine)
+    clock.advance(5)
+    late = await running(engine)
+    clock.advance(LEASE_S + 1)
+    ends = START + timedelta(seconds=LEASE_S)
+    upkeep = engine.upkeep
+    for expire in (upkeep.expire_once, upkeep.expire_in_turns):
+        assert await expire("reaper", spared=EVERY_LEASE) == 0
+        assert await expire("reaper", spared=Spared(ends, clock.now())) == 0
+    second = Spared(ends + timedelta(seconds=1), clock.now())
+    assert await upkeep.expire_once("reaper", spared=second) == 1
+    assert await status(engine, early.task) == "RETRY_WAIT"
+    assert await status(engine, late.task) == "RUNNING"
+    assert await upkeep.expire_in_turns("reaper", spared=Spared(clock.now(), clock.now())) == 1
+
+
+@pytest.mark.parametrize("how", ["once", "in_turns"])
+async def test_the_timers_of_spared_leases_do_not_count(
+    engine: Engine, clock: ManualClock, how: str
+) -> None:
+    silent = await running(engine, timeout_s=1)
+    beating = await running(engine, timeout_s=1)
+    retried = await running(engine)
+    await engine.fail(retried, failure())
+    clock.advance(40)
+    await engine.heartbeat([beating])
+    promote = engine.upkeep.promote_once if how == "once" else engine.upkeep.promote_in_turns
+    assert await promote("promoter", spared=EVERY_LEASE) == 1
+    assert await status(engine, retried.task) == "PENDING"
+    assert await promote("promoter", spared=Spared(START, clock.now())) == 1
+    assert await status(engine, beating.task) == "RETRY_WAIT"
+    assert await status(engine, silent.task) == "RUNNING"
+    assert await promote("promoter", spared=Spared(clock.now(), clock.now())) == 1
+    assert await status(engine, silent.task) == "RETRY_WAIT"
 
 
 async def test_many_coordinators_do_each_thing_once(

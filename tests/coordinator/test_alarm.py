@@ -104,9 +104,9 @@ async def test_an_outage_from_its_first_failure_to_its_end(
         expired: list[float] = []
         expire = engine.upkeep.expire_once
 
-        async def noted(actor: str, workspace: UUID | None = None) -> int:
+        async def noted(actor: str, workspace: UUID | None = None, **spared: Any) -> int:
             expired.append(clock.elapsed())
-            return await expire(actor, workspace)
+            return await expire(actor, workspace, **spared)
 
         engine.upkeep.expire_once = noted  # type: ignore[method-assign]
         with caplog.at_level(logging.INFO, "tenuto.coordinator"):

@@ -146,7 +146,7 @@ async def test_an_outage_is_a_pause(stage: Stage, monkeypatch: pytest.MonkeyPatc
                 await coordinator.cycle_once()
             stage.clock.advance(SETTINGS.tick_s)
     assert (await coordinator.cycle_once()).expired == 0
-    assert await cycle(coordinator, stage, 2 * SETTINGS.heartbeat_s) == 1
+    assert await cycle(coordinator, stage, LEASE_S) == 1
 
 
 async def test_one_leads_and_the_other_takes_over_ready_to_reap(stage: Stage) -> None:
@@ -188,8 +188,9 @@ async def test_coordinators_that_do_not_elect_do_no_harm(database_url: str, stag
         async with opened(database_url, clock) as store:
             made = Coordinator(Engine(store), settings, {}, f"coordinator-{seed}")
             await made.cycle_once()
-            clock.advance(LEASE_S + 1)
-            made._last_good = clock.elapsed()
+            for _ in range(LEASE_S + 1):
+                clock.advance(1)
+                made._pauses.answered()
             yield made
 
     async with another(11) as one, another(12) as two, another(13) as three:
@@ -313,7 +314,7 @@ async def test_a_failed_cycle_is_told_by_the_next(
 ) -> None:
     coordinator = stage.coordinator()
 
-    async def broken(*_: object) -> int:
+    async def broken(*_: object, **__: object) -> int:
         raise Invalid("a duty that does not work")
 
     with monkeypatch.context() as patch:

@@ -26,7 +26,8 @@ from tenuto.model.task import AGING_MS, Fence
 from tenuto.settings import Settings
 
 ESTIMATE = 10
-SETTINGS = Settings(heartbeat_s=5, tick_s=2)
+TICK_S = 30
+SETTINGS = Settings(heartbeat_s=5, tick_s=TICK_S)
 
 
 class Stage:
@@ -40,10 +41,10 @@ class Stage:
 
     async def minutes(self, n: float) -> None:
         """Let so much time pass, with heartbeats and cycles."""
-        for _ in range(int(n * 2)):
+        for _ in range(int(n * 60 / TICK_S)):
             beat = await self.engine.heartbeat([self.fence], 120)
             self.hung = self.fence.task in self.warned(beat)
-            self.clock.advance(30)
+            self.clock.advance(TICK_S)
             await self.coordinator.cycle_once()
 
     @staticmethod

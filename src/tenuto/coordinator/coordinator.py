@@ -4,10 +4,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta
 from functools import partial
 
 import msgspec
 
+from tenuto.clock import Clock
 from tenuto.coordinator.alarm import Alarm, Outage
 from tenuto.crash import crash_point
 from tenuto.engine.core import FLOW_WORK
@@ -22,7 +24,15 @@ from tenuto.engine.triggering import BATCH as HEARD
 from tenuto.engine.triggering import CURSOR as TRIGGERS
 from tenuto.engine.triggering import Triggering
 from tenuto.engine.turns import TurnUpkeep
-from tenuto.engine.upkeep import BATCH, STANDBY_S, Cycle, Leadership, Sink
+from tenuto.engine.upkeep import (
+    BATCH,
+    EVERY_LEASE,
+    STANDBY_S,
+    Cycle,
+    Leadership,
+    Sink,
+    Spared,
+)
 from tenuto.loop import repeat
 from tenuto.metrics import HERE
 from tenuto.model.errors import TenutoError, Unavailable
@@ -39,6 +49,8 @@ SLOW_EVERY = 30
 """Cycles between looks at what is only a matter of age."""
 RESIGN_S = 1.0
 """Seconds that a store which failed gets to hear of a resignation."""
+SLOWEST_BEAT_S = 60.0
+"""Seconds after a pause at most that an owner which beats seldom is waited for."""
 
 
 class Counts(msgspec.Struct):
@@ -56,6 +68,65 @@ class Counts(msgspec.Struct):
     pruned: int = 0
 
 
+class Pauses:
+    """Notices when nobody could beat, and says which leases are spared because of that.
+
+    The machine slept, the store stood still or was away, or its clock was set: leases ran out whose
+    owners live. After it all leases are spared for a heartbeat of this coordinator, and each that
+    runs out for half of what was left of it when the pause began. A row does not tell how often its
+    owner beats, but a lease is three beats long at least: two were left, and half of that is one.
+    """
+
+    def __init__(self, clock: Clock, settings: Settings) -> None:
+        self._clock = clock
+        self._settings = settings
+        self._answered: tuple[float, datetime] | None = None
+        """When the store answered last, by elapsed time and by the clock."""
+        self._lost = clock.now()
+        """Before when a lease must have ended, as the store answered last, to be lost."""
+        self._lost_before = self._lost
+        """The same as the last pause began."""
+        self._over = 0.0
+        self._none_before = 0.0
+
+    def answered(self) -> None:
+        """The store answered; if it took long, or nobody asked for long, that was a pause."""
+        elapsed, now = self._look()
+        self._answered = elapsed, now
+        self._lost = self._ran_out(elapsed, now)
+
+    def spared(self) -> Spared:
+        """The leases that say nothing about their owners as of now."""
+        elapsed, now = self._look()
+        if elapsed < self._none_before:
+            return EVERY_LEASE
+        return Spared(self._ran_out(elapsed, now), now)
+
+    def _look(self) -> tuple[float, datetime]:
+        elapsed, now = self._clock.elapsed(), self._clock.now()
+        if self._stood_still(elapsed, now):
+            self._lost_before, self._over = self._lost, elapsed
+            jitter = 1 + 0.2 * self._clock.random()
+            self._none_before = elapsed + self._settings.heartbeat_s * jitter
+        return elapsed, now
+
+    def _stood_still(self, elapsed: float, now: datetime) -> bool:
+        """Whether more than a beat passed since the last answer, or the clock was set by more."""
+        if self._answered is None:
+            return True
+        beat = max(self._settings.heartbeat_s, 2 * self._settings.tick_s)
+        passed = elapsed - self._answered[0]
+        moved = (now - self._answered[1]).total_seconds()
+        return passed > beat or abs(moved - passed) > beat
+
+    def _ran_out(self, elapsed: float, now: datetime) -> datetime:
+        """Before when a lease must have ended to be lost: goes twice as fast as time, up to now."""
+        since = elapsed - self._over
+        if since > SLOWEST_BEAT_S:
+            return now
+        return min(now, self._lost_before + timedelta(seconds=2 * since))
+
+
 class Coordinator:
     """Runs the duties of one engine's store."""
 
@@ -71,8 +142,7 @@ class Coordinator:
         self.name = name
         self.cycles = 0
         self._subscribers = subscribers or {}
-        self._last_good: float | None = None
-        self._reap_from = 0.0
+        self._pauses = Pauses(engine.clock, self.settings)
         self._alarm = Alarm(self.settings.alert_url, engine.clock)
         self.outage = Outage(self._alarm, engine.clock, name)
         self.epoch: int | None = None
@@ -144,12 +214,9 @@ class Coordinator:
         """All duties once, if this coordinator leads."""
         counts = Counts()
         await self._duty("flow", self._flow, counts)
-        if self.settings.leader:
-            if not await self._lead():
-                self.cycles += 1
-                return counts
-        else:
-            self._notice_gap()
+        if self.settings.leader and not await self._lead():
+            self.cycles += 1
+            return counts
         counts.leading = True
         crash_point("coordinator.leading")
         await self._duty("expire", self._expire, counts)
@@ -169,6 +236,9 @@ class Coordinator:
         """Do a duty and note how long it took."""
         begun = self.engine.clock.elapsed()
         await work(counts)
+        if counts.leading:
+            # Before that only reading was tried, which a store may do that takes no heartbeat.
+            self._pauses.answered()
         self._duties[name] = took = self.engine.clock.elapsed() - begun
         HERE.observe("tenuto_coordinator_duty_seconds", took, name)
 
@@ -221,43 +291,37 @@ class Coordinator:
         counts.mended += await TurnUpkeep(self.engine.system).recount_once(self.name)
 
     def _answered(self) -> float | None:
-        """The store answered; if it took long, or nobody asked for long, that was a pause.
-
-        Answers how long the store was away, if this is the end of an outage.
-        """
-        self._notice_gap()
-        self._last_good = self.engine.clock.elapsed()
+        """The store answered; says how long it was away, if this is the end of an outage."""
+        self._pauses.answered()
         return self.outage.answered()
-
-    def _notice_gap(self) -> None:
-        """After a pause of the whole system nobody could beat: give everyone one interval first."""
-        now = self.engine.clock.elapsed()
-        beat = max(self.settings.heartbeat_s, 2 * self.settings.tick_s)
-        if self._last_good is None or now - self._last_good > beat:
-            jitter = 1 + 0.2 * self.engine.clock.random()
-            self._reap_from = now + self.settings.heartbeat_s * jitter
 
     # A full batch means that more waits than one batch holds, perhaps all of it in one workspace.
     # From the second batch on workspaces take turns, so that nobody waits for another's backlog.
+    # Before each of them it is asked anew what is spared: anything may have stood still meanwhile.
 
     async def _expire(self, counts: Counts) -> None:
-        once: Callable[[str], Awaitable[int]] = self.engine.upkeep.expire_once
-        for _ in range(ROUNDS):
-            if self.engine.clock.elapsed() < self._reap_from:
+        upkeep = self.engine.upkeep
+        for turn in range(ROUNDS):
+            spared = self._pauses.spared()
+            if spared == EVERY_LEASE:
                 break
-            done = await once(self.name)
-            self._answered()
+            if turn == 0:
+                done = await upkeep.expire_once(self.name, spared=spared)
+            else:
+                done = await upkeep.expire_in_turns(self.name, spared=spared)
+            self._pauses.answered()
             counts.expired += done
             if done < BATCH:
                 break
-            once = self.engine.upkeep.expire_in_turns
         if counts.expired:
             crash_point("coordinator.expired")
 
     async def _promote(self, counts: Counts) -> None:
-        counts.promoted = await self.engine.upkeep.promote_once(self.name)
+        upkeep = self.engine.upkeep
+        counts.promoted = await upkeep.promote_once(self.name, spared=self._pauses.spared())
         for _ in range(ROUNDS - 1 if counts.promoted == BATCH else 0):
-            done = await self.engine.upkeep.promote_in_turns(self.name)
+            self._pauses.answered()
+            done = await upkeep.promote_in_turns(self.name, spared=self._pauses.spared())
             counts.promoted += done
             if not done:
                 break
@@ -266,7 +330,7 @@ class Coordinator:
 
     async def _agents(self, counts: Counts) -> None:
         """Note which agents fell silent and which have ended, unless nobody could beat lately."""
-        if self.engine.clock.elapsed() < self._reap_from:
+        if self._pauses.spared() == EVERY_LEASE:
             return
         upkeep = AgentUpkeep(self.engine.system)
         for _ in range(ROUNDS):

@@ -1,12 +1,13 @@
 """Upkeep: what a coordinator repairs and promotes. Bounded, repeatable, safe in any number."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid5
 
 import msgspec
 
+from tenuto.clock import EPOCH
 from tenuto.crash import crash_point
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.children import lapsed
@@ -62,6 +63,20 @@ class Leadership(msgspec.Struct, frozen=True):
     cycle: Cycle | None = None
 
 
+class Spared(msgspec.Struct, frozen=True):
+    """Leases that end in a span of time: their owners, perhaps alive, could not renew them.
+
+    None of them is ended, for its own end or by a timer. What comes after the span does not count
+    yet, so that whoever stands still between asking for it and using it ends nothing by that.
+    """
+
+    since: datetime
+    until: datetime
+
+
+EVERY_LEASE = Spared(EPOCH, datetime.max.replace(tzinfo=UTC))
+
+
 class Upkeep:
     """The upkeep family. Each `*_once` answers how many rows it changed."""
 
@@ -69,47 +84,68 @@ class Upkeep:
         self._core = core
         self._turn: UUID | None = None
 
-    async def expire_once(self, actor: str, workspace: UUID | None = None) -> int:
+    async def expire_once(
+        self, actor: str, workspace: UUID | None = None, *, spared: Spared | None = None
+    ) -> int:
         """End the attempts whose lease ran out, of one workspace or of all."""
-        params = {"now": self._core.now(), "workspace": workspace, "most": BATCH}
+        params = {"now": self._ran_out(spared), "workspace": workspace, "most": BATCH}
         return await self._expire(Statement("leases_expired", params), actor)
 
-    async def expire_in_turns(self, actor: str) -> int:
+    async def expire_in_turns(self, actor: str, *, spared: Spared | None = None) -> int:
         """The same for all, as many of each workspace as of any other."""
-        params = {"now": self._core.now(), "most": BATCH}
+        params = {"now": self._ran_out(spared), "most": BATCH}
         return await self._expire(Statement("leases_expired_in_turns", params), actor)
+
+    def _ran_out(self, spared: Spared | None) -> datetime:
+        """The instant before which a lease must have ended to be taken for lost."""
+        now = self._core.now()
+        return now if spared is None else min(now, spared.since)
 
     async def _expire(self, found: Statement, actor: str) -> int:
         return await self._decide_each(found, actor, lambda _task, _now: commands.Expire())
 
     async def expire_worker(self, worker: str, actor: str) -> int:
-        """End the attempts of a worker that was seen to die, at once."""
+        """End all attempts of a worker that was seen to die, at once, a batch at a time."""
         found = Statement("leases_of_worker", {"worker": worker, "most": BATCH})
-        return await self._decide_each(
+        ended = 0
+        # The dead claim nothing, so each batch leaves less.
+        while done := await self._decide_each(
             found, actor, lambda _task, _now: commands.Expire(seen_dead=True)
-        )
+        ):
+            ended += done
+        return ended
 
-    async def promote_once(self, actor: str, workspace: UUID | None = None) -> int:
+    async def promote_once(
+        self, actor: str, workspace: UUID | None = None, *, spared: Spared | None = None
+    ) -> int:
         """Do what tasks' timers call for: retries, schedules, TTLs, hung and overdue runs."""
-        params = {"now": self._core.now(), "workspace": workspace, "most": BATCH}
+        params = self._due(spared) | {"workspace": workspace, "most": BATCH}
         return await self._decide_each(Statement("tasks_due", params), actor, on_due)
 
-    async def promote_in_turns(self, actor: str) -> int:
+    async def promote_in_turns(self, actor: str, *, spared: Spared | None = None) -> int:
         """The same, as many of each workspace as of any other.
 
         The first of each workspace are found by an index of its own, whatever waits in others; so
         a share costs a probe per workspace, which is why a batch by time is tried before.
         """
-        now = self._core.now()
-        params = {"now": now, "after": self._turn, "most": BATCH}
+        due = self._due(spared)
+        params = due | {"after": self._turn, "most": BATCH}
         rows = await self._core.store.fetch(Statement("workspaces_due", params))
         # More than have room in one batch: the others are next.
         self._turn = rows[-1]["id"] if len(rows) == BATCH else None
         if not rows:
             return 0
-        share = {"now": now, "each": max(1, BATCH // len(rows))}
+        share = due | {"each": max(1, BATCH // len(rows))}
         found = Statement("tasks_due_shared", share, {"share": [(row["id"],) for row in rows]})
         return await self._decide_each(found, actor, on_due)
+
+    def _due(self, spared: Spared | None) -> dict[str, Any]:
+        """By when a timer must have come, and whose timers do not count."""
+        now = self._core.now()
+        if spared is None:
+            return {"now": now, "spared_from": None, "spared_to": None}
+        span = {"spared_from": spared.since, "spared_to": spared.until}
+        return {"now": min(now, spared.until)} | span
 
     async def _decide_each(
         self, found: Statement, actor: str, choose: Callable[[Task, Moment], Command | None]

@@ -77,6 +77,10 @@ _READ_SETTINGS = {
 }
 
 
+_SLOW_READING_S = 1.0
+"""A reading of the database's clock that took longer is not used, if there was one before."""
+
+
 class DatabaseClock(Clock):
     """The database's clock, so that hosts whose clocks are wrong agree.
 
@@ -92,8 +96,10 @@ class DatabaseClock(Clock):
         return self._offset is None or self.elapsed() - self._read_at > 15
 
     def set(self, database_now: datetime, before: float, after: float) -> None:
-        self._offset = to_micros(database_now) / 1e6 - (before + after) / 2
-        self._read_at = after
+        """Take a reading that came between two instants; one that took long says too little."""
+        if self._offset is None or after - before < _SLOW_READING_S:
+            self._offset = to_micros(database_now) / 1e6 - (before + after) / 2
+            self._read_at = after
 
     def now(self) -> datetime:
         if self._offset is None:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ from tests.proof.sim.plan import Faults
 from tests.proof.sim.recorder import Handling, Recorder
 
 from tenuto.model.commands import Failure
-from tenuto.model.errors import Unavailable
+from tenuto.model.errors import TenutoError, Unavailable
 from tenuto.model.retry import ErrorClass, RetryPolicy
 from tenuto.model.submission import NewTask
 from tenuto.worker.context import Context
@@ -173,6 +174,9 @@ class Handlers:
         value = await self._insist(lambda: context.step(key, lambda: self._nonce(context)))
         if value is not None:
             self._recorder.stepped(context.task_id, key, value)
+        if self._faults.plan.stubborn:
+            with suppress(TenutoError):  # as an agent may that keeps no record of its own
+                await context._engine.record_step(context.work.fence, key, self._nonce(context))
 
     async def _spawn(self, context: Context, _me: Handling, key: str, deeds: list[Any]) -> None:
         new = NewTask(

@@ -90,27 +90,34 @@ select {columns:task} from task
 where task.lease_until < :now and task.id {fragment:among_first}
 order by task.id {skip_locked};
 
+-- fragment: not_spared
+-- Only what is held has a lease.
+and (lease_until is null or lease_until < :spared_from or lease_until >= :spared_to)
+
 -- name: workspaces_due
--- Workspaces with a task whose timer has come, from one on.
--- params: now timestamptz, after uuid, most bigint
+-- Workspaces with a task whose timer has come, but for spared leases, from one on.
+-- params: now timestamptz, after uuid, most bigint, spared_from timestamptz, spared_to timestamptz
 select workspace.id from workspace
 where exists (select 1 from task
-  where task.workspace = workspace.id and task.due_at is not null and task.due_at <= :now)
+  where task.workspace = workspace.id and task.due_at is not null and task.due_at <= :now
+  [spared_from: {fragment:not_spared}])
   [after: and workspace.id > :after]
 order by workspace.id limit :most;
 
 -- fragment: due_of_each only postgres
 cross join lateral (select t.* from task t
   where t.workspace = share.workspace and t.due_at is not null and t.due_at <= :now
+  [spared_from: {fragment:not_spared}]
   order by t.due_at limit :each for update skip locked) task
 
 -- fragment: due_of_each only sqlite
 join task on task.workspace = share.workspace and task.id in (select t.id from task t
   where t.workspace = share.workspace and t.due_at is not null and t.due_at <= :now
+  [spared_from: {fragment:not_spared}]
   order by t.due_at limit :each)
 
 -- name: tasks_due_shared
--- The first tasks whose timer has come of each of some workspaces, unless somebody else handles them.
--- params: now timestamptz, each bigint
+-- The first tasks whose timer has come of each of some workspaces, but for spared leases, unless somebody else handles them.
+-- params: now timestamptz, each bigint, spared_from timestamptz, spared_to timestamptz
 -- rows: share(workspace uuid)
 select {columns:task} from {rows:share} {fragment:due_of_each};

@@ -661,11 +661,11 @@ where task.status in ('ASSIGNED', 'RUNNING') and task.worker = :worker
 order by task.id limit :most {skip_locked};
 
 -- name: tasks_due
--- Tasks of one workspace or of all whose timer has come, unless somebody else handles them.
--- params: now timestamptz, workspace uuid, most bigint
+-- Tasks of one workspace or of all whose timer has come, but for spared leases, unless somebody else handles them.
+-- params: now timestamptz, workspace uuid, most bigint, spared_from timestamptz, spared_to timestamptz
 select {columns:task} from task
 where task.due_at is not null and task.due_at <= :now
-  [workspace: and task.workspace = :workspace]
+  [workspace: and task.workspace = :workspace] [spared_from: {fragment:not_spared}]
 order by task.due_at limit :most {skip_locked};
 
 -- name: timer_set
@@ -1026,6 +1026,8 @@ where (task.status in ('ASSIGNED', 'RUNNING')
   or (task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
     and task.finished_at is null)
   or (task.status = 'RETRY_WAIT' and task.next_attempt_at is null)
+  or not exists (select 1 from task_body body
+    where body.workspace = task.workspace and body.task = task.id)
 limit :most;
 
 -- name: chain_breaks
