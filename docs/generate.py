@@ -221,15 +221,26 @@ def raised_as() -> dict[str, set[str]]:
     return found
 
 
+def spelled_in() -> dict[str, set[str]]:
+    """The modules that spell each code, beside the one that lists them all."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for path, tree in sources():
+        if path != SOURCE / "model" / "errors.py":
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and node.value in errors.CODES:
+                    found[str(node.value)].add(path.relative_to(SOURCE).as_posix())
+    return found
+
+
 def error_codes() -> str:
-    raised = raised_as()
+    raised, spelled = raised_as(), spelled_in()
     rows = [
-        (code(name), ", ".join(map(code, sorted(raised[name]))) or "(not raised yet)", meaning)
+        (code(name), ", ".join(map(code, sorted(raised[name] or spelled[name]))), meaning)
         for name, meaning in sorted(errors.CODES.items())
         if name != "internal"
     ]
     rows.append((code("internal"), "any other exception", errors.CODES["internal"]))
-    return table(("code", "raised as", "meaning"), rows)
+    return table(("code", "raised as, or named in", "meaning"), rows)
 
 
 def error_classes() -> str:

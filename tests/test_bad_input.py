@@ -152,9 +152,30 @@ WORDS_OF_AN_ATTEMPT: dict[str, Call] = {
 }
 
 
+TURNS = ("get", "pause", "resume", "delete")
+
+
+def naming(part: str, method: str) -> Call:
+    """Look for something of a part of the engine by the bad value."""
+    return lambda engine, fence, bad: getattr(getattr(engine, part), method)(bad)
+
+
+LOOKED_UP: dict[str, Call] = {
+    "definition": lambda e, f, bad: e.definitions.get(bad),
+    "definition to delete": lambda e, f, bad: e.definitions.delete(bad),
+    "definitions to export": lambda e, f, bad: e.definitions.export(["fine", bad]),
+    "definition to start": lambda e, f, bad: e.flows.start(bad),
+    "running group": lambda e, f, bad: e.flows.live_group(bad),
+    **{f"schedule to {each}": naming("schedules", each) for each in (*TURNS, "next")},
+    **{f"trigger to {each}": naming("triggers", each) for each in TURNS},
+    "rate limit": lambda e, f, bad: e.rate_limits.delete(bad),
+    "gate": lambda e, f, bad: e.gates.open("agent", bad),
+}
+
+
 @pytest.mark.parametrize("bad", [NUL, HALF], ids=["nul", "surrogate"])
 async def test_text_no_database_can_keep(engine: Engine, fence: Fence, raw: Raw, bad: str) -> None:
-    calls = SUBMITTED_TEXT | REPORTED_TEXT
+    calls = SUBMITTED_TEXT | REPORTED_TEXT | LOOKED_UP
     await check(engine, fence, raw, calls, bad, {"text_invalid"})
 
 

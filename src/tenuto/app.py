@@ -311,7 +311,9 @@ async def _host_app(worker: "Worker", options: WorkerOptions) -> None:
     """Host the handlers that a user's module names: `module:attribute`, a dict by task type."""
     assert options.app is not None
     handlers = _loaded(options.app)
-    by_type = isinstance(handlers, dict) and all(isinstance(each, str) for each in handlers)
+    by_type = isinstance(handlers, dict) and all(
+        each is None or isinstance(each, str) for each in handlers
+    )
     if not by_type or not all(callable(each) for each in handlers.values()):
         raise Invalid(f"{options.app} is not a dict of handlers by task type")
     await worker.host_functions(

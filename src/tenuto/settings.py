@@ -11,6 +11,17 @@ import msgspec
 
 from tenuto.model.errors import Invalid
 
+_TOO_MUCH = 1_000_000_000
+_ABOVE_ZERO = ("heartbeat_s", "lease_s", "tick_s", "poll_s", "slots", "transcript_kb", "body_kb")
+_AT_MOST = {
+    "port": 65535,
+    "max_depth": 100_000,
+    "max_children": 100_000,
+    "rate_per_s": _TOO_MUCH,
+    "grace_s": _TOO_MUCH,
+    "drain_s": _TOO_MUCH,
+}
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an operator can set. Every field is `TENUTO_<NAME>` in the environment."""
@@ -77,9 +88,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def folder(self) -> Path:
         """The data folder."""
         if self.data:
-            return Path(self.data).expanduser()
+            return expanded("the setting data", self.data)
         base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-        return Path(base).expanduser() / "tenuto"
+        return expanded("XDG_DATA_HOME", base) / "tenuto"
 
     def gateway_urls(self) -> dict[str, str]:
         """Where the gateways are, by name."""
@@ -95,12 +106,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.database or f"sqlite:///{self.folder() / 'tenuto.db'}"
 
 
+def expanded(name: str, path: str) -> Path:
+    """The path with `~` spelled out; `Invalid` names where it is from when that is nobody's."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise Invalid(f"{name} is wrong: there is no home folder for {path!r}") from error
+
+
 def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:
     """The settings in force; `Invalid` names the one that is wrong."""
-    found: dict[str, Any] = {}
-    path = file or Path("tenuto.toml")
-    if path.is_file():
-        found |= _read(path)
+    found = _read(file or Path("tenuto.toml"))
     for name in Settings.__struct_fields__:
         if value := os.environ.get(f"TENUTO_{name.upper()}"):
             found[name] = value
@@ -114,12 +130,17 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Se
 
 
 def _check(settings: Settings) -> None:
-    for name in ("heartbeat_s", "lease_s", "tick_s", "poll_s", "slots", "transcript_kb"):
-        if not 0 < getattr(settings, name) < 1e9:
-            raise Invalid(f"the setting {name} must be above 0, not {getattr(settings, name)}")
-    for name in ("max_depth", "max_children"):
-        if not 0 <= getattr(settings, name) <= 100_000:
-            raise Invalid(f"the setting {name} must be between 0 and 100,000")
+    for name in _ABOVE_ZERO:
+        if not 0 < getattr(settings, name) < _TOO_MUCH:
+            found = getattr(settings, name)
+            raise Invalid(
+                f"the setting {name} must be above 0 and below {_TOO_MUCH:,}, not {found}"
+            )
+    for name, most in _AT_MOST.items():
+        if not 0 <= getattr(settings, name) <= most:
+            found = getattr(settings, name)
+            raise Invalid(f"the setting {name} must be between 0 and {most:,}, not {found}")
+    _check_places(settings)
     if settings.log not in ("", "json"):
         raise Invalid(f"the setting log must be json or empty, not {settings.log!r}")
     if settings.alert_url and not settings.alert_url.startswith(("http://", "https://")):
@@ -127,9 +148,24 @@ def _check(settings: Settings) -> None:
     if not 0 < settings.webhook_timeout_s <= 30:
         raise Invalid("the setting webhook_timeout_s must be above 0 and at most 30")
     _check_gateways(settings)
-    for name in ("grace_s", "drain_s"):
-        if not 0 <= getattr(settings, name) < 1e9:
-            raise Invalid(f"the setting {name} must not be negative")
+
+
+def _check_places(settings: Settings) -> None:
+    """Refuse what names no place: where to listen, and where to keep things."""
+    for name in ("database", "data", "host"):
+        if "\0" in getattr(settings, name):
+            raise Invalid(f"the setting {name} holds a NUL character")
+    if not _can_be_host(settings.host):  # an empty one would listen everywhere
+        raise Invalid("the setting host must be an address or a name; 0.0.0.0 listens everywhere")
+    if settings.data or not settings.database:
+        settings.folder()
+
+
+def _can_be_host(text: str) -> bool:
+    try:
+        return bool(text.strip() and text.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def _check_gateways(settings: Settings) -> None:
@@ -148,7 +184,10 @@ def _check_gateways(settings: Settings) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """What the file sets; nothing when there is none."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text()) if path.is_file() else {}
     except (OSError, ValueError) as error:
         raise Invalid(f"cannot read {path}: {error}") from error
+    except RecursionError as error:
+        raise Invalid(f"cannot read {path}: it is nested too deep") from error

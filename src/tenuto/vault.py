@@ -5,6 +5,7 @@ ring is the current one and seals; the others only open what they sealed before.
 itself: each purpose has a key derived from it.
 """
 
+import errno
 import fcntl
 import os
 import re
@@ -17,7 +18,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model.errors import Incompatible, Invalid
+from tenuto.model.errors import Incompatible, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -30,6 +31,7 @@ FILE = "keys.json"
 _NONCE_BYTES = 12
 _MOST_BYTES = 1 << 16
 _MOST_KEYS = 100
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _KEY_ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -118,7 +120,7 @@ def add_key(folder: Path) -> Vault:
     with _turn(folder):
         known = _read(folder) if (folder / FILE).exists() else {}
         _write(folder, _new_key(known) | known)
-    return load_ring(folder, None)
+        return load_ring(folder, None)  # before anybody adds another
 
 
 def _derived(key: bytes, purpose: str) -> bytes:
@@ -188,7 +190,8 @@ def _turn(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
-        raise _refused(f"cannot keep keys in {folder}: {error.strerror}") from error
+        why = f"cannot keep keys in {folder}: {error.strerror}"
+        raise Unavailable(why, "storage_full") if error.errno in _FULL else _refused(why) from error
 
 
 def _write(folder: Path, keys: Keys) -> None:
@@ -196,11 +199,15 @@ def _write(folder: Path, keys: Keys) -> None:
     fresh = folder / f"{FILE}.new"
     fresh.unlink(missing_ok=True)
     entries = [f"{key_id}:{b64encode(key).decode()}" for key_id, key in keys.items()]
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(entries))
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(folder / FILE)
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(msgspec.json.encode(entries))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(folder / FILE)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
     place = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(place)

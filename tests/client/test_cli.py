@@ -178,6 +178,26 @@ def test_members_tokens_and_workspaces(cli: Remote) -> None:
     assert cli("task", "list", "--workspace", "nonsense").code == 2
 
 
+NOT_TEXT = b"\xff".decode(errors="surrogateescape")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["definition show", "flow start", "schedule show", "limit delete", "task show"],
+)
+def test_a_word_that_cannot_be_sent(cli: Remote, words: str) -> None:
+    answer = cli(*words.split(), NOT_TEXT)
+    assert (answer.code, answer.out, answer.err.endswith("[text_invalid]\n")) == (2, "", True)
+
+
+@pytest.mark.parametrize("url", [f"http://{NOT_TEXT}", "http://ü..x", "http://x/\x01", "nope"])
+def test_an_address_that_no_server_has(cli: Remote, url: str) -> None:
+    for words in (("task", "list", "--url", url), ("login", url, "--token", "t")):
+        answer = cli(*words)
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err.startswith(("error: url holds ", "error: 'http://", "error: 'nope' "))
+
+
 def test_webhooks(cli: Remote) -> None:
     refused = cli("webhook", "create", "http://127.0.0.1/x", "--event", "task.dead")
     assert (refused.code, refused.err.endswith("[url_forbidden]\n")) == (2, True)

@@ -4,6 +4,7 @@ Figures of a noisy machine differ from hour to hour; within one run their ratios
 `bench/` in the repository compares with other job queues by the same rules.
 """
 
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 from tenuto import app
 from tenuto.bench.measures import MEASURES, Bench, Figures
 from tenuto.clock import Clock
-from tenuto.model.errors import Invalid
+from tenuto.model.errors import Invalid, Unavailable
 
 TASKS = 10_000
 ROUNDS = 3
@@ -27,22 +28,67 @@ def run(
     rounds: int | None,
     json_file: str | None,
     only: Sequence[str] = (),
+    as_json: bool = False,
 ) -> int:
-    """Measure and print; the exit code."""
+    """Measure and print the figures, progress on standard error; the exit code."""
     unknown = set(only) - set(MEASURES)
     if unknown:
         raise Invalid(f"no measure {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
     chosen = [name for name in MEASURES if name in only or (not only and MEASURES[name].usual)]
+    if json_file is not None:
+        _check_writable(json_file)
+    if database is not None:
+        app.run(_check_database(database))
     stores = {"sqlite": None} | ({"postgresql": database} if database else {})
     results: dict[str, Figures] = {}
     for store, url in stores.items():
         results[store] = app.run(_rounds(store, url, chosen, tasks or TASKS, rounds or ROUNDS))
-    _print(results)
+    if as_json:
+        print(msgspec.json.encode(results).decode())
+    else:
+        _print(results)
     if database is None:
-        print("PostgreSQL not measured: give its address with --database postgresql://...")
-    if json_file:
-        Path(json_file).write_bytes(msgspec.json.format(msgspec.json.encode(results)))
+        _tell("PostgreSQL not measured: give its address with --database postgresql://...")
+    if json_file is not None:
+        _write(json_file, msgspec.json.format(msgspec.json.encode(results)))
     return 0
+
+
+def _check_writable(path: str) -> None:
+    """Refuse, before hours are spent, a file that cannot be written; leaves no trace of it."""
+    try:
+        known = Path(path).exists()
+        Path(path).open("ab").close()
+        if not known:
+            Path(path).unlink()
+    except (OSError, ValueError) as error:
+        raise Invalid(f"cannot write {path}: {error}") from error
+
+
+def _write(path: str, content: bytes) -> None:
+    try:
+        Path(path).write_bytes(content)
+    except OSError as error:
+        raise Unavailable(f"cannot write {path}: {error}", "storage_full") from error
+
+
+async def _check_database(url: str) -> None:
+    """Refuse what is no PostgreSQL, and one that does not answer."""
+    if app.sqlite_path(url) is not None:
+        raise Invalid(
+            "SQLite is measured in a file of its own; --database is for a PostgreSQL",
+            "database_invalid",
+        )
+    store = app.open_store(url)
+    try:
+        await store.schema()
+    finally:
+        await store.close()
+
+
+def _tell(text: str) -> None:
+    if sys.stderr is not None:
+        print(text, file=sys.stderr, flush=True)
 
 
 async def _rounds(
@@ -52,7 +98,7 @@ async def _rounds(
     found: dict[str, list[float]] = {}
     for number in range(rounds):
         for name in chosen:
-            print(f"{store} round {number + 1}/{rounds}: {name}", flush=True)
+            _tell(f"{store} round {number + 1}/{rounds}: {name}")
             for figure, value in (await _one(store, url, name, tasks)).items():
                 found.setdefault(figure, []).append(value)
     return {figure: median(values) for figure, values in found.items()}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tenuto.engine.registry import AgentView
     from tenuto.engine.views import TaskSummary
 
+_STATUSES = ("IDLE", "WORKING", "DRAINING", "STALE", "ERROR", "TERMINATED")
 _FIELDS: Columns = {
     "id": lambda agent: agent.id,
     "name": lambda agent: agent.name,
@@ -166,9 +167,14 @@ def update(given: Globals, /, name: str, **fields: Any) -> None:
 @click.pass_obj
 def list_(given: Globals, status: str | None) -> None:
     """List agents by name."""
+    from tenuto.model.errors import Invalid
+
+    wanted = None if status is None else status.upper()
+    if wanted is not None and wanted not in _STATUSES:
+        known = ", ".join(_STATUSES)
+        raise Invalid(f"no status {wanted[:40]!r}; known are {known}", "invalid_filter")
 
     async def read(client: "AsyncClient") -> "list[AgentView]":
-        wanted = None if status is None else status.upper()
         return [each async for each in client.agents.list() if wanted in (None, each.status)]
 
     tell_list(given, "agents", ask(given, read), _LISTED, wide="TAGS")

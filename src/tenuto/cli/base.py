@@ -23,6 +23,8 @@ class Globals:
 
 def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     """Of the same option before and after a command's name, the later one holds."""
+    if value == "":  # an unset variable of a script, perhaps, and then not what was meant
+        raise click.BadParameter("must not be empty", ctx, param)
     if value and param.name is not None:
         setattr(ctx.ensure_object(Globals), param.name, value)
 

@@ -1,5 +1,6 @@
 """`orchestrate bench`: measurements on the user's own machine."""
 
+import os
 from typing import Any
 
 import click
@@ -24,8 +25,15 @@ from tenuto.cli.base import Globals, command
 def bench(given: Globals, /, names: tuple[str, ...], only: tuple[str, ...], **options: Any) -> int:
     """Measure throughput and latency on this machine, in a database of its own.
 
-    NAME picks measurements, as --only does.
+    NAME picks measurements, as --only does. SQLite is measured in a file of its own; --database
+    names a PostgreSQL to measure as well.
     """
     from tenuto.bench import run
+    from tenuto.cli.signals import as_ctrl_c
+    from tenuto.client.target import URL, WORKSPACE
 
-    return run(database=given.database, only=(*names, *only), **options)
+    for name in (URL, WORKSPACE):
+        # Its workers work on the databases that are measured, whatever server there is.
+        os.environ.pop(name, None)
+    with as_ctrl_c():
+        return run(database=given.database, only=(*names, *only), as_json=given.json, **options)

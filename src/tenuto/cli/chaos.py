@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tenuto.cli.base import Globals, command
+from tenuto.cli.parse import Finite
 
 if TYPE_CHECKING:
     from tenuto.clock import Clock
@@ -42,7 +43,7 @@ class Live:
 )
 @click.option(
     "--minutes",
-    type=click.FloatRange(0, 24 * 60, min_open=True),
+    type=Finite(0, 24 * 60, min_open=True),
     metavar="M",
     help="How long faults happen; 1 if nothing is said.",
 )
@@ -92,6 +93,7 @@ def chaos(given: Globals, /, faults: str | None, **options: Any) -> int:
     from tenuto.chaos.report import document, lines
     from tenuto.chaos.run import perform
     from tenuto.cli.render import print_json
+    from tenuto.cli.signals import as_ctrl_c
     from tenuto.clock import Clock
 
     chosen = tuple(part.strip() for part in (faults or "").split(",") if part.strip())
@@ -99,7 +101,8 @@ def chaos(given: Globals, /, faults: str | None, **options: Any) -> int:
         raise click.UsageError("--minutes and --tasks are two ways to say when it ends")
     live = Live(Clock())
     try:
-        report = perform(Plan(database=given.database, faults=chosen, **options), live)
+        with as_ctrl_c():
+            report = perform(Plan(database=given.database, faults=chosen, **options), live)
     finally:
         live.close()
     if given.json:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tenuto.engine.submit import Submitted
     from tenuto.engine.views import TaskView
 
+UNASKED = "do not ask; nobody is asked where standard input is no terminal."
 PAST = {
     "cancel": "cancelled",
     "retry": "retried",
@@ -70,7 +71,7 @@ def _action(action: "Action", text: str, *examples: str) -> Command:
             help="With a filter: at most so many.",
         ),
         click.option("--dry-run", is_flag=True, help="Only say which tasks it would be."),
-        click.option("--yes", is_flag=True, help="With a filter: do not ask."),
+        click.option("--yes", is_flag=True, help=f"With a filter: {UNASKED}"),
         click.pass_obj,
     ]
     if action in ("cancel", "pause"):
@@ -275,7 +276,7 @@ def _object(text: str) -> dict[str, Any]:
 
 @command("delete", "orchestrate task delete 0198c0de-5b1c --yes")
 @one_task
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help=UNASKED.capitalize())
 @click.pass_obj
 def delete(given: Globals, task: str | None, named: str | None, yes: bool) -> None:
     """Remove what an ended task carried: its prompt, input, output and log. Its trail stays."""

@@ -1,5 +1,6 @@
 """`orchestrate task create`."""
 
+import sys
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -34,12 +35,20 @@ async def agent_id(engine: "AnyEngine", name: str | None) -> UUID | None:
 
 
 def print_submitted(given: Globals, submitted: "Submitted") -> None:
-    if given.json:
-        from tenuto.cli.render import print_json
+    """Print the id of a task that is stored; `Unavailable` names it where that cannot be."""
+    from tenuto.cli.render import print_json
+    from tenuto.model.errors import Unavailable
 
-        print_json(submitted)
-    else:
-        print(submitted.id)
+    try:
+        print_json(submitted) if given.json else print(submitted.id)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise Unavailable(
+            f"task {submitted.id} is stored, but the output cannot be written: {error.strerror}",
+            "storage_full",
+        ) from error
 
 
 @command(

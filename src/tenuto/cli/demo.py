@@ -18,6 +18,7 @@ import msgspec
 
 from tenuto import app
 from tenuto.cli.render import printable
+from tenuto.cli.signals import as_ctrl_c
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import Engine
 from tenuto.engine.views import AttemptView, TaskSummary
@@ -114,7 +115,8 @@ class Demo:
         return await self._summary()
 
     async def _start_worker(self) -> None:
-        env = os.environ | {"TENUTO_DATABASE": self._settings.url(), app.PARENT_PIPE: "1"}
+        theirs = {k: v for k, v in os.environ.items() if not k.startswith("TENUTO_")}
+        env = theirs | {"TENUTO_DATABASE": self._settings.url(), app.PARENT_PIPE: "1"}
         env |= {f"TENUTO_{name.upper()}": str(value) for name, value in SETTINGS.items()}
         worker = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tenuto.cli.main", "worker", "--accept-commands"),
@@ -280,7 +282,7 @@ def _table(tasks: Sequence[TaskSummary]) -> Any:
 def demo() -> int:
     """Run the demo in a temporary folder; the exit code."""
     set_up("CRITICAL")
-    with tempfile.TemporaryDirectory(prefix="tenuto-demo-") as folder:
+    with as_ctrl_c(), tempfile.TemporaryDirectory(prefix="tenuto-demo-") as folder:
         path = Path(folder) / "demo.db"
         settings = msgspec.convert({**SETTINGS, "database": f"sqlite:///{path}"}, Settings)
 

@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING
 import click
 
 from tenuto.cli.base import Globals, command, group, one_task, the_task
-from tenuto.cli.control import confirm, count, print_result, state_of, wants_asking
+from tenuto.cli.control import (
+    UNASKED,
+    confirm,
+    count,
+    print_result,
+    state_of,
+    wants_asking,
+)
 from tenuto.cli.embedded import call
 from tenuto.cli.read import print_view, tell_tasks
 
@@ -80,7 +87,7 @@ def show(given: Globals, task: str | None, named: str | None) -> None:
 @command("requeue", "orchestrate dlq requeue 0198c0de-5b1c", "orchestrate dlq requeue --all --yes")
 @one_task
 @click.option("--all", "every", is_flag=True, help="All dead tasks.")
-@click.option("--yes", is_flag=True, help="With --all: do not ask.")
+@click.option("--yes", is_flag=True, help=f"With --all: {UNASKED}")
 @click.pass_obj
 def requeue(given: Globals, task: str | None, named: str | None, every: bool, yes: bool) -> int:
     """Give a dead task, or all of them, all tries again."""
@@ -106,7 +113,7 @@ def requeue(given: Globals, task: str | None, named: str | None, every: bool, ye
 
 
 @command("purge", "orchestrate dlq purge --yes")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help=UNASKED.capitalize())
 @click.pass_obj
 def purge(given: Globals, yes: bool) -> int:
     """Put all dead tasks away: they keep their status and leave this list."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from tenuto.cli.base import Globals, command
-from tenuto.cli.embedded import settings
+from tenuto.cli.embedded import target
 
 if TYPE_CHECKING:
+    from tenuto.client.target import Target
     from tenuto.engine.engine import Engine
     from tenuto.settings import Settings
     from tenuto.store.protocol import Store
@@ -45,13 +46,16 @@ class Check(NamedTuple):
 def doctor(given: Globals) -> int:
     """Say what is right and wrong with this machine, the database, coordinator and workers.
 
+    The database is looked at itself; where commands go to a server, that is said.
+
     Exit code 1 when something has to be repaired, 3 when the database cannot be used.
     """
     from tenuto import app
     from tenuto.cli.render import print_json, print_table
 
-    chosen = settings(given)
-    checks = [_python(), _supervision(), *app.run(_sqlite()), *_disk(chosen)]
+    where = target(given)
+    chosen = where.settings
+    checks = [_python(), _supervision(), *_server(where), *app.run(_sqlite()), *_disk(chosen)]
     path = app.sqlite_path(chosen.url())
     if path is None or path == ":memory:" or Path(path).exists():
         checks += app.run(_database(chosen))
@@ -70,6 +74,17 @@ def doctor(given: Globals) -> int:
 def _python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
     return Check("python", "ok", f"{version} on {sys.platform}")
+
+
+def _server(where: "Target") -> list[Check]:
+    """That commands go elsewhere, and which database is looked at nevertheless."""
+    from tenuto import app
+
+    if where.url is None:
+        return []
+    near = app.shown(where.settings.url())
+    detail = f"commands go to {app.shown(where.url)}; what follows is about {near} alone"
+    return [Check("server", "warn", detail)]
 
 
 async def _sqlite() -> list[Check]:

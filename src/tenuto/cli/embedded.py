@@ -3,6 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
+import click
+
 from tenuto.cli.base import Globals
 
 if TYPE_CHECKING:
@@ -18,9 +20,18 @@ PATIENCE_S = 5.0
 
 
 def settings(given: Globals, **flags: object) -> "Settings":
-    """The settings in force; a flag outweighs whatever the environment says of the same thing."""
+    """The settings of a command that works on the database itself, whatever server there is.
+
+    A flag outweighs whatever the environment says of the same thing.
+    """
     from tenuto.client.target import settings_of
 
+    for name in ("url", "token", "workspace"):
+        if getattr(given, name) is not None:
+            raise click.UsageError(
+                f"this command works on the database itself, not through a server;"
+                f" leave out --{name}"
+            )
     return settings_of(given.database, given.data, **flags)
 
 

@@ -31,13 +31,14 @@ def login(given: Globals, server: str | None, name: str | None, password_file: s
     commands use that name neither a server nor a database.
     """
     from tenuto import app
-    from tenuto.client.target import Login, write_login
+    from tenuto.client.target import Login, address, write_login
 
     url = server or given.url
     if url is None:
         raise click.UsageError("name the server: orchestrate login http://host:8484")
     if server is not None and given.url not in (None, server):
         raise click.UsageError("the argument and --url name different servers")
+    address(url)
     password = None
     if given.token is None:
         name = name or click.prompt("name", err=True)

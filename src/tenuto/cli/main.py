@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         code = BROKEN_PIPE
     except Exception as error:  # noqa: BLE001  a fault is told in one line
-        code = _tell(error, as_json=_wants_json(words))
+        code = _tell(_known(error), as_json=_wants_json(words))
     if arguments is None:
         _prepare_to_exit()
     return code
@@ -49,18 +49,40 @@ def _run(words: list[str]) -> int:
 
 
 def _occupy_standard_files() -> None:
-    """Keep a database or socket from becoming file 0, 1 or 2 where those were closed."""
+    """Keep a database or socket from becoming file 0, 1 or 2 where those were closed.
+
+    What is for a closed one is written nowhere, and not to the other.
+    """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
 
 
 def _wants_json(words: list[str]) -> bool:
     """Whether `--json` was asked for, also when the rest could not be understood."""
     ours = words[: words.index("--")] if "--" in words else words
     return "--json" in ours
+
+
+def _known(error: Exception) -> Exception:
+    """The error as one of ours: words that cannot be sent, a disk without room for the output."""
+    import errno
+
+    from tenuto.model.errors import Invalid, Unavailable
+
+    if isinstance(error, UnicodeEncodeError):  # only what was typed holds such characters
+        return Invalid("a lone surrogate character was given, which is no text", "text_invalid")
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    if not isinstance(error, OSError) or error.errno not in full:
+        return error
+    what = "the output" if error.filename is None else error.filename
+    return Unavailable(f"{what} cannot be written: {error.strerror}", "storage_full")
 
 
 def _tell(error: Exception, *, as_json: bool) -> int:
@@ -95,14 +117,27 @@ def _named(error: Exception) -> str:
 
 
 def _print_problem(code: str, message: str, hint: str, *, as_json: bool) -> None:
-    from tenuto.cli.render import print_json, printable
+    from tenuto.cli.render import printable
 
-    if as_json:
-        print_json({"error": {"code": code, "message": printable(message, lines=True)}})
+    if as_json and _printed({"error": {"code": code, "message": printable(message, lines=True)}}):
         return
     print(f"error: {printable(message, lines=True)} [{code}]", file=sys.stderr)
     if hint:
         print(printable(hint), file=sys.stderr)
+
+
+def _printed(document: object) -> bool:
+    """Whether a document could be printed; a reader that left wants none."""
+    from tenuto.cli.render import print_json
+
+    try:
+        print_json(document)
+        _flush()
+    except BrokenPipeError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _flush() -> None:
@@ -114,11 +149,13 @@ def _prepare_to_exit() -> None:
     """Let the interpreter have nothing to say: no unwritable output, no late Ctrl-C."""
     import signal
 
-    try:
-        _flush()
-    except OSError:
-        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123  pathlib is not imported here
-            os.dup2(nowhere.fileno(), 1)
+    for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            with open(os.devnull, "wb") as nowhere:  # noqa: PTH123  pathlib is not imported here
+                os.dup2(nowhere.fileno(), number)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -166,9 +166,12 @@ def _files_in(path: str) -> list[str]:
     from pathlib import Path
 
     folder = Path(path)
-    if path == "-" or not folder.is_dir():
-        return [path]
-    found = sorted(str(each) for each in folder.rglob("*") if each.suffix in _ENDINGS)
+    try:
+        if path == "-" or not folder.is_dir():
+            return [path]
+        found = sorted(str(each) for each in folder.rglob("*") if each.suffix in _ENDINGS)
+    except OSError as error:
+        raise click.UsageError(f"cannot read {path}: {error.strerror}") from error
     if not found:
         raise click.UsageError(f"{path} has no file that ends in {' or '.join(_ENDINGS)}")
     return found

@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+class Finite(click.FloatRange):
+    """A number within its range; what is not a number is in none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if found != found:  # noqa: PLR0124  only what is not a number differs from itself
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return found
+
+
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)?", re.ASCII)
 
@@ -22,6 +33,8 @@ _SPAN = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)?", re.ASCII)
 def parse_span(text: str) -> timedelta | None:
     """The length of time in `90`, `10m`, `1h30m`, `2d`; `None` when it is none."""
     found = _SPAN.findall(text)
+    if len(found) > 1 and not all(unit for _, unit in found):
+        return None  # in 1h30, only the writer knows of what the 30 are
     if not found or "".join(number + unit for number, unit in found) != text:
         return None
     try:
@@ -41,12 +54,13 @@ def seconds(text: str | int) -> int:
 def ahead(text: str) -> datetime | timedelta:
     """An instant, or with a plus a length of time from now on."""
     length = parse_span(text[1:]) if text.startswith("+") else None
-    return length or _instant(text, "+10m")
+    return _instant(text, "+10m") if length is None else length
 
 
 def ago(text: str) -> datetime | timedelta:
     """An instant, or a length of time up to now."""
-    return parse_span(text) or _instant(text, "10m")
+    length = parse_span(text)
+    return _instant(text, "10m") if length is None else length
 
 
 def _instant(text: str, example: str) -> datetime:
@@ -81,6 +95,8 @@ def read_file(path: str, most: int) -> bytes:
     """A file's content, or standard input's for `-`, up to one byte more than is accepted."""
     try:
         if path == "-":
+            if sys.stdin is None:
+                raise click.UsageError("cannot read standard input: it is closed")
             return sys.stdin.buffer.read(most + 1)
         with open(path, "rb") as file:  # noqa: PTH123  a device or pipe is welcome too
             return file.read(most + 1)

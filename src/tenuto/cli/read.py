@@ -275,7 +275,11 @@ def logs(
         show_lines(lines)
 
 
-@command("attempts", "orchestrate task attempts 0198c0de-5b1c", "orchestrate task attempts --json")
+@command(
+    "attempts",
+    "orchestrate task attempts 0198c0de-5b1c",
+    "orchestrate task attempts 0198c0de-5b1c --json",
+)
 @one_task
 @click.pass_obj
 def attempts(given: Globals, task: str | None, named: str | None) -> None:

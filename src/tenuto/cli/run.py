@@ -90,6 +90,8 @@ def _new_task(words: tuple[str, ...], argv: list[str] | None, fields: dict[str, 
 
     if len(words) > 1 or (words and argv is not None):
         raise click.UsageError("a prompt is one argument: quote it, or write -- before a command")
+    if argv and not argv[0].strip():
+        raise click.UsageError("the command after -- begins with an empty word")
     if not words and not argv:
         raise click.UsageError("give a prompt, or a command after --")
     told = {name: value for name, value in fields.items() if value is not None}

@@ -1,5 +1,6 @@
 """`orchestrate up`, `worker` and `coordinator`: what runs until it is told to stop."""
 
+import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -45,19 +46,41 @@ METRICS_PORT = click.option(
     metavar="N",
     help="Worker processes.",
 )
-@click.option("--demo", is_flag=True, help="With example agents and tasks.")
+@click.option(
+    "--demo",
+    is_flag=True,
+    help="Half a minute of examples in a temporary folder, and nothing else; takes no options.",
+)
 @_listening
-@click.pass_obj
-def up(given: Globals, workers: int, demo: bool, host: str | None, port: int | None) -> int:
-    """Run API, coordinator and workers on an embedded database until Ctrl-C, which drains."""
-    from tenuto import app
+@click.pass_context
+def up(ctx: click.Context, workers: int, demo: bool, host: str | None, port: int | None) -> int:
+    """Run API, coordinator and workers on an embedded database until Ctrl-C, which drains.
 
-    chosen = settings(given, host=host, port=port)
+    With --demo, six tasks on two workers of their own show a retry, a kill and a cancel instead.
+    """
+    from tenuto import app
+    from tenuto.client.target import WORKSPACE
+
+    given = ctx.ensure_object(Globals)
     if demo:
+        _check_alone(ctx, given)
         from tenuto.cli import demo as performance
 
         return performance.demo()
+    chosen = settings(given, host=host, port=port)
+    # Its workers work on the database, whatever workspace of a server commands here are for.
+    os.environ.pop(WORKSPACE, None)
     return app.serve_up(chosen, workers)
+
+
+def _check_alone(ctx: click.Context, given: Globals) -> None:
+    """Refuse what the demo would not heed: it has its own folder, workers and output."""
+    said = [f"--{name}" for name, value in vars(given).items() if value]
+    for name in ("workers", "host", "port"):
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            said.append(f"--{name}")
+    if said:
+        raise click.UsageError(f"--demo does not go with {', '.join(said)}")
 
 
 @command(
@@ -115,6 +138,8 @@ def worker(ctx: click.Context, /, command_: str | None, app_: str | None, **opti
     for name in (*one, *options["task_tags"], *options["capabilities"]):
         if name is not None:
             limits.text("a name", name, limits.MAX_NAME, empty=False)
+    if command_ is not None and app_ is not None:
+        raise click.UsageError("--command and --app are two ways to say what a task runs")
     argv = None if command_ is None else tuple(_split(command_))
     chosen = app.WorkerOptions(command=argv, app=app_, **options)
     where = target(ctx.ensure_object(Globals))

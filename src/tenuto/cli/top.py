@@ -9,6 +9,7 @@ import click
 
 from tenuto.cli.base import Globals, command
 from tenuto.cli.embedded import call
+from tenuto.cli.parse import Finite
 
 if TYPE_CHECKING:
     import asyncio
@@ -23,9 +24,7 @@ RUNNING = ("RUNNING", "ASSIGNED")
 
 
 @command("top", "orchestrate top", "orchestrate top --every 5", "orchestrate top --json")
-@click.option(
-    "--every", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="Seconds."
-)
+@click.option("--every", type=Finite(0.2, 3600), default=1.0, show_default=True, help="Seconds.")
 @click.option(
     "--tasks", type=click.IntRange(1, 1000), default=20, show_default=True, help="Running ones."
 )
@@ -180,7 +179,7 @@ async def _until_q() -> "AsyncIterator[asyncio.Event]":
         if os.read(sys.stdin.fileno(), 64)[:1] in (b"q", b"Q", b""):
             stop.set()
 
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         yield stop
         return
     with _keys():

@@ -10,8 +10,9 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto.model import limits
 from tenuto.model.errors import Invalid, Unavailable
-from tenuto.settings import Settings, load
+from tenuto.settings import Settings, expanded, load
 
 if TYPE_CHECKING:
     from tenuto.client.remote import AnyEngine
@@ -43,7 +44,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 def config_path() -> Path:
     """The file that `login` writes."""
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(base).expanduser() / "tenuto" / CONFIG
+    return expanded("XDG_CONFIG_HOME", base) / "tenuto" / CONFIG
 
 
 def read_login() -> Login:
@@ -55,6 +56,8 @@ def read_login() -> Login:
         return Login()
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise Invalid(f"cannot read {path}: {error}") from error
+    except RecursionError as error:
+        raise Invalid(f"cannot read {path}: it is nested too deep") from error
 
 
 def write_login(login: Login) -> Path:
@@ -98,20 +101,46 @@ def choose(
     """
     settings = settings_of(database, data)
     if url is None and (database is not None or data is not None):
-        return Target(settings=settings)
+        return _near(settings, token, workspace)
     login = read_login()
     named = url or os.environ.get(URL)
-    if named is None:
+    if not named:
         if login.url is None or settings.database or settings.data:
-            return Target(settings=settings)
+            return _near(settings, token, workspace)
         named = login.url
     own = login if (login.url or "").rstrip("/") == named.rstrip("/") else Login()
     return Target(
-        url=named,
+        url=address(named),
         token=token or os.environ.get(TOKEN) or own.token,
         workspace=as_id(workspace or os.environ.get(WORKSPACE) or own.workspace),
         settings=settings,
     )
+
+
+def address(url: str) -> str:
+    """A server's address; `Invalid` when no host can be called so."""
+    import httpx2  # noqa: PLC0415  not needed without a server
+
+    limits.text("url", url, limits.MAX_TEXT)
+    try:
+        httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise Invalid(f"{url[:100]!r} is not a server's address: {error}") from error
+    return url
+
+
+def _near(settings: Settings, token: str | None, workspace: str | None) -> Target:
+    """The database itself; `Invalid` when something was said that only a server knows.
+
+    Otherwise a command for one workspace would change tasks of another. What the environment says
+    of a workspace goes with the server that it names; its token does no harm here.
+    """
+    if workspace is not None or (os.environ.get(WORKSPACE) and not os.environ.get(URL)):
+        said = f"unset {WORKSPACE}" if workspace is None else "leave out --workspace"
+        raise Invalid(f"a workspace is chosen on a server: name one with --url, or {said}")
+    if token is not None:
+        raise Invalid("a token is for a server: name one with --url, or leave out --token")
+    return Target(settings=settings)
 
 
 def settings_of(database: str | None, data: str | None, **flags: object) -> Settings:

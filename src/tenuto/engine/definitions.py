@@ -260,6 +260,8 @@ class Definitions:
             yield Statement("definitions_set", params, {"changed": changed})
 
     def _keyed(self, keys: Collection[str], query: str = "definitions_keyed") -> Statement:
+        for key in keys:
+            limits.text("key", key, limits.MAX_TEXT)
         return Statement(query, {"workspace": self._workspace, "keys": sorted(keys)})
 
     async def _page(

@@ -218,6 +218,8 @@ class Flows:
         return msgspec.structs.replace(plan, tasks=tasks)
 
     async def _specs(self, keys: list[str] | None) -> dict[str, Spec]:
+        for key in keys or ():
+            limits.text("key", key, limits.MAX_TEXT)
         params = {"workspace": self._workspace, "keys": keys, "most": MAX_PLAN}
         rows = await self._core.store.fetch(Statement("definition_specs", params))
         return {row["key"]: spec_of(row) for row in rows}
@@ -292,6 +294,7 @@ class Flows:
         """The run that an id or a key names, of a key the newest that has not ended."""
         with suppress(ValueError):
             return UUID(name)
+        limits.text("group", name, limits.MAX_TEXT)
         params = {"workspace": self._workspace, "key": name}
         rows = await self._core.store.fetch(Statement("group_live", params))
         if not rows:

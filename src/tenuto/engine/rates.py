@@ -10,7 +10,7 @@ import msgspec
 
 from tenuto.broker.protocol import EVERYTHING
 from tenuto.engine.lanes import limit_of
-from tenuto.model import rates
+from tenuto.model import limits, rates
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.rates import Group, RateLimit, Usage
 from tenuto.store.protocol import Row, Rows, Script, Statement
@@ -77,6 +77,7 @@ class RateLimits:
 
     async def delete(self, name: str) -> None:
         """Forget a limit; workers look at once."""
+        limits.text("name", name, limits.MAX_TEXT)
         params = {"workspace": self._workspace, "name": name, "actor": self._actor}
         params |= {"now": self._core.now(), "id": self._core.clock.new_id()}
 
@@ -136,9 +137,9 @@ def take(
     rows = {row["name"]: row for row in (yield _locked(workspace, names))}
     if len(rows) < len(names):
         return Taken([], {})  # one was deleted: the lanes are looked at anew
-    limits = {name: limit_of(row) for name, row in rows.items()}
+    known = {name: limit_of(row) for name, row in rows.items()}
     usages = {name: _usage(row) for name, row in rows.items()}
-    left = {name: rates.requests_left(limits[name], usages[name], now) for name in names}
+    left = {name: rates.requests_left(known[name], usages[name], now) for name in names}
     taken: list[Row] = []
     counts: Counter[str] = Counter()
     for group, share in (yield from _shares(groups, left, n)).items():
@@ -149,7 +150,7 @@ def take(
         usages[name] = rates.with_requests(usages[name], now, counts[name])
     yield from _write(workspace, {name: usages[name] for name in +counts})
     held = {
-        name: rates.opens_at(limits[name], usages[name], now)
+        name: rates.opens_at(known[name], usages[name], now)
         for name in names
         if left[name] - counts[name] <= 0
     }

@@ -319,7 +319,8 @@ class Schedules:
     async def _find(self, schedule: UUID | str) -> Row:
         id_ = id_in(schedule)
         if id_ is None:
-            params = {"workspace": self._workspace, "name": str(schedule), "before": None}
+            name = limits.text("name", str(schedule), limits.MAX_TEXT)
+            params = {"workspace": self._workspace, "name": name, "before": None}
             rows = await self._core.store.fetch(Statement("schedules", params | {"most": 1}))
         else:
             params = {"workspace": self._workspace, "id": id_}

@@ -215,7 +215,8 @@ class Triggers:
     async def _find(self, trigger: UUID | str) -> Row:
         id_ = id_in(trigger)
         if id_ is None:
-            params = {"workspace": self._workspace, "name": str(trigger), "before": None}
+            name = limits.text("name", str(trigger), limits.MAX_TEXT)
+            params = {"workspace": self._workspace, "name": name, "before": None}
             rows = await self._core.store.fetch(Statement("triggers", params | {"most": 1}))
         else:
             params = {"workspace": self._workspace, "id": id_}

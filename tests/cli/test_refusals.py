@@ -1,0 +1,177 @@
+"""What a command cannot heed it refuses: options without their server, modules, numbers, names."""
+
+import json
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.cli.orchestrate import PATIENCE, Orchestrate, serving, token_of
+from tests.waiting import eventually_sync
+
+SOMEWHERE = "0198c0de-0000-7000-8000-00000000beef"
+NOT_TEXT = b"\xff".decode(errors="surrogateescape")
+
+
+def refuse(cli: Orchestrate, *words: str, **environment: str) -> str:
+    """The sentence that a command line is refused with, as wrong usage."""
+    answer = cli(*words, **environment)
+    assert (answer.code, answer.out) == (2, ""), answer
+    told = answer.err.splitlines()[0]
+    assert told.startswith("error: "), answer
+    assert told.endswith("]"), answer
+    assert "[internal]" not in told, answer
+    return told
+
+
+def test_a_workspace_without_a_server_changes_nothing(cli: Orchestrate) -> None:
+    made = cli.ok("task", "create", "--name", "x")
+    cancel = ("task", "cancel", "--status", "PENDING", "--yes")
+    for words in ((*cancel, "--workspace", SOMEWHERE), ("--workspace", SOMEWHERE, *cancel)):
+        assert "a workspace is chosen on a server" in refuse(cli, *words)
+    assert "unset TENUTO_WORKSPACE" in refuse(cli, *cancel, TENUTO_WORKSPACE=SOMEWHERE)
+    assert "must not be empty" in refuse(cli, *cancel, "--workspace", "")
+    assert "a token is for a server" in refuse(cli, *cancel, "--token", "tnt_x")
+    assert cli("task", "list", TENUTO_TOKEN="tnt_x").code == 0
+    assert cli.json("task", "show", made)["status"] == "PENDING"
+
+
+@pytest.mark.parametrize("words", ["up", "serve", "coordinator", "db check", "secret rotate"])
+@pytest.mark.parametrize("option", ["--url", "--token", "--workspace"])
+def test_what_works_on_the_database_takes_no_server(
+    cli: Orchestrate, words: str, option: str
+) -> None:
+    told = refuse(cli, *words.split(), option, "http://127.0.0.1:1")
+    assert told.startswith("error: this command works on the database itself")
+    assert not cli.data.exists()
+
+
+def test_up_works_whatever_workspace_commands_are_for(cli: Orchestrate) -> None:
+    cli.environment |= {"TENUTO_URL": "http://127.0.0.1:1", "TENUTO_WORKSPACE": SOMEWHERE}
+    with serving(cli, "up") as url:
+        cli.environment |= {"TENUTO_URL": url, "TENUTO_TOKEN": token_of(cli)}
+        del cli.environment["TENUTO_WORKSPACE"]
+        assert cli("run", "--follow", "--", "true").code == 0
+
+
+def test_doctor_says_that_commands_go_to_a_server(cli: Orchestrate) -> None:
+    told = json.loads(cli("doctor", "--json", TENUTO_URL="http://me:secret@there:1").out)
+    [server] = [each for each in told["checks"] if each["name"] == "server"]
+    assert server["detail"].startswith("commands go to http://me:***@there:1; ")
+    assert str(cli.data) in server["detail"]
+
+
+@pytest.mark.parametrize("host", ["", " ", NOT_TEXT])
+@pytest.mark.parametrize("command", ["up", "serve"])
+def test_a_host_is_named_or_left_out(cli: Orchestrate, command: str, host: str) -> None:
+    assert "the setting host must be" in refuse(cli, command, "--host", host)
+    assert not cli.data.exists()
+
+
+def test_a_port_beyond_all_is_told_before_anything_is_done(cli: Orchestrate) -> None:
+    assert "the setting port must be" in refuse(cli, "up", TENUTO_PORT="99999")
+    assert not cli.data.exists()
+
+
+MODULES = {
+    "syntax.py": "import",
+    "raising.py": "raise ValueError('two\\nlines')",
+    "leaving.py": "import sys\nsys.exit(3)",
+    "numbers.py": "handlers = {1: print}",
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["syntax", "raising", "leaving", "", ":x", "..ok", NOT_TEXT, "os:nothing", "raising.x"]
+)
+def test_a_module_that_cannot_be_loaded_is_told(cli: Orchestrate, name: str) -> None:
+    for file, text in MODULES.items():
+        (cli.home / file).write_text(text)
+    told = refuse(cli, "worker", "--app", name)
+    assert told.startswith("error: cannot load ")
+    assert told.endswith(" [invalid_value]")
+
+
+def test_handlers_have_names(cli: Orchestrate) -> None:
+    (cli.home / "odd.py").write_text(MODULES["numbers.py"])
+    assert "is not a dict of handlers by task type" in refuse(cli, "worker", "--app", "odd")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["worker", "--app", "json:tool", "--command", "true"],
+        ["up", "--demo", "--port", "0"],
+        ["up", "--demo", "--workers", "1"],
+        ["up", "--demo", "--host", "127.0.0.1"],
+        ["--data", "elsewhere", "up", "--demo"],
+        ["up", "--demo", "--database", "sqlite:///t.db"],
+        ["chaos", "--minutes", "nan"],
+        ["top", "--every", "nan"],
+        ["bench", "--json-file", "missing/figures.json", "submit"],
+        ["bench", "--json-file", ".", "submit"],
+        ["bench", "--database", "notdb", "submit"],
+        ["bench", "--database", "sqlite:///notdb", "submit"],
+        ["task", "create", "--name", "x", "--timeout", "1h30"],
+        ["task", "create", "--name", "x", "--timeout", "30 1h"],
+        ["agent", "list", "--status", "nope"],
+        ["run", "--", ""],
+        ["run", "--", "", "word"],
+        ["apply", "-f", "x" * 3000],
+        ["validate", "-f", "x" * 3000],
+    ],
+)
+def test_what_cannot_be_heeded_is_refused(cli: Orchestrate, words: list[str]) -> None:
+    refuse(cli, *words)
+    assert [path.name for path in cli.home.iterdir()] in ([], ["data"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "definition show",
+        "definition delete",
+        "export",
+        "flow start",
+        "group start",
+        "run --group",
+        "task create --name x --group",
+        "schedule show",
+        "trigger delete",
+        "limit delete",
+    ],
+)
+def test_a_name_that_no_database_can_keep(cli: Orchestrate, words: str) -> None:
+    after = ["--", "true"] if words.startswith("run") else []
+    assert refuse(cli, *words.split(), NOT_TEXT, *after).endswith(" [text_invalid]")
+
+
+def test_no_time_at_all_is_a_time(cli: Orchestrate) -> None:
+    made = cli.ok("task", "create", "--name", "x", "--run-at", "+0s")
+    assert cli.json("task", "show", made)["status"] == "PENDING"
+    assert cli.json("task", "list", "--since", "0s")["tasks"] == []
+    assert cli.json("agent", "list", "--status", "working") == {"agents": []}
+
+
+def test_a_server_that_bench_cannot_reach(cli: Orchestrate) -> None:
+    answer = cli("bench", "--database", "postgresql://127.0.0.1:1/none", "submit")
+    assert (answer.code, answer.out) == (3, "")
+    assert answer.err.endswith(" [database_unreachable]\n")
+
+
+def test_bench_prints_one_document(cli: Orchestrate) -> None:
+    words = ("bench", "--json", "--tasks", "10", "--rounds", "1", "--json-file", "kept.json")
+    answer = cli(*words, "submit")
+    assert (answer.code, set(json.loads(answer.out))) == (0, {"sqlite"})
+    assert answer.err.startswith("sqlite round 1/1: submit\n")
+    assert json.loads((cli.home / "kept.json").read_text()) == json.loads(answer.out)
+
+
+def test_a_demo_that_is_ended_leaves_nothing(cli: Orchestrate, tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    cli.environment |= {"TMPDIR": str(tmp_path / "tmp"), "TENUTO_WORKSPACE": SOMEWHERE}
+    demo = cli.start("up", "--demo", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    eventually_sync(lambda: [*(tmp_path / "tmp").glob("tenuto-demo-*/demo.db")], timeout=PATIENCE)
+    demo.send_signal(signal.SIGTERM)
+    assert demo.wait(PATIENCE) == 130
+    assert [*(tmp_path / "tmp").iterdir()] == []

@@ -1,0 +1,120 @@
+"""Settings: each wrong one is told when they are read, by its name, before anything is done."""
+
+from pathlib import Path
+
+import pytest
+
+from tenuto.client.target import Target, choose, config_path, read_login
+from tenuto.model.errors import Invalid
+from tenuto.settings import load
+
+WORKSPACE = "0198c0de-0000-7000-8000-000000000000"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user with nothing set."""
+    for name in ("URL", "TOKEN", "WORKSPACE", "DATA", "DATABASE", "PORT"):
+        monkeypatch.delenv(f"TENUTO_{name}", raising=False)
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(name: str) -> "pytest.RaisesExc[Invalid]":
+    return pytest.raises(Invalid, match=rf"^the setting {name} ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", "99999"),
+        ("port", "-5"),
+        ("rate_per_s", "-1"),
+        ("rate_per_s", "nan"),
+        ("rate_per_s", "inf"),
+        ("body_kb", "-1"),
+        ("body_kb", "0"),
+        ("heartbeat_s", "inf"),
+        ("heartbeat_s", "nan"),
+        ("heartbeat_s", "0"),
+        ("grace_s", "-1"),
+        ("drain_s", "inf"),
+        ("host", " "),
+        ("host", "a..b"),
+        ("host", "x" * 100),
+        ("host", b"\xff".decode(errors="surrogateescape")),
+        ("data", "~nobody-of-this-name/x"),
+    ],
+)
+def test_what_is_out_of_range_is_told_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(f"TENUTO_{name.upper()}", value)
+    with refused(name):
+        load()
+    monkeypatch.delenv(f"TENUTO_{name.upper()}")
+    with refused(name):
+        load({name: value})
+
+
+def test_the_refusal_names_both_ends() -> None:
+    with pytest.raises(Invalid, match="above 0 and below 1,000,000,000, not inf"):
+        load({"heartbeat_s": float("inf")})
+
+
+@pytest.mark.parametrize("name", ["database", "data", "host"])
+def test_a_nul_is_no_place(home: Path, name: str) -> None:
+    (home / "tenuto.toml").write_text(f'{name} = "a\\u0000b"\n')
+    with refused(name):
+        load()
+
+
+def test_an_empty_host_would_listen_everywhere(home: Path) -> None:
+    with refused("host"):
+        load({"host": ""})
+    (home / "tenuto.toml").write_text('host = ""\n')
+    with refused("host"):
+        load()
+
+
+def test_a_home_that_nobody_has(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "tenuto.toml").write_text('data = "~nobody-of-this-name"\n')
+    with refused("data"):
+        load()
+    (home / "tenuto.toml").unlink()
+    monkeypatch.setenv("XDG_DATA_HOME", "~nobody-of-this-name")
+    with pytest.raises(Invalid, match=r"^XDG_DATA_HOME "):
+        load()
+    assert load({"database": "postgresql://host/db"}).url() == "postgresql://host/db"
+    monkeypatch.setenv("XDG_CONFIG_HOME", "~nobody-of-this-name")
+    with pytest.raises(Invalid, match=r"^XDG_CONFIG_HOME "):
+        read_login()
+
+
+def test_files_that_are_nested_too_deep(home: Path) -> None:
+    (home / "tenuto.toml").write_text("x = " + "[" * 100_000)
+    with pytest.raises(Invalid, match=r"cannot read tenuto\.toml: it is nested too deep"):
+        load()
+    (home / "tenuto.toml").unlink()
+    config_path().parent.mkdir(parents=True)
+    config_path().write_text("x = " + "[" * 100_000)
+    with pytest.raises(Invalid, match="it is nested too deep"):
+        read_login()
+
+
+def test_a_workspace_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for where in ({}, {"database": "sqlite:///t.db"}, {"data": "folder"}):
+        with pytest.raises(Invalid, match="leave out --workspace"):
+            choose(workspace=WORKSPACE, **where)
+        with pytest.raises(Invalid, match="leave out --token"):
+            choose(token="t", **where)
+    monkeypatch.setenv("TENUTO_WORKSPACE", WORKSPACE)
+    with pytest.raises(Invalid, match="unset TENUTO_WORKSPACE"):
+        choose()
+    monkeypatch.setenv("TENUTO_TOKEN", "t")
+    monkeypatch.setenv("TENUTO_URL", "http://there")
+    assert str(choose().workspace) == WORKSPACE
+    assert choose(data="folder") == Target(settings=load({"data": "folder", "database": ""}))
