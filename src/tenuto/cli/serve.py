@@ -1,6 +1,5 @@
 """`orchestrate up`, `worker` and `coordinator`: what runs until it is told to stop."""
 
-import os
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +58,6 @@ def up(ctx: click.Context, workers: int, demo: bool, host: str | None, port: int
     With --demo, six tasks on two workers of their own show a retry, a kill and a cancel instead.
     """
     from tenuto import app
-    from tenuto.client.target import WORKSPACE
 
     given = ctx.ensure_object(Globals)
     if demo:
@@ -68,8 +66,6 @@ def up(ctx: click.Context, workers: int, demo: bool, host: str | None, port: int
 
         return performance.demo()
     chosen = settings(given, host=host, port=port)
-    # Its workers work on the database, whatever workspace of a server commands here are for.
-    os.environ.pop(WORKSPACE, None)
     return app.serve_up(chosen, workers)
 
 

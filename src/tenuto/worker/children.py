@@ -56,7 +56,8 @@ class Children:
     async def _start(self) -> asyncio.subprocess.Process:
         env = os.environ | {"TENUTO_PARENT_PIPE": "1", "TENUTO_DATABASE": self._settings.url()}
         env |= {"TENUTO_DATA": str(self._settings.folder()), "TENUTO_KEYS": self._settings.keys}
-        env.pop("TENUTO_URL", None)  # they work on the database, whatever commands here are for
+        for name in ("TENUTO_URL", "TENUTO_WORKSPACE"):
+            env.pop(name, None)  # they work on the database, whatever commands here are for
         for name in ("heartbeat_s", "lease_s", "tick_s", "poll_s", "grace_s", "drain_s", "slots"):
             env[f"TENUTO_{name.upper()}"] = str(getattr(self._settings, name))
         return await asyncio.create_subprocess_exec(
