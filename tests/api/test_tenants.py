@@ -28,6 +28,7 @@ BODIES: dict[str, Any] = {
     "POST /agent-tasks/{task_id}/steps": {"key": "k"},
     "POST /agent-tasks/{task_id}/children": {"key": "k", "task": {"title": "t"}},
     "POST /agent-tasks/{task_id}/ask": {"key": "k", "title": "t"},
+    "POST /agent-tasks/{task_id}/park": {"resumeAt": "2100-01-01T00:00:00Z"},
     "POST /inbox/{item_id}/answer": {"comment": "c"},
     "PATCH /webhooks/{webhook_id}": {"enabled": False},
     "PATCH /schedules/{schedule_id}": {"input": 1},
