@@ -1,6 +1,7 @@
 """The contract is true: generated requests get only answers that it names, and never a fault."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,8 @@ from tenuto.settings import Settings
 from tenuto.store.sqlite import SqliteStore
 from tenuto.vault import Vault
 
-CASES = 40
+CASES = int(os.environ.get("TENUTO_PROOF_CASES", "30"))
+"""Requests of each kind to each route."""
 STREAMS = ("GET /api/v1/events", "GET /api/v1/agent-tasks/{task_id}/events")
 CHECKS = (
     schemathesis.checks.not_a_server_error,
