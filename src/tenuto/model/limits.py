@@ -71,7 +71,8 @@ def whole(field: str, value: int, least: int, most: int) -> None:
     """Raise `Invalid` unless the value is a whole number within the limits."""
     if type(value) is not int:  # a bool is none
         raise Invalid(f"{field} must be a whole number", field=field)
-    number(field, value, least, most)
+    if not least <= value <= most:
+        number(field, value, least, most)
 
 
 def instant(field: str, value: datetime | None) -> None:
