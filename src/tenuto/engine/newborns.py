@@ -78,7 +78,11 @@ def new_group(
         updated_at=now,
         finished_at=None,
     )
-    row = (
+    return group, _row(group, items)
+
+
+def _row(group: Group, items: str | None) -> tuple[Any, ...]:
+    return (
         group.id,
         group.workspace,
         group.flow,
@@ -95,9 +99,8 @@ def new_group(
         group.total,
         group.follows,
         group.context,
-        msgspec.json.encode({"flow": flow.id}).decode(),
+        msgspec.json.encode({"flow": group.flow}).decode(),
     )
-    return group, row
 
 
 def for_item(template: NewTask, item: Any, index: int) -> NewTask:

@@ -19,9 +19,9 @@ from tenuto.settings import Settings
 from tenuto.telemetry import TASK
 from tenuto.worker.context import Context
 from tenuto.worker.leases import Held, Leases, Reason
+from tenuto.worker.patience import LATER, patience
 from tenuto.worker.port import WorkEngine
 from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart, Runtime
-from tenuto.worker.transcript import LATER, patience
 from tenuto.worker.waiting import Parked
 
 log = logging.getLogger("tenuto.worker")

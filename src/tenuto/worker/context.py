@@ -17,8 +17,9 @@ from tenuto.model.errors import Conflict
 from tenuto.model.redact import Redactor
 from tenuto.model.spending import Usage
 from tenuto.model.submission import NewTask
+from tenuto.worker.patience import LATER, patience
 from tenuto.worker.port import WorkEngine
-from tenuto.worker.transcript import LATER, Transcript, patience
+from tenuto.worker.transcript import Transcript
 from tenuto.worker.waiting import Calls, Child, Decision, Names, Parked, decision_of
 
 T = TypeVar("T")

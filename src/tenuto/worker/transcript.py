@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
 
 from tenuto.engine.report import Line
-from tenuto.model.errors import TenutoError, TooMany, Unavailable
+from tenuto.model.errors import TenutoError
 from tenuto.model.limits import clean
 from tenuto.model.redact import Redactor
 from tenuto.model.task import Fence
+from tenuto.worker.patience import LATER, patience
 from tenuto.worker.port import WorkEngine
 
 log = logging.getLogger("tenuto.worker")
@@ -17,9 +17,6 @@ LEVELS = frozenset({"DEBUG", "INFO", "WARN", "ERROR", "CRITICAL"})
 GATHER_S = 0.2
 LONGEST_LINE = 16_384
 MOST_LINES = 500
-LATER = (Unavailable, TooMany)
-"""What the same call may get over by waiting."""
-_LONGEST_PAUSE_S = 5.0
 LINE_COST = 32
 """Bytes of the cap that a line takes besides its text: an empty line is a row too."""
 
@@ -92,11 +89,3 @@ class Transcript:
             except TenutoError as error:
                 log.warning("transcript of %s refused: %s", self._fence.task, error)
             self._waiting = self._waiting[len(lines) :]
-
-
-def patience() -> Iterator[float]:
-    """How long to wait before each time that something is said again."""
-    pause = 0.1
-    while True:
-        yield pause
-        pause = min(pause * 2, _LONGEST_PAUSE_S)
