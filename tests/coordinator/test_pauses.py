@@ -22,7 +22,8 @@ from tests.contract.conftest import (
     status,
 )
 
-from tenuto.coordinator.coordinator import SLOWEST_BEAT_S, Coordinator, Counts
+from tenuto.coordinator.coordinator import Coordinator, Counts
+from tenuto.coordinator.pauses import SLOWEST_BEAT_S
 from tenuto.engine.engine import Engine
 from tenuto.engine.report import Presence
 from tenuto.model.task import Fence
