@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from tests.contract.conftest import (
     LEASE_S,
@@ -238,6 +239,33 @@ async def test_a_corrupt_task_can_be_mended_and_retried(engine: Engine, raw: Raw
     await damage(raw, submitted.id, "retry = null")
     await engine.retry(submitted.id)
     assert len(await claim_all(engine)) == 1
+
+
+BEYOND = "4611686018427387904"
+UNSEEN = {
+    "a creation beyond the calendar": f"task set created_at = {BEYOND}",
+    "an end beyond the calendar": f"task set finished_at = {BEYOND}",
+    "a command of numbers": "task_body set command = '[1, 2]'",
+    "metadata that is no object": "task_body set metadata = '5'",
+    "an event's data": "event set data = '['",
+    "an attempt's receipt": "attempt set receipt = '['",
+}
+
+
+@pytest.mark.parametrize("what", UNSEEN)
+async def test_a_damaged_row_is_shown_all_the_same(
+    sqlite_engine: Engine, sqlite_url: str, what: str
+) -> None:
+    fence = await running(sqlite_engine)
+    await sqlite_engine.complete(fence)
+    await Raw(sqlite_url).execute(f"update {UNSEEN[what]}")
+    view = await sqlite_engine.show(fence.task)
+    logs = await sqlite_engine.logs(fence.task)
+    attempts = await sqlite_engine.attempts(fence.task)
+    page = await sqlite_engine.list()
+    assert [task.id for task in page.tasks] == [fence.task]
+    for shown in (view, page, *logs, *attempts):
+        assert msgspec.json.decode(msgspec.json.encode(shown), type=type(shown)) == shown
 
 
 async def test_a_task_without_its_body_is_found(engine: Engine, raw: Raw) -> None:

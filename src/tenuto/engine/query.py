@@ -16,7 +16,7 @@ from tenuto.engine.lanes import Lane
 from tenuto.engine.quotas import quota_gates
 from tenuto.engine.rates import limit_rows, used_up
 from tenuto.engine.registry import hindered, profile_of
-from tenuto.engine.rows import CorruptRow, decode, task_of
+from tenuto.engine.rows import CorruptRow, task_of
 from tenuto.engine.spending import spent_by_attempt
 from tenuto.engine.turns import standing
 from tenuto.engine.upkeep import APART
@@ -27,6 +27,7 @@ from tenuto.engine.views import (
     LogLine,
     Page,
     TaskView,
+    readable,
     summary_of,
     view_of,
 )
@@ -185,7 +186,7 @@ class Querying:
         used = spent_by_attempt(await self._fetch(Statement("spending_of", {"task": task})))
         ended = [
             AttemptView(
-                **{**dict(each), "receipt": decode(each["receipt"]), **used[each["attempt"]]}
+                **{**dict(each), "receipt": readable(each["receipt"]), **used[each["attempt"]]}
             )
             for each in await self._fetch(Statement("attempts", {"id": task}))
         ]
@@ -352,7 +353,7 @@ def _event_line(row: Row) -> LogLine:
         previous_status=row["previous"],
         new_status=row["new"],
         actor=row["actor"],
-        data=decode(row["data"]),
+        data=readable(row["data"]),
         stack_trace=row["stack_trace"],
     )
 

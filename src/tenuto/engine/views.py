@@ -1,12 +1,11 @@
 """What people and programs see of tasks. Names as in the REST contract, camelCase in JSON."""
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.rows import decode
 from tenuto.model.submission import NewTask
 from tenuto.model.task import Status
 from tenuto.store.protocol import Row
@@ -207,6 +206,11 @@ class Page(msgspec.Struct, frozen=True, rename=_rename):
     next_cursor: UUID | None = None
 
 
+_SHOWN = 200
+"""So much is shown of what cannot be read."""
+_SHAPES = {"command": list[str], "metadata": dict[str, Any]}
+_NO_DATE = datetime(9000, 1, 1, tzinfo=UTC)
+"""Stands for an instant beyond the calendar."""
 _JSON = frozenset(
     "input output checkpoint metadata command retry control escalation concurrency budget".split()
 )
@@ -216,6 +220,9 @@ _VIEW = tuple(
     for name in TaskView.__struct_fields__
     if name not in ("tags", "task_tags", "capabilities", "waiting_for", "depends_on")
 )
+
+
+_TIMES = frozenset(name for name in _VIEW if name.endswith("_at") or name == "lease_until")
 
 
 def worker_of(row: Row) -> WorkerView:
@@ -256,7 +263,7 @@ _UNTOUCHED: dict[str, Any] = {
 
 
 def summary_of(row: Row) -> TaskSummary:
-    return TaskSummary(**{name: row[name] for name in _SUMMARY})
+    return TaskSummary(**{name: _value(name, row[name]) for name in _SUMMARY})
 
 
 def fresh_view(
@@ -306,9 +313,20 @@ def view_of(
 
 
 def _value(name: str, value: Any) -> Any:
-    if name not in _JSON or value is None:
+    """A cell as a view holds it. A row that somebody damaged is shown all the same."""
+    if value is None:
+        return None
+    if name in _TIMES:
+        return value if isinstance(value, datetime) else _NO_DATE
+    if name not in _JSON:
         return value
+    found = readable(value, _SHAPES.get(name, Any))
+    return list(found.values()) if name == "command" and isinstance(found, dict) else found
+
+
+def readable(text: Any, shape: Any = Any) -> Any:
+    """The value of JSON that the store keeps, or the beginning of what is none of that shape."""
     try:
-        return decode(value)
-    except msgspec.MsgspecError:
-        return {"unreadable": value[:200]}
+        return None if text is None else msgspec.json.decode(text, type=shape)
+    except (msgspec.MsgspecError, TypeError):
+        return {"unreadable": str(text)[:_SHOWN]}
