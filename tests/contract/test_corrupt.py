@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from tests.contract.conftest import (
     LEASE_S,
+    Another,
     ManualClock,
     Raw,
     claim_all,
@@ -266,6 +267,19 @@ async def test_a_damaged_row_is_shown_all_the_same(
     assert [task.id for task in page.tasks] == [fence.task]
     for shown in (view, page, *logs, *attempts):
         assert msgspec.json.decode(msgspec.json.encode(shown), type=type(shown)) == shown
+
+
+async def test_a_damaged_lane_holds_up_its_own_tasks_alone(
+    engine: Engine, raw: Raw, another: Another
+) -> None:
+    lost = await engine.submit(new(task_type="lost"))
+    lane = await raw.value(f"select lane from task where id = '{lost.id}'")
+    await raw.execute(f"update lane set key = '[' where id = {lane}")
+    async with another() as other:
+        kept = await other.submit(new(task_type="kept"))
+        assert [work.fence.task for work in await claim_all(other)] == [kept.id]
+        assert "lane" in [gate.gate for gate in (await other.explain(lost.id)).gates]
+        assert await refusal(other.submit(new(task_type="lost"))) == "corrupt"
 
 
 async def test_a_task_without_its_body_is_found(engine: Engine, raw: Raw) -> None:

@@ -1,6 +1,7 @@
 """Which lanes there are and which of them an agent may take from, remembered between claims."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime, timedelta
 from functools import partial
@@ -9,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.model.complexity import DEFAULT, ComplexityRules
-from tenuto.model.errors import Invalid, NotFound
+from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.gates import Gate, closed_until
 from tenuto.model.limits import MAX_LANES
 from tenuto.model.matching import AgentProfile, Requirements, eligible, lane_id
@@ -17,6 +18,8 @@ from tenuto.model.quota import quota_of
 from tenuto.model.rates import Group, RateLimit, group_of
 from tenuto.model.registry import ENDING, refusal
 from tenuto.store.protocol import Row, Script, Statement, Store
+
+log = logging.getLogger("tenuto.engine")
 
 _TOUCH_EVERY = timedelta(hours=1)
 
@@ -140,8 +143,8 @@ class Lanes:
         there: set[int] = set()
         for workspace in spaces:
             there |= {lane.id for lane in (await self._load(workspace)).lanes}
-        if any(lane not in there for lane, _, _ in rows):
-            raise _too_many()
+        if lost := [lane for lane, _, _ in rows if lane not in there]:
+            raise _too_many() if len(there) >= MAX_LANES else _unreadable(lost[0])
         for needs in missing:
             lane = self._ids[needs] = lane_id(needs.key())
             self._touched[lane] = now
@@ -217,15 +220,7 @@ class Lanes:
         gates = await self._store.fetch(Statement("gates", {"workspace": workspace}))
         limits = await self._store.fetch(Statement("rate_limits", {"workspace": workspace}))
         agents = await self._store.fetch(Statement("agents_told", {"workspace": workspace}))
-        lanes = [
-            Lane(
-                row["lane"],
-                msgspec.json.decode(row["key"], type=Requirements),
-                row["closed_until"],
-                row["closed_why"],
-            )
-            for row in rows
-        ]
+        lanes = [lane for row in rows if (lane := _lane_of(row)) is not None]
         version = versions[0]["lanes_version"] if versions else 0
         quota = quota_of(versions[0]["quota"] if versions else None)
         text = versions[0]["complexity"] if versions else None
@@ -241,6 +236,16 @@ class Lanes:
         )
         self._known[workspace] = known
         return known
+
+
+def _lane_of(row: Row) -> Lane | None:
+    """The lane in a row; `None` for a damaged one: the others are not to suffer for it."""
+    try:
+        needs = msgspec.json.decode(row["key"], type=Requirements)
+    except (msgspec.MsgspecError, TypeError):
+        log.warning("%s; its tasks wait", _unreadable(row["lane"]))
+        return None
+    return Lane(row["lane"], needs, row["closed_until"], row["closed_why"])
 
 
 def _lanes_of(agent: AgentProfile, known: _Known) -> dict[Group, _Timed]:
@@ -290,6 +295,10 @@ def _check_room(known: _Known, wanted: set[int]) -> None:
     there = {lane.id for lane in known.lanes}
     if len(wanted | there) > MAX_LANES and wanted - there:
         raise _too_many()
+
+
+def _unreadable(lane: int) -> Conflict:
+    return Conflict(f"the row of lane {lane} is unreadable", "corrupt")
 
 
 def _too_many() -> Invalid:
