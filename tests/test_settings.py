@@ -107,9 +107,9 @@ def test_files_that_are_nested_too_deep(home: Path) -> None:
 
 def test_a_workspace_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     for where in ({}, {"database": "sqlite:///t.db"}, {"data": "folder"}):
-        with pytest.raises(Invalid, match="leave out --workspace"):
+        with pytest.raises(Invalid, match="leave the workspace out"):
             choose(workspace=WORKSPACE, **where)
-        with pytest.raises(Invalid, match="leave out --token"):
+        with pytest.raises(Invalid, match="leave the token out"):
             choose(token="t", **where)
     monkeypatch.setenv("TENUTO_WORKSPACE", WORKSPACE)
     with pytest.raises(Invalid, match="unset TENUTO_WORKSPACE"):

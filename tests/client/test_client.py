@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.settings import Settings
 
 PATIENCE = 30
+WORKSPACE = "0190f3c0-0000-7000-8000-000000000001"
 
 
 @pytest.fixture(params=["near", "far"])
@@ -26,8 +28,8 @@ async def client(
     request: pytest.FixtureRequest, api: Api, token: str, settings: Settings
 ) -> AsyncIterator[AsyncClient]:
     """A client of the database, and one of the server in front of it."""
-    target = api.url if request.param == "far" else settings.url()
-    async with AsyncClient(target, token) as client:
+    said = (api.url, token) if request.param == "far" else (settings.url(),)
+    async with AsyncClient(*said) as client:
         yield client
 
 
@@ -239,6 +241,15 @@ def test_the_blocking_client(tmp_path: Any) -> None:
         assert client.stats().tasks["CANCELLED"] == 1
     with pytest.raises(Invalid):
         Client("nonsense://x")
+
+
+@pytest.mark.parametrize("said", [{"token": "tnt_x"}, {"workspace": WORKSPACE}])
+def test_what_only_a_server_knows_is_refused_beside_a_database(
+    tmp_path: Path, said: dict[str, str]
+) -> None:
+    with pytest.raises(Invalid, match=r"on a server|for a server"):
+        Client(f"sqlite:///{tmp_path}/t.db", **said)
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_coordinator_leads(api: Api, token: str, settings: Settings) -> None:

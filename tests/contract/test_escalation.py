@@ -1,7 +1,18 @@
 """What is put to people when a task ends badly, and what hard tasks require."""
 
+import sqlite3
+
 import pytest
-from tests.contract.conftest import claim_all, claim_one, failure, new, profile, running
+from tests.contract.conftest import (
+    Raw,
+    claim_all,
+    claim_one,
+    failure,
+    new,
+    profile,
+    running,
+    status,
+)
 
 from tenuto.engine.engine import Engine
 from tenuto.model.commands import Escalation, Failure
@@ -39,6 +50,20 @@ async def test_a_retry_answers_it(engine: Engine) -> None:
     assert item.body["reason"] == "Validation failed"
     await engine.retry(fence.task)
     assert await engine.inbox.list() == []
+
+
+async def test_a_retry_and_the_answer_are_one_transaction(
+    sqlite_engine: Engine, sqlite_url: str
+) -> None:
+    fence = await running(sqlite_engine)
+    await sqlite_engine.fail(fence, failure("syntax"))
+    raw = Raw(sqlite_url)
+    refuse = "begin select raise(abort, 'no'); end"
+    await raw.execute(f"create trigger refuse before update on inbox_item {refuse}")
+    with pytest.raises(sqlite3.IntegrityError):
+        await sqlite_engine.retry(fence.task)
+    assert await status(sqlite_engine, fence.task) == "FAILED"
+    await raw.execute("drop trigger refuse")
 
 
 async def test_an_escalation_is_answered_by_a_word(engine: Engine) -> None:

@@ -193,7 +193,7 @@ class AsyncClient:
 def _target(target: str | None, token: str | None, workspace: str | None) -> Target:
     if target is None or target.startswith(("http://", "https://")):
         return choose(target, token, workspace)
-    return choose(database=target)
+    return choose(None, token, workspace, database=target)
 
 
 class Client:

@@ -136,10 +136,10 @@ def _near(settings: Settings, token: str | None, workspace: str | None) -> Targe
     of a workspace goes with the server that it names; its token does no harm here.
     """
     if workspace is not None or (os.environ.get(WORKSPACE) and not os.environ.get(URL)):
-        said = f"unset {WORKSPACE}" if workspace is None else "leave out --workspace"
-        raise Invalid(f"a workspace is chosen on a server: name one with --url, or {said}")
+        said = f"unset {WORKSPACE}" if workspace is None else "leave the workspace out"
+        raise Invalid(f"a workspace is chosen on a server: name its address, or {said}")
     if token is not None:
-        raise Invalid("a token is for a server: name one with --url, or leave out --token")
+        raise Invalid("a token is for a server: name its address, or leave the token out")
     return Target(settings=settings)
 
 

@@ -63,10 +63,7 @@ class Controlling:
                 await self.retry(task, workspace, actor, deep=False)
                 return None
             await self._restore_lane(task, workspace)
-        change = await self._core.order(task, command, workspace=workspace, actor=actor)
-        if isinstance(command, commands.Retry):
-            await self._core.store.once(lambda: self._answered(task, actor))
-        return change
+        return await self._core.order(task, command, workspace=workspace, actor=actor)
 
     async def retry(self, task: UUID, workspace: UUID, actor: str | None, *, deep: bool) -> int:
         """Try an ended task again, and, `deep`, what ended because of it; answers how many."""
@@ -75,14 +72,11 @@ class Controlling:
         def script(cascade: Cascade) -> Script[int]:
             revival = Revival(cascade, workspace, deep=deep)
             yield from revival.retry(task)
-            yield from self._answered(task, actor)
+            # As in `Core`: whoever retries a task has seen to what was put to people for it.
+            yield Statement("inbox_close", {"task": task, "now": self._core.now(), "actor": actor})
             return revival.revived
 
         return await self._core.flowing(script, actor)
-
-    def _answered(self, task: UUID, actor: str | None) -> Script[None]:
-        """Whoever retries a task has seen to what was put to people for it."""
-        yield Statement("inbox_close", {"task": task, "now": self._core.now(), "actor": actor})
 
     async def assign(
         self,

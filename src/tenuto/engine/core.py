@@ -19,7 +19,7 @@ from tenuto.engine.links import Link, Standing, link_of
 from tenuto.engine.plans import Plans
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
 from tenuto.engine.tree import Tree, forsaken, is_cancel
-from tenuto.model.commands import Command, Moment, Reprioritise
+from tenuto.model.commands import Command, Moment, Reprioritise, Retry
 from tenuto.model.decide import decide
 from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.task import TERMINAL, Change, Status, Task
@@ -217,7 +217,9 @@ class Core:
             yield Statement("inherit_rank", {"most": RANKS_FAR}, {"eager": sorted(pulled)})
         if bad := lost(decided):
             yield from escalate(self.clock, bad)
-        for asker in forsaken([change for change, _ in decided]):
+        # Whoever retries a task has seen to what was put to people for it.
+        retried = [change.task.id for change, command in decided if isinstance(command, Retry)]
+        for asker in [*forsaken([change for change, _ in decided]), *retried]:
             yield Statement("inbox_close", {"task": asker, "now": self.now(), "actor": actor})
         acts = [change.task for change, _ in decided if _acts(change.task)]
         gone = [change.task for change, _ in decided if is_cancel(change) and change.end is None]
