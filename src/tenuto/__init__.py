@@ -1,8 +1,10 @@
 """Durable orchestration for AI agents. See ARCHITECTURE.md for a task's walk through the code."""
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
+"""As in `typing`, which a command has no time for before it can be interrupted in good order."""
 if TYPE_CHECKING:
+    from typing import Any
+
     from tenuto.client.client import AsyncClient as AsyncClient
     from tenuto.client.client import Client as Client
     from tenuto.client.client import FlowFailed as FlowFailed
@@ -22,7 +24,7 @@ _FOUND_IN = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """What programs import from here, loaded when it is asked for: commands must start fast."""
     if name not in _FOUND_IN:
         raise AttributeError(f"module 'tenuto' has no attribute {name!r}")

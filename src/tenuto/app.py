@@ -50,6 +50,16 @@ PARENT_PIPE = "TENUTO_PARENT_PIPE"
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """The coroutine's result, on the fastest event loop that is installed."""
+    try:
+        _tune()
+        with asyncio.Runner(loop_factory=_fastest()) as runner:
+            return runner.run(main)
+    finally:
+        main.close()  # interrupted before it began, it would complain
+
+
+def _tune() -> None:
+    """Set the interpreter up for a process that does one thing."""
     # A worker makes many objects that die young and hardly any cycles: look for those less often,
     # and never among what the program was loaded with.
     gc.collect()
@@ -57,12 +67,15 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     gc.set_threshold(*_GC)
     # A thread that writes to SQLite wants the interpreter only between two statements.
     sys.setswitchinterval(_SWITCH_S)
+
+
+def _fastest() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes the fastest event loop that is installed."""
     try:
         import uvloop  # noqa: PLC0415  optional
     except ImportError:
-        return asyncio.run(main)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+        return None
+    return uvloop.new_event_loop
 
 
 def process_name(clock: Clock) -> str:

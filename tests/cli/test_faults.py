@@ -1,5 +1,6 @@
 """Bad input, bad databases, bad moments: a sentence, a code, the right exit code, never a trace."""
 
+import inspect
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import pytest
 from tests.cli.orchestrate import PATIENCE, PROGRAM, Orchestrate
 from tests.waiting import eventually_sync
 
+from tenuto import app
 from tenuto.cli.main import main
 
 LONGEST_WORD = 120_000  # Linux takes at most 128 KiB in one word of a command line
@@ -217,6 +219,31 @@ def test_an_unexpected_fault_is_one_line_and_a_hint(
     said = capsys.readouterr()
     assert json.loads(said.out)["error"]["code"] == "internal"
     assert "Traceback" in said.err
+
+
+def test_ctrl_c_while_a_module_is_loaded_ends_quietly(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr("tenuto.client.target.load", interrupted)
+    assert main(["task", "list"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_ctrl_c_before_anything_began_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        pass
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tenuto.app.gc.collect", interrupted)
+    never = work()
+    with pytest.raises(KeyboardInterrupt):
+        app.run(never)
+    assert inspect.getcoroutinestate(never) == inspect.CORO_CLOSED
 
 
 @pytest.mark.parametrize("words", [["task", "status", "--follow"], ["task", "logs", "--follow"]])

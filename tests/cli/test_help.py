@@ -109,3 +109,14 @@ def test_the_module_is_a_program_too() -> None:
     words = [sys.executable, "-m", "tenuto.cli.main", "task", "--help"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Usage: orchestrate task ")
+
+
+def test_little_is_loaded_before_an_interrupt_is_heard() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", "import sys, tenuto.cli.main; print('typing' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert said.stdout == "False\n"

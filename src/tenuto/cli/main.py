@@ -20,7 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         code = BROKEN_PIPE
     except Exception as error:  # noqa: BLE001  a fault is told in one line
-        code = _tell(_known(error), as_json=_wants_json(words))
+        interrupted = isinstance(error.__cause__, KeyboardInterrupt)  # while a class was made
+        code = INTERRUPTED if interrupted else _tell(_known(error), as_json=_wants_json(words))
     if arguments is None:
         _prepare_to_exit()
     return code
