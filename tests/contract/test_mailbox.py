@@ -48,6 +48,18 @@ async def test_messages_are_taken_in_order_and_once(known: Engine) -> None:
     assert [each.taken_at is not None for each in kept] == [True] * 3
 
 
+@pytest.mark.parametrize("waiting", [True, False])
+async def test_pages_hold_every_message_once(known: Engine, waiting: bool) -> None:
+    for n in range(5):
+        await known.mailboxes.send(AGENT, note(n))
+    seen: list[object] = []
+    page = await known.mailboxes.page(AGENT, 2, waiting=waiting)
+    while page.next_cursor is not None:
+        seen += [each.body for each in page.messages]
+        page = await known.mailboxes.page(AGENT, 2, page.next_cursor, waiting=waiting)
+    assert seen + [each.body for each in page.messages] == list(range(5))
+
+
 async def test_a_batch_that_was_not_heard_is_told_again(known: Engine) -> None:
     await known.mailboxes.send(AGENT, note(1))
     batch = uuid4()

@@ -53,7 +53,8 @@ from {rows:sent};
 -- params: workspace uuid, agent uuid, after uuid, most bigint, waiting boolean
 select {fragment:message_columns} from message
 where message.workspace = :workspace and message.agent = :agent
-  [waiting: and message.taken_at is null][after: and message.id > :after]
+  [waiting: and message.taken_at is null]
+  [after: and message.id > :after]
 order by message.id limit :most;
 
 -- name: messages_take
