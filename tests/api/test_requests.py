@@ -72,6 +72,17 @@ async def test_a_body_that_is_too_large_or_no_json(settings: Settings) -> None:
         assert problem(form) == (415, "unsupported_media_type")
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_one_name_twice_among_many_keeps_nobody_waiting(api: Api) -> None:
+    nobody = await api.client()
+    names = [f'"{n}": 1' for n in range(50_000)]
+    body = "{" + ", ".join([*names, names[-1]]) + "}"
+    async with asyncio.timeout(5):
+        answer = await nobody.post(TASKS, content=body, headers=JSON)
+    assert problem(answer) == (422, "invalid_json")
+    assert "'49999' is given twice" in answer.json()["detail"]
+
+
 async def test_paths_methods_and_parameters_nobody_knows(owner: httpx2.AsyncClient) -> None:
     assert problem(await owner.get(f"{V1}/nothing")) == (404, "not_found")
     assert problem(await owner.get(f"{TASKS}/not-an-id")) == (404, "not_found")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -81,8 +82,8 @@ def _check(scope: Scope, body: bytes) -> None:
 
 def _unique(pairs: list[tuple[str, Any]]) -> None:
     if len({name for name, _ in pairs}) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise Invalid(f"the name {twice[:60]!r} is given twice", "invalid_json")
 
 
