@@ -47,6 +47,16 @@ async def test_nothing_but_what_is_public_answers_without_a_token(api: Api) -> N
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+async def test_every_path_names_its_methods_to_those_who_ask(api: Api) -> None:
+    nobody = await api.client()
+    for route in ROUTES:
+        method, path = call(route)
+        answer = await nobody.options(path)
+        assert problem(answer) == (405, "method_not_allowed"), route
+        assert method in answer.headers["allow"].split(", ")
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("role", list(Role))
 async def test_a_role_is_enough_or_it_is_not(api: Api, role: Role) -> None:
     client = await api.acting(role)

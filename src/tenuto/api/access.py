@@ -7,6 +7,7 @@ from uuid import UUID
 import msgspec
 from litestar import Litestar
 from litestar.connection import ASGIConnection
+from litestar.exceptions import MethodNotAllowedException
 from litestar.handlers import BaseRouteHandler
 
 from tenuto.api import idempotency
@@ -190,6 +191,8 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     del handler
     scope: Any = connection.scope
     route = f"{scope['method']} {scope['path_template']}"
+    if route not in ROUTES:  # the framework would answer OPTIONS on every path
+        raise MethodNotAllowedException(headers={"Allow": _methods(scope["path_template"])})
     access = ROUTES[route]
     if access is not PUBLIC:
         await _admit(connection, access)
@@ -198,6 +201,12 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     key = connection.headers.get("idempotency-key")
     if key is not None and route in idempotency.ROUTES:
         await _repeatable(scope, route, key)
+
+
+def _methods(template: str) -> str:
+    """The methods of a path, as an `Allow` header names them."""
+    routes = (route.split(" ") for route in ROUTES)
+    return ", ".join(sorted(method for method, path in routes if path == template))
 
 
 async def _repeatable(scope: Any, route: str, key: str) -> None:
