@@ -133,6 +133,13 @@ async def test_a_person_logs_in_and_out(api: Api, owner: httpx2.AsyncClient) -> 
     assert problem(await ada.get(f"{V1}/me")) == (401, "unauthenticated")
 
 
+@pytest.mark.parametrize("name", ["", "a\x00b", "x" * 10_000])
+async def test_nobody_is_called_what_cannot_be_a_name(api: Api, name: str) -> None:
+    nobody = await api.client()
+    body = {"name": name, "password": "not the password"}
+    assert problem(await nobody.post(f"{V1}/login", json=body)) == (401, "unauthenticated")
+
+
 async def test_guessing_a_password_gets_slow(api: Api) -> None:
     nobody = await api.client()
     body = {"name": "ada", "password": "not the password"}

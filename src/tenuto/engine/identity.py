@@ -12,7 +12,7 @@ from tenuto.clock import Clock
 from tenuto.model import limits
 from tenuto.model.access import SCOPES, Caller, Role
 from tenuto.model.errors import Conflict, Forbidden, Invalid, NotFound, Unauthenticated
-from tenuto.store.protocol import Rows, Script, Statement, Store
+from tenuto.store.protocol import Row, Rows, Script, Statement, Store
 
 API = "tnt_"
 LOGIN = "tns_"
@@ -144,8 +144,7 @@ class Identity:
 
     async def login(self, name: str, password: str) -> Made:
         """A session token for somebody who knows the password."""
-        rows = await self._store.fetch(Statement("user_by_name", {"name": name[:200]}))
-        known = rows[0] if rows else None
+        known = await self._user(name)
         stored = known["password"] if known is not None else None
         right = await self._matches(stored, password)
         if known is None or not right or known["disabled_at"] is not None:
@@ -165,6 +164,13 @@ class Identity:
 
         await self._store.once(script)
         return Made(params["id"], token, params["expires_at"])
+
+    async def _user(self, name: str) -> Row | None:
+        """The user of a name; nobody has one that cannot be stored."""
+        if not limits.storable(name):
+            return None
+        rows = await self._store.fetch(Statement("user_by_name", {"name": name[:200]}))
+        return rows[0] if rows else None
 
     async def logout(self, session: UUID) -> None:
         """End a login."""
