@@ -176,6 +176,44 @@ async def test_an_attempts_token_is_good_for_its_own_attempt_alone(
     assert problem(late) == (409, "cancel_requested")
 
 
+async def test_an_attempts_token_takes_nothing_else_and_dies_with_it(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    mine = await claimed(owner)
+    agent, steps = f"{V1}/agents/{mine['agent']}", f"{V1}/agent-tasks/{mine['id']}/steps"
+    await owner.post(f"{V1}/agent-tasks", json={"title": "next", "taskType": mine["taskType"]})
+    await owner.post(f"{agent}/messages", json={"kind": "note", "body": "for the agent"})
+    session = await api.client(mine["token"])
+    claim = {"agentId": mine["agent"], "claimToken": "x" * 40}
+    for path, body in (
+        (f"{agent}/claim", {}),
+        (f"{V1}/workers/w/claim", claim),
+        (f"{V1}/workers/w/heartbeat", {}),
+        (f"{V1}/workers/w/sweep", {"host": "h"}),
+        (f"{V1}/agents", {"name": "a"}),
+    ):
+        assert problem(await session.post(path, json=body)) == (403, "forbidden"), path
+    assert (await session.get(steps)).status_code == 200
+    assert len((await session.post(f"{agent}/messages/dequeue")).json()["messages"]) == 1
+    end = f"{V1}/agent-tasks/{mine['id']}/complete"
+    assert (await session.post(end)).status_code == 200
+    assert (await session.post(end)).status_code == 200  # told again, because the answer was lost
+    assert problem(await session.get(steps)) == (409, "lease_lost")
+    assert problem(await session.post(f"{agent}/messages/dequeue")) == (409, "lease_lost")
+
+
+async def test_an_agent_reads_the_steps_of_its_own_tasks_alone(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    mine, other = await claimed(owner), await claimed(owner)
+    token = (await owner.post(f"{V1}/agents/{mine['agent']}/token")).json()["token"]
+    agent = await api.client(token)
+    assert (await agent.get(f"{V1}/agent-tasks/{mine['id']}/steps")).status_code == 200
+    foreign = await agent.get(f"{V1}/agent-tasks/{other['id']}/steps")
+    missing = await agent.get(f"{V1}/agent-tasks/{uuid4()}/steps")
+    assert problem(foreign) == problem(missing) == (404, "not_found")
+
+
 async def test_a_forged_token_is_nobodys(api: Api, owner: httpx2.AsyncClient) -> None:
     mine = await claimed(owner)
     path = f"{V1}/agent-tasks/{mine['id']}/complete"

@@ -17,17 +17,22 @@ from tenuto.model.errors import Forbidden, Invalid, NotFound, Unauthenticated
 
 
 class Access(msgspec.Struct, frozen=True):
-    """What a caller needs for a route. `own`: an agent's token does, for its own agent or task."""
+    """What a caller needs for a route.
+
+    `own`: an agent's token does, for its own agent or task. `attempt`: an attempt's does, too.
+    """
 
     role: Role
     scope: Scope
     own: bool = False
+    attempt: bool = False
 
 
 PUBLIC = None
 _SEE = Access(Role.VIEWER, "read")
 _USE = Access(Role.MEMBER, "write")
-_WORK = Access(Role.MEMBER, "work", own=True)
+_WORK = Access(Role.MEMBER, "work", own=True, attempt=True)
+_HOST = Access(Role.MEMBER, "work", own=True)
 _RULE = Access(Role.ADMIN, "admin")
 _OWN = Access(Role.OWNER, "admin")
 
@@ -83,7 +88,7 @@ ROUTES: dict[str, Access | None] = {
     f"POST {V1}/agent-tasks/{{task_id}}/confirm-pause": _WORK,
     f"POST {V1}/agent-tasks/{{task_id}}/confirm-gone": _WORK,
     f"GET {V1}/agents": _SEE,
-    f"POST {V1}/agents": _WORK,
+    f"POST {V1}/agents": _HOST,
     f"GET {V1}/agents/{{agent_id}}": _SEE,
     f"PUT {V1}/agents/{{agent_id}}": _USE,
     f"DELETE {V1}/agents/{{agent_id}}": _RULE,
@@ -95,13 +100,13 @@ ROUTES: dict[str, Access | None] = {
     f"POST {V1}/agents/{{agent_id}}/messages/dequeue": _WORK,
     f"POST {V1}/agents/{{agent_id}}/terminate": _USE,
     f"POST {V1}/agents/{{agent_id}}/token": _RULE,
-    f"POST {V1}/agents/{{agent_id}}/claim": _WORK,
+    f"POST {V1}/agents/{{agent_id}}/claim": _HOST,
     f"POST {V1}/agents/{{agent_id}}/heartbeat": _WORK,
     f"GET {V1}/workers": _SEE,
     f"POST {V1}/workers/{{worker_id}}/drain": _RULE,
-    f"POST {V1}/workers/{{worker_id}}/heartbeat": _WORK,
-    f"POST {V1}/workers/{{worker_id}}/claim": _WORK,
-    f"POST {V1}/workers/{{worker_id}}/sweep": _WORK,
+    f"POST {V1}/workers/{{worker_id}}/heartbeat": _HOST,
+    f"POST {V1}/workers/{{worker_id}}/claim": _HOST,
+    f"POST {V1}/workers/{{worker_id}}/sweep": _HOST,
     f"GET {V1}/definitions": _SEE,
     f"POST {V1}/definitions": _USE,
     f"POST {V1}/definitions/apply": _USE,
@@ -260,6 +265,8 @@ def _check(caller: Caller, access: Access, path: dict[str, Any]) -> None:
     # like a missing one.
     if not access.own and access.scope == "work":
         raise Forbidden("an agent's token does not allow it")
+    if caller.fence is not None and not access.attempt:
+        raise Forbidden("an attempt's token does not allow it")
     if path.get("agent_id", caller.agent) != caller.agent:
         raise NotFound(f"no agent {path['agent_id']}")
     if caller.fence is not None and path.get("task_id", caller.fence.task) != caller.fence.task:

@@ -9,6 +9,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from tenuto.api.service import AtDesk
 from tenuto.api.shapes import Said, Written
 from tenuto.api.tasks import Limit
+from tenuto.api.work import check_current
 from tenuto.engine.mailbox import Batch, Message, MessagePage
 from tenuto.model.messages import NewMessage
 
@@ -61,6 +62,7 @@ async def dequeue(
 ) -> Batch:
     """Take the oldest messages out of the mailbox, each once."""
     wish = data or TakeBody()
+    await check_current(desk)
     return await desk.engine.mailboxes.take(agent_id, wish.limit, wish.batch_id)
 
 

@@ -20,7 +20,16 @@ from tenuto.api.polls import polling
 from tenuto.api.service import AtDesk
 from tenuto.api.shapes import AgentBody, FailBody, Fenced, Said, TaskBody
 from tenuto.api.tasks import Limit, Lines
-from tenuto.api.work import LONGEST_WAIT_S, Claims, Ended, claimed, ended, fence_of, lease_of
+from tenuto.api.work import (
+    LONGEST_WAIT_S,
+    Claims,
+    Ended,
+    check_current,
+    claimed,
+    ended,
+    fence_of,
+    lease_of,
+)
 from tenuto.engine.children import Question
 from tenuto.engine.claim import Work
 from tenuto.engine.query import Filter
@@ -252,8 +261,11 @@ async def checkpoint(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[Check
 
 @get("/agent-tasks/{task_id:uuid}/steps")
 async def steps(desk: AtDesk, task_id: FromPath[UUID]) -> dict[str, StepView]:
-    """What the task's attempts recorded, by key."""
-    await desk.engine.show(task_id)
+    """What the task's attempts recorded, by key; an agent sees those of its own tasks."""
+    task = await desk.engine.show(task_id)
+    if desk.caller.agent not in (None, task.agent):
+        raise NotFound(f"no task {task_id}")
+    await check_current(desk)
     found = await desk.engine.steps(task_id)
     return {key: StepView(value, child) for key, (value, child) in found.items()}
 

@@ -31,9 +31,11 @@ from tenuto.engine.registry import Felt
 from tenuto.engine.report import Line
 from tenuto.model import limits
 from tenuto.model.attempts import HUNG
+from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict, Invalid, TenutoError
 from tenuto.model.matching import AgentProfile
 from tenuto.model.task import Fence
+from tenuto.store.protocol import Statement
 
 T = TypeVar("T")
 ESCALATES = "escalation"
@@ -219,6 +221,16 @@ def fence_of(desk: AtDesk, task: UUID, said: Fenced | None) -> Fence:
     limits.number("attempt", attempt, 1, limits.MAX_COUNT)
     limits.text("leaseToken", token, limits.MAX_TITLE)
     return Fence(task, attempt, token)
+
+
+async def check_current(desk: AtDesk) -> None:
+    """Raise `Conflict` when an attempt asks that owns its task no more: its token died with it."""
+    own = desk.caller.fence
+    if own is None:
+        return
+    params = {"task": own.task, "attempt": own.attempt, "token": token_hash(own.token)}
+    if not await desk.engine.core.store.fetch(Statement("spend_owner", params)):
+        raise Conflict("the attempt no longer owns the task", "lease_lost")
 
 
 async def begun(desk: AtDesk, fence: Fence, report: Callable[[], Awaitable[T]]) -> T:
