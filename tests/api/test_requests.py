@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 from uuid import uuid4
 
 import httpx2
@@ -11,6 +12,8 @@ from tests.api.conftest import V1, Api, problem, replaced, running
 
 from tenuto.api import idempotency
 from tenuto.api.server import listen
+from tenuto.engine.engine import Engine
+from tenuto.model.errors import Unavailable
 from tenuto.settings import Settings
 
 TASKS = f"{V1}/agent-tasks"
@@ -149,6 +152,44 @@ async def test_an_answer_too_long_to_keep_is_not_given_twice(
     assert first.status_code == 201
     again = await owner.post(f"{TASKS}/bulk", json=body, headers=headers)
     assert problem(again) == (409, "idempotency_conflict")
+    assert len((await owner.get(TASKS)).json()["tasks"]) == 2
+
+
+async def test_what_may_have_been_done_is_not_done_again(
+    owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
+    rerun, headers = f"{TASKS}/{made}/rerun", {"Idempotency-Key": "k7"}
+
+    async def away(*args: object) -> None:
+        raise Unavailable("the database went away", "database_unreachable")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Engine, "show", away)  # the task is made, and cannot be shown
+        lost = await owner.post(rerun, headers=headers)
+    assert problem(lost) == (503, "database_unreachable")
+    assert problem(await owner.post(rerun, headers=headers)) == (409, "in_progress")
+    assert len((await owner.get(TASKS)).json()["tasks"]) == 2
+
+
+async def test_an_answer_that_cannot_be_kept_is_given(
+    api: Api, owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
+    rerun, headers = f"{TASKS}/{made}/rerun", {"Idempotency-Key": "k8"}
+    store = type(api.service.store)
+    once = store.once
+
+    async def away(self: Any, script: Any) -> Any:
+        if "idempotency_end" in str(next(script())):
+            raise Unavailable("the database went away", "database_unreachable")
+        return await once(self, script)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "once", away)
+        first = await owner.post(rerun, headers=headers)
+    assert (first.status_code, first.json()["rerunOf"]) == (201, made)
+    assert problem(await owner.post(rerun, headers=headers)) == (409, "in_progress")
     assert len((await owner.get(TASKS)).json()["tasks"]) == 2
 
 

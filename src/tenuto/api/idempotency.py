@@ -5,16 +5,20 @@ whose answer holds a secret: what is shown once is stored nowhere.
 """
 
 import hmac
+import logging
 from typing import Any
 from uuid import UUID
 
 import msgspec
 from litestar import Request, Response
 
+from tenuto.api.problems import FAULT
 from tenuto.model import limits
-from tenuto.model.errors import Conflict
+from tenuto.model.errors import Conflict, Unavailable
 from tenuto.store.protocol import Row, Script, Statement, Store
 from tenuto.vault import Vault
+
+log = logging.getLogger("tenuto.api")
 
 LARGEST = 1024 * 1024
 """Bytes of an answer that are kept, enough for the largest bulk; a repetition of a request with a
@@ -94,7 +98,13 @@ class Answers:
         raise Repeated(Kept(row["status"], row["body"].encode()))
 
     async def end(self, key: str, route: str, status: int, body: bytes) -> None:
-        """Keep the answer, unless it is too long; forget a request that failed."""
+        """Keep the answer, unless it is too long; forget a request that was refused.
+
+        After a fault or an outage nobody knows whether it was done: it stays unanswered, so that a
+        repetition does not do it again.
+        """
+        if status >= FAULT:
+            return
         params: dict[str, Any] = {"workspace": self._workspace, "key": key, "route": route}
         wanted = Statement("idempotency_forget", params)
         if status < 300:
@@ -104,7 +114,10 @@ class Answers:
         def script() -> Script[None]:
             yield wanted
 
-        await self._store.once(script)
+        try:
+            await self._store.once(script)
+        except Unavailable as error:  # the answer itself is good; a repetition of it has to wait
+            log.warning("an answer is not kept: %s", error)
 
 
 def repeated(request: Request[Any, Any, Any], error: Repeated) -> Response[bytes]:
