@@ -14,7 +14,9 @@ from tests.waiting import eventually
 
 import tenuto
 from tenuto import AsyncClient, Client, TaskFailed, Worker, app, task
+from tenuto.client.follow import OUTAGE_S
 from tenuto.client.worker import Worker as Facade
+from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.settings import Settings
@@ -275,7 +277,11 @@ def test_importing_the_package_loads_nothing() -> None:
         _ = tenuto.nothing
 
 
-async def test_following_goes_on_after_the_server_was_away(settings: Settings) -> None:
+@pytest.mark.parametrize("quiet_s", [0, 2 * OUTAGE_S])
+async def test_following_goes_on_after_the_server_was_away(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, quiet_s: int
+) -> None:
+    elapsed = Clock.elapsed
     async with running(settings) as first:
         fixed = msgspec.structs.replace(settings, port=int(first.url.rpartition(":")[2]))
         token = await first.token()
@@ -283,8 +289,12 @@ async def test_following_goes_on_after_the_server_was_away(settings: Settings) -
         made = await client.tasks.create("x")
         events = client.tasks.follow(made.id)
         seen = [await anext(events)]
+        following = asyncio.ensure_future(anext(events))
+        monkeypatch.setattr(Clock, "elapsed", lambda clock: elapsed(clock) + quiet_s)
+    await asyncio.wait([following], timeout=1)  # nobody answers
     async with running(fixed):
         await client.tasks.cancel(made.id)
+        seen.append(await following)
         seen += [event async for event in events]
         await client.close()
     assert [event.line.event for event in seen if event.line] == ["submitted", "cancelled"]

@@ -154,20 +154,23 @@ async def _streamed(engine: RemoteEngine, task: UUID) -> AsyncGenerator[TaskEven
     """The same as the server tells it; after a break on from the last event that arrived."""
     last: str | None = None
     heard = engine.clock.elapsed()
+    path = f"{V1}/agent-tasks/{task}/events"
     while True:
+        answered = False
         try:
-            path = f"{V1}/agent-tasks/{task}/events"
             async with engine.link.events(path, last) as source:
+                answered = True
                 async for message in source:
-                    heard = engine.clock.elapsed()
                     if message.event == "end":
                         return
                     last = message.id or last
                     if event := _event(message):
                         yield event
         except (Unavailable, TooMany):
-            if engine.clock.elapsed() - heard > OUTAGE_S:
+            if not answered and engine.clock.elapsed() - heard > OUTAGE_S:
                 raise
+        if answered:  # until now, however long there was nothing to tell
+            heard = engine.clock.elapsed()
         await engine.clock.sleep(EVERY * (1 + engine.clock.random()))
 
 
