@@ -2,7 +2,7 @@
 
 import asyncio
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from tests.contract.conftest import (
@@ -13,6 +13,7 @@ from tests.contract.conftest import (
     claim_one,
     failure,
     new,
+    profile,
     reclaimed,
     refusal,
     row_of,
@@ -74,6 +75,19 @@ async def test_each_attempt_has_its_own(engine: Engine) -> None:
     attempts = await engine.attempts(first.task)
     assert [(each.input_tokens, each.cost_usd) for each in attempts] == [(100, 1), (10, 0.5)]
     assert await spent(engine, first.task) == (110, 0, 1.5)
+
+
+async def test_another_tenant_cannot_use_up_a_budget(engine: Engine, raw: Raw) -> None:
+    mine = await running(engine, budget=Budget(tokens=1000))
+    other = Engine(engine.system.store, workspace=await raw.workspace(7))
+    agent = profile(id=uuid4(), workspace=other.workspace)
+    await other.register_agent(agent)
+    await other.submit(new(parent=mine.task))
+    [foreign] = await other.claim(agent, "theirs", 1)
+    await other.used(foreign.fence, usage(5000))
+    await engine.used(mine, usage(10))
+    assert not (await engine.heartbeat([mine])).held[mine.task].pause
+    assert await engine.inbox.list() == []
 
 
 async def test_a_stale_attempt_cannot_spend(engine: Engine, clock: ManualClock, raw: Raw) -> None:

@@ -62,7 +62,8 @@ where above.budget is not null order by above.depth;
 with recursive tree(task) as (
   select body.task from task_body body where body.workspace = :workspace and body.task = :task
   union
-  select body.task from tree join task_body body on body.parent = tree.task
+  select body.task from tree
+  join task_body body on body.workspace = :workspace and body.parent = tree.task
 )
 
 -- name: tree_spent
