@@ -196,6 +196,18 @@ async def test_a_foreign_id_is_like_a_missing_one(api: Api, owner: httpx2.AsyncC
     assert answers[0].content == answers[1].content
 
 
+async def test_a_worker_of_the_same_name_runs_what_is_its_tenants(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    hers, ids = await furnished(api)
+    body = {"worker": "host:1", "limit": 1}
+    [_] = (await hers.post(f"{V1}/agents/{ids['agent_id']}/claim", json=body)).json()["tasks"]
+    for client, running in ((hers, 1), (owner, 0)):
+        await client.post(f"{V1}/workers/host:1/heartbeat", json={})
+        [worker] = (await client.get(f"{V1}/workers")).json()["workers"]
+        assert worker["running"] == running
+
+
 @pytest.fixture
 def careless() -> Iterator[None]:
     """Queries that forget whose rows they are about, as if their author had."""

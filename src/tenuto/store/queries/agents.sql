@@ -79,7 +79,7 @@ returning id as worker_id;
 select worker.id as worker_id, worker.host, worker.pid, worker.agents, worker.slots, worker.status,
   worker.started_at, worker.seen_at, worker.drain_requested_at,
   (select count(*) from task where task.status in ('ASSIGNED', 'RUNNING')
-    and task.worker = worker.id) as running
+    and task.worker = worker.id and task.workspace = worker.workspace) as running
 from worker where worker.workspace = :workspace order by worker.started_at desc limit 1000;
 
 -- name: worker_drain
