@@ -1,0 +1,72 @@
+"""Every query is one that its database understands, whichever of its optional parts are in it."""
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+
+import asyncpg
+from tests.contract.conftest import ManualClock, opened
+
+from tenuto.store import sql
+
+OPTIONAL = re.compile(r"\[(\w+): ")
+LITERAL = re.compile(r"\{literal:(\w+)\}")
+NUMBERED = re.compile(r"\?(\d+)")
+FEW = 2
+"""So many optional parts are in it at least, or left out: any two of them meet."""
+
+
+def variants(query: sql.Query) -> Iterator[sql.Query]:
+    """The query with all its sets, and with few or most of its optional parts."""
+    text = "\n".join(step.text for step in query.steps)
+    literals = tuple((name, ("word",)) for name in sorted(set(LITERAL.findall(text))))
+    optional = sorted(set(OPTIONAL.findall(text)))
+    chosen: set[frozenset[str]] = set()
+    for size in range(FEW + 1):
+        for few in combinations(optional, size):
+            chosen |= {frozenset(few), frozenset(optional).difference(few)}
+    for some in sorted(chosen, key=sorted):
+        yield sql.variant(query, some, literals, set(query.rows))
+
+
+def statements(query: sql.Query) -> set[str]:
+    """What SQLite is given for the query, for sets of one row and of many."""
+    return {
+        text
+        for each in variants(query)
+        for single in (set[str](), set(each.rows))
+        for step in sql.for_sqlite(each, single)
+        for text in (step.sql, step.one)
+    }
+
+
+async def test_sqlite_understands_every_query(tmp_path: Path) -> None:
+    async with opened(f"sqlite:///{tmp_path}/t.db", ManualClock()):
+        pass
+    raw = sqlite3.connect(tmp_path / "t.db")
+    wrong = {}
+    for name, query in sql.load(sql.SQLITE).items():
+        for text in statements(query):
+            places = max(map(int, NUMBERED.findall(text)), default=0)
+            try:
+                raw.execute(f"explain {text}", [None] * places)
+            except sqlite3.Error as error:
+                wrong[name] = f"{error}: {text}"
+    raw.close()
+    assert wrong == {}
+
+
+async def test_postgres_understands_every_query(postgres_url: str) -> None:
+    async with opened(postgres_url, ManualClock()):
+        connection = await asyncpg.connect(postgres_url)
+        wrong = {}
+        for name, query in sql.load(sql.POSTGRES).items():
+            for text in {sql.for_postgres(each).sql for each in variants(query)}:
+                try:
+                    await connection.prepare(text)
+                except asyncpg.PostgresError as error:
+                    wrong[name] = f"{error}: {text}"
+        await connection.close()
+    assert wrong == {}
