@@ -10,6 +10,8 @@ import httpx2
 from tests.api.conftest import V1, Api, problem
 from tests.api.test_access import claimed
 
+from tenuto.api.hub import BUFFER
+
 PATIENCE_S = 20
 
 
@@ -98,6 +100,14 @@ async def test_a_stream_ends_with_the_right_to_read(api: Api, owner: httpx2.Asyn
         assert (await owner.delete(f"{V1}/tokens/{made['id']}")).status_code == 204
         assert await events.next() == ("closed", None)
     assert api.service.hub.readers == 0
+
+
+async def test_a_reader_who_reads_hears_of_many_tasks_at_once(owner: httpx2.AsyncClient) -> None:
+    async with stream(owner, "/events") as events:
+        body = {"tasks": [{"title": str(n)} for n in range(5 * BUFFER)]}
+        made = (await owner.post(f"{V1}/agent-tasks/bulk", json=body)).json()["tasks"]
+        told = [await events.next() for _ in made]
+    assert {data["taskId"] for _, data in told} == {each["id"] for each in made}
 
 
 async def test_a_reader_who_does_not_read_is_dropped(api: Api, owner: httpx2.AsyncClient) -> None:

@@ -1,6 +1,7 @@
 """Reads the events once for all live streams of this process."""
 
 import asyncio
+import contextlib
 import logging
 from collections import defaultdict, deque
 from typing import Any
@@ -10,7 +11,7 @@ from tenuto.clock import Clock
 from tenuto.engine.upkeep import Sink
 from tenuto.loop import repeat
 from tenuto.model.errors import TenutoError
-from tenuto.store.protocol import Row, Statement, Store
+from tenuto.store.protocol import Row, Rows, Statement, Store
 
 log = logging.getLogger("tenuto.api")
 
@@ -30,14 +31,28 @@ class Reader:
         self.task = task
         self.events: deque[Row] = deque()
         self.ready = asyncio.Event()
+        self.room = asyncio.Event()
+        """Set when a full buffer was emptied."""
         self.behind = False
         self.sending: asyncio.Task[Any] | None = None
         """Whoever waits for the reader to read on."""
 
+    @property
+    def full(self) -> bool:
+        return len(self.events) >= BUFFER
+
+    def take(self) -> list[Row]:
+        """What was kept for the reader; there is room for more."""
+        found = list(self.events)
+        self.events.clear()
+        self.room.set()
+        return found
+
     def offer(self, event: Row) -> None:
         """Keep an event for the reader, or cut one off that is too far behind."""
-        if len(self.events) < BUFFER:
+        if not self.full:
             self.events.append(event)
+            self.room.clear()
             self.ready.set()
         elif not self.behind:
             self.behind = True
@@ -118,18 +133,30 @@ class Hub:
             xid, position = self._place
             params = {"xid": xid, "position": position, "most": BATCH}
             rows = await self._store.fetch(Statement("events_after", params))
-            for row in rows:
-                for reader in (
-                    *self._readers.get(row["workspace"], ()),
-                    *self._watched.get(row["task"], ()),
-                ):
-                    reader.offer(row)
+            await self._offer(rows)
             if rows:
                 self._place = (rows[-1]["xid"], rows[-1]["position"])
                 for sink in self._sinks:
                     await sink(rows)
             if len(rows) < BATCH:
                 return
+
+    async def _offer(self, rows: Rows) -> None:
+        """Hand events to their readers; one whose buffer is full is let take what it holds first.
+
+        For a tick at most, however many they are: nobody who does not read holds up the others.
+        """
+        until = self._store.clock.elapsed() + TICK_S
+        for row in rows:
+            for reader in (
+                *self._readers.get(row["workspace"], ()),
+                *self._watched.get(row["task"], ()),
+            ):
+                if reader.full and not reader.behind:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(until - self._store.clock.elapsed()):
+                            await reader.room.wait()
+                reader.offer(row)
 
     async def _look(self) -> None:
         now = self._store.clock.elapsed()

@@ -122,8 +122,7 @@ class _Watch:
 def _workspace_parts(reader: Reader) -> "Parts":
     async def parts() -> tuple[list[bytes], bool]:
         found = []
-        while reader.events:
-            row = reader.events.popleft()
+        for row in reader.take():
             name, data = _happened(row)
             found.append(_message(name, data, f"{row['xid']}.{row['position']}"))
         return found, False
@@ -190,7 +189,7 @@ async def _turns(desk: AtDesk, reader: Reader, parts: Parts) -> AsyncIterator[li
         if reader.ready.is_set():  # else only time has passed: nothing is read for an idle stream
             reader.ready.clear()
             if reader.task is not None:
-                reader.events.clear()
+                reader.take()
             found, over = await parts()
             if over:
                 yield [*found, b"event: end\ndata: {}\n\n"]
