@@ -2,19 +2,22 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
+import asyncpg
 import httpx2
 import pytest
 from tests.api.conftest import V1, Api, problem, replaced, running
 
 from tenuto.api import idempotency
 from tenuto.api.server import listen
-from tenuto.engine.engine import Engine
-from tenuto.model.errors import Unavailable
+from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
+from tenuto.model.errors import Conflict, Unavailable
 from tenuto.settings import Settings
+from tenuto.store.protocol import Script
 
 TASKS = f"{V1}/agent-tasks"
 JSON = {"content-type": "application/json"}
@@ -191,6 +194,46 @@ async def test_an_answer_that_cannot_be_kept_is_given(
     assert (first.status_code, first.json()["rerunOf"]) == (201, made)
     assert problem(await owner.post(rerun, headers=headers)) == (409, "in_progress")
     assert len((await owner.get(TASKS)).json()["tasks"]) == 2
+
+
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
+async def test_a_key_that_is_forgotten_at_that_moment_is_taken_by_one(
+    api: Api, settings: Settings
+) -> None:
+    store = api.service.engine(DEFAULT_WORKSPACE).core.store
+    asked = ("k9", f"POST {V1}/events", f"{V1}/events", b"{}")
+
+    async def forget() -> None:
+        connection = await asyncpg.connect(settings.database)
+        await connection.execute("delete from idempotency")
+        await connection.close()
+
+    def late(script: Callable[[], Script[Any]]) -> Script[Any]:
+        """The script, while whoever has the key lets go of it after the first look."""
+        steps = script()
+        rows = yield next(steps)
+        with ThreadPoolExecutor(1) as elsewhere:
+            elsewhere.submit(asyncio.run, forget()).result()
+        while True:
+            try:
+                rows = yield steps.send(rows)
+            except StopIteration as end:
+                return end.value
+
+    class Late:
+        clock = store.clock
+
+        async def transact(self, script: Callable[[], Script[Any]]) -> Any:
+            return await store.transact(lambda: late(script))
+
+    def answers(chosen: Any) -> idempotency.Answers:
+        return idempotency.Answers(chosen, api.service.vault, DEFAULT_WORKSPACE)
+
+    await answers(store).begin(*asked)
+    await answers(Late()).begin(*asked)
+    with pytest.raises(Conflict) as refused:
+        await answers(store).begin(*asked)
+    assert refused.value.code == "in_progress"
 
 
 async def test_the_contract_names_the_key(owner: httpx2.AsyncClient) -> None:

@@ -24,6 +24,7 @@ LARGEST = 1024 * 1024
 """Bytes of an answer that are kept, enough for the largest bulk; a repetition of a request with a
 larger one is refused, so that what it made is not made twice."""
 PURPOSE = "idempotency"
+_LOOKS = 3
 ROUTES = frozenset(
     {
         "POST /api/v1/agent-tasks/bulk",
@@ -78,10 +79,13 @@ class Answers:
         }
 
         def script() -> Script[Row | None]:
-            if (yield Statement("idempotency_begin", params)):
-                return None
-            rows = yield Statement("idempotency_kept", params)
-            return rows[0] if rows else None
+            for _ in range(_LOOKS):
+                if (yield Statement("idempotency_begin", params)):
+                    return None
+                if rows := (yield Statement("idempotency_kept", params)):
+                    return rows[0]
+                # Forgotten between the two statements: the key is free, for one of those who ask.
+            raise Conflict("the key is in use by many requests at once", "in_progress")
 
         row = await self._store.transact(script)
         if row is None:
