@@ -1,4 +1,4 @@
-"""Claims that wait: whoever leaves meanwhile has taken nothing."""
+"""Claims that wait: whoever leaves meanwhile, or may claim no more, has taken nothing."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import httpx2
 import pytest
-from tests.api.conftest import V1, Api
+from tests.api.conftest import V1, Api, problem
 from tests.waiting import eventually
 
 from tenuto.engine.claim import Work
@@ -105,3 +105,27 @@ async def test_what_was_claimed_as_the_agent_left_is_given_back(
     assert (view["status"], view["tries"]) == ("PENDING", 0)
     [attempt] = (await owner.get(f"{TASKS}/{made}/attempts")).json()
     assert attempt["outcome"] == "RELEASED"
+
+
+@pytest.mark.parametrize("ended", ["token", "agent"])
+@pytest.mark.parametrize("far", [False, True])
+async def test_a_claim_that_waits_ends_with_the_right_to_claim(
+    api: Api, owner: httpx2.AsyncClient, ended: str, far: bool
+) -> None:
+    agent = f"{V1}/agents/{uuid4()}"
+    known = (await owner.put(agent, json={"name": "a"})).json()["id"]
+    made = (await owner.post(f"{agent}/token")).json()
+    itself = await api.client(made["token"])
+    path = f"{V1}/workers/w/claim" if far else f"{agent}/claim"
+    body = {"waitSeconds": 60} | ({"agentId": known, "claimToken": "x" * 40} if far else {})
+    waiting = asyncio.create_task(itself.post(path, json=body))
+
+    async def waits() -> bool:
+        return (await owner.get(agent)).json()["lastHeartbeat"] is not None
+
+    await eventually(waits, SOON)
+    gone = f"{V1}/tokens/{made['id']}" if ended == "token" else agent
+    assert (await owner.delete(gone)).status_code == 204
+    answer = await asyncio.wait_for(waiting, SOON)
+    refused = (401, "unauthenticated") if ended == "token" else (404, "not_found")
+    assert problem(answer) == refused

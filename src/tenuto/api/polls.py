@@ -4,28 +4,40 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import UUID
 
 from litestar import Request
 
 from tenuto.api.service import AtDesk
 from tenuto.engine.claim import Work
 from tenuto.loop import wait_any
+from tenuto.model.access import Role
+from tenuto.model.errors import Unauthenticated
 
 Take = Callable[[], Awaitable[list[Work]]]
+
+
+RECHECK_S = 1.0
+"""Seconds between looks whether the agent may still claim."""
 
 
 class Poll:
     """One request that waits: `heard` is set by a hint, `left` by the end of its connection."""
 
-    def __init__(self, desk: AtDesk) -> None:
+    def __init__(self, desk: AtDesk, agent: UUID) -> None:
         self._desk = desk
+        self._agent = agent
         self.heard = asyncio.Event()
         self.left = asyncio.Event()
 
     async def until(self, wait_s: float, take: Take) -> list[Work]:
-        """What `take` finds, tried with each hint until the time is up or the caller has left."""
+        """What `take` finds, tried with each hint until the time is up or the caller has left.
+
+        A caller or an agent that may claim no more meanwhile is refused as it would be at first.
+        """
         service = self._desk.service
-        until = service.clock.elapsed() + wait_s
+        checked = service.clock.elapsed()
+        until = checked + wait_s
         while not self.left.is_set():
             self.heard.clear()
             found = await take()
@@ -33,13 +45,20 @@ class Poll:
             if found or pause <= 0 or service.stopping.is_set():
                 return found
             await wait_any([self.heard, self.left, service.stopping], pause, service.clock)
+            if not await service.still_holds(self._desk, Role.MEMBER, "work"):
+                raise Unauthenticated("the token does not hold")
+            if service.clock.elapsed() - checked >= RECHECK_S:
+                checked = service.clock.elapsed()
+                await self._desk.registry.claimant(self._agent)
         return []
 
 
 @asynccontextmanager
-async def polling(desk: AtDesk, request: Request[Any, Any, Any]) -> AsyncIterator[Poll]:
+async def polling(
+    desk: AtDesk, request: Request[Any, Any, Any], agent: UUID
+) -> AsyncIterator[Poll]:
     """A poll that hears of hints and of the end of the connection while the block runs."""
-    poll = Poll(desk)
+    poll = Poll(desk, agent)
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":

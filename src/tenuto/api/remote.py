@@ -205,7 +205,7 @@ async def claim(
     def take() -> Awaitable[list[Work]]:
         return desk.engine.claim(agent, worker_id, data.limit, lease_s, data.claim_token)
 
-    async with _turn(desk, data.claim_token), polling(desk, request) as poll:
+    async with _turn(desk, data.claim_token), polling(desk, request, agent.id) as poll:
         found = await desk.engine.claimed(agent.id, data.claim_token)
         if not found and data.limit:
             found = await poll.until(data.wait_seconds, take)

@@ -22,7 +22,7 @@ from tenuto.engine.identity import Identity
 from tenuto.engine.registry import Registry
 from tenuto.engine.tree import Tree
 from tenuto.engine.upkeep import Upkeep
-from tenuto.model.access import Caller, Role
+from tenuto.model.access import Caller, Role, Scope
 from tenuto.model.errors import Forbidden, Unauthenticated
 from tenuto.settings import Settings
 from tenuto.store.protocol import Store
@@ -107,10 +107,12 @@ class Service:
         engine.actor = caller.actor
         return Desk(caller, engine, self, token)
 
-    async def still_holds(self, desk: Desk) -> bool:
-        """Whether a request's caller may still read."""
+    async def still_holds(
+        self, desk: Desk, role: Role = Role.VIEWER, scope: Scope = "read"
+    ) -> bool:
+        """Whether a request's caller may still do what takes that role and scope."""
         try:
             caller = await self.callers.of(desk.token, desk.workspace)
         except (Unauthenticated, Forbidden):
             return False
-        return caller.may(Role.VIEWER, "read")
+        return caller.may(role, scope)

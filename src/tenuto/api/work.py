@@ -147,7 +147,7 @@ async def claim(
     def take() -> Awaitable[list[Work]]:
         return desk.engine.claim(agent, worker, wish.limit, lease_s)
 
-    async with polling(desk, request) as poll:
+    async with polling(desk, request, agent.id) as poll:
         await desk.registry.seen(agent_id)
         found = await poll.until(wish.wait_seconds, take)
         if poll.left.is_set():
