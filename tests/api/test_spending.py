@@ -4,6 +4,7 @@ from typing import Any
 from uuid import uuid4
 
 import httpx2
+import pytest
 from tests.api.conftest import V1, Api, problem
 
 
@@ -84,3 +85,17 @@ async def test_a_concurrency_key(owner: httpx2.AsyncClient) -> None:
     for bad in ({"key": "k", "policy": "hope"}, {"key": "k", "limit": 0}, {"limit": 1}, {"k": 1}):
         refused = await owner.post(f"{V1}/agent-tasks", json={"title": "t", "concurrency": bad})
         assert problem(refused)[0] in (400, 422)
+
+
+@pytest.mark.parametrize("wrong", [{"progressPercent": 101}, {"currentStep": "a\x00b"}])
+async def test_a_report_that_is_refused_counts_nothing(
+    api: Api, owner: httpx2.AsyncClient, wrong: dict[str, Any]
+) -> None:
+    task, session = await _claimed(api, owner)
+    path = f"{V1}/agent-tasks/{task}"
+    said: dict[str, Any] = {"checkpointData": 1, "usage": {"inputTokens": 7}}
+    refused = await session.patch(f"{path}/progress", json=said | wrong)
+    assert refused.status_code == 422
+    right = await session.patch(f"{path}/progress", json=said | {"progressPercent": 99})
+    assert right.json()["checkpointSeq"] == 1
+    assert (await owner.get(path)).json()["inputTokens"] == 7

@@ -29,11 +29,13 @@ from tenuto.engine.claim import Work
 from tenuto.engine.dispatch import lease_of as pushed_lease
 from tenuto.engine.registry import Felt
 from tenuto.engine.report import Line
+from tenuto.engine.said import check_progress
 from tenuto.model import limits
 from tenuto.model.attempts import HUNG
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict, Invalid, TenutoError
 from tenuto.model.matching import AgentProfile
+from tenuto.model.spending import check_usage
 from tenuto.model.task import Fence
 from tenuto.store.protocol import Statement
 
@@ -247,8 +249,14 @@ async def begun(desk: AtDesk, fence: Fence, report: Callable[[], Awaitable[T]]) 
 
 @patch("/agent-tasks/{task_id:uuid}/progress")
 async def progress(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ProgressBody]) -> Saved:
-    """Say how far the attempt is, and keep what the next one would need."""
+    """Say how far the attempt is, and keep what the next one would need.
+
+    Of a report in which something is wrong nothing is kept.
+    """
     fence = fence_of(desk, task_id, data)
+    check_progress(data.progress_percent, data.current_step, data.estimated_completion_at)
+    if data.usage is not None:
+        check_usage(data.usage)
     seq = None
     if data.checkpoint_data is not msgspec.UNSET:
         seq = await desk.engine.checkpoint(fence, data.checkpoint_data, data.checkpoint_seq)

@@ -13,7 +13,7 @@ import msgspec
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
 from tenuto.engine.rows import CorruptRow, decode, task_of
-from tenuto.engine.said import LOST, check_fence, check_key, is_sane
+from tenuto.engine.said import LOST, check_fence, check_key, check_progress, is_sane
 from tenuto.engine.sealing import Sealing, struck
 from tenuto.engine.submit import Submitting, submit_script
 from tenuto.engine.turns import check_above
@@ -21,7 +21,7 @@ from tenuto.model import limits
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.submission import NewTask, check
-from tenuto.model.task import DEFAULT_LEASE_S, LEASED, PRUNED, Fence, Task
+from tenuto.model.task import DEFAULT_LEASE_S, LEASED, Fence, Task
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
@@ -99,18 +99,10 @@ class Reporting:
     ) -> None:
         """Note how far the attempt is; a part of a percent is rounded."""
         check_fence(fence)
-        limits.instant("finish_at", finish_at)
+        check_progress(percent, step, finish_at)
         if percent is not None:
-            if isinstance(percent, bool) or not isinstance(percent, int | float):
-                raise Invalid("progress_percent must be a number", field="progress_percent")
-            limits.number("progress_percent", percent, 0, 100)
             percent = round(percent)
         if step is not None:
-            if not isinstance(step, str):
-                raise Invalid("current_step must be text", field="current_step")
-            limits.text("current_step", step, limits.MAX_ERROR)
-            if step == PRUNED:
-                raise Invalid(f"{PRUNED} says that a task's payload is gone", field="current_step")
             step = (await self._sealing.redactor(fence)).text(step)
         item = (fence, percent, step, finish_at)
         if not await self._core.batcher.submit(self._progress, item, key=fence.task.int):

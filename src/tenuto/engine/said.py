@@ -1,5 +1,6 @@
 """What an attempt says: checked, and struck of its task's secrets, before anything is stored."""
 
+from datetime import datetime
 from typing import TypeVar
 
 import msgspec
@@ -9,7 +10,7 @@ from tenuto.model.changes import ENGINES_OWN
 from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.redact import Redactor
 from tenuto.model.retry import ATTEMPT_CAP
-from tenuto.model.task import Fence
+from tenuto.model.task import PRUNED, Fence
 
 LOST = "lease_lost"
 OWN = "$"
@@ -53,6 +54,21 @@ def redacted(command: F, redactor: Redactor) -> F:
         )
     there = {field: value for field, value in said.items() if value is not None}
     return msgspec.structs.replace(command, **there)
+
+
+def check_progress(percent: float | None, step: str | None, finish_at: datetime | None) -> None:
+    """Raise `Invalid` unless how far an attempt is can be stored."""
+    limits.instant("finish_at", finish_at)
+    if percent is not None:
+        if isinstance(percent, bool) or not isinstance(percent, int | float):
+            raise Invalid("progress_percent must be a number", field="progress_percent")
+        limits.number("progress_percent", percent, 0, 100)
+    if step is not None:
+        if not isinstance(step, str):
+            raise Invalid("current_step must be text", field="current_step")
+        limits.text("current_step", step, limits.MAX_ERROR)
+        if step == PRUNED:
+            raise Invalid(f"{PRUNED} says that a task's payload is gone", field="current_step")
 
 
 def check_report(command: commands.Fenced) -> None:
