@@ -12,7 +12,9 @@ from tests.api.test_contract import contract
 
 from tenuto.api.access import PUBLIC, ROUTES, Access
 from tenuto.api.attempt_tokens import AUDIENCE, ISSUER, KIND, PURPOSE
+from tenuto.engine import identity
 from tenuto.model.access import Role
+from tenuto.model.errors import Unavailable
 
 NOT_IN_THE_CONTRACT = {"GET /openapi.json", "GET /docs"}
 
@@ -131,6 +133,31 @@ async def test_a_person_logs_in_and_out(api: Api, owner: httpx2.AsyncClient) -> 
     assert problem(await ada.get(f"{V1}/tokens")) == (403, "forbidden")
     assert (await ada.post(f"{V1}/logout")).status_code == 204
     assert problem(await ada.get(f"{V1}/me")) == (401, "unauthenticated")
+
+
+@pytest.mark.parametrize(
+    ("path", "half", "body"),
+    [
+        ("users", "_membership", {"name": "ada", "password": "correct horse battery"}),
+        ("workspaces", "_stored", {"name": "hers"}),
+    ],
+)
+async def test_what_is_made_in_two_steps_is_made_whole_or_not_at_all(
+    owner: httpx2.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    half: str,
+    body: dict[str, str],
+) -> None:
+    def away(*args: object) -> None:
+        raise Unavailable("the database went away", "database_unreachable")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(identity, half, away)
+        lost = await owner.post(f"{V1}/{path}", json=body)
+    assert problem(lost) == (503, "database_unreachable")
+    again = await owner.post(f"{V1}/{path}", json=body)
+    assert again.status_code == 201, again.text
 
 
 @pytest.mark.parametrize("name", ["", "a\x00b", "x" * 10_000])

@@ -93,11 +93,12 @@ def _workspace(row: Any, role: str) -> WorkspaceView:
 async def make_workspace(desk: AtDesk, data: JSONBody[WorkspaceBody]) -> NewWorkspace:
     """A new tenant, owned by the caller; a caller that is no user gets an owner's token for it."""
     identity, user = desk.service.identity, desk.caller.user
-    made = await identity.make_workspace(data.name, user)
     token = None
     if user is None:
-        owner = await identity.make_token(made, "owner", Role.OWNER, created_by=desk.caller.actor)
+        made, owner = await identity.make_keyed_workspace(data.name, desk.caller.actor)
         token = owner.token
+    else:
+        made = await identity.make_workspace(data.name, user)
     [row] = await identity.workspaces(only=made)
     desk.service.callers.forget()
     return NewWorkspace(_workspace(row, Role.OWNER.name), token)
@@ -151,8 +152,8 @@ async def _members(desk: AtDesk) -> Sequence[MemberView]:
 async def make_user(desk: AtDesk, data: JSONBody[UserBody]) -> MemberView:
     """A new user who belongs to the workspace."""
     role = _grantable(desk, data.role)
-    made = await desk.service.identity.make_user(data.name, data.password)
-    await desk.service.identity.put_member(desk.workspace, made, role)
+    identity = desk.service.identity
+    made = await identity.make_user(data.name, data.password, desk.workspace, role)
     return await _member(desk, made)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -62,6 +63,26 @@ class Identity:
 
     async def make_workspace(self, name: str, owner: UUID | None) -> UUID:
         """A workspace, with its first owner."""
+
+        def settle(made: UUID, now: datetime) -> Script[None]:
+            if owner is not None:
+                yield _membership(made, owner, Role.OWNER, now)
+
+        return await self._make_workspace(name, settle)
+
+    async def make_keyed_workspace(self, name: str, created_by: str) -> tuple[UUID, Made]:
+        """A workspace of no user, with the owner's token without which nobody could enter it."""
+        key = self._fresh()
+
+        def settle(made: UUID, now: datetime) -> Script[None]:
+            params = _stored(key, made, "owner", Role.OWNER, SCOPES, now)
+            yield Statement("token_make", params | {"created_by": created_by})
+
+        return await self._make_workspace(name, settle), key
+
+    async def _make_workspace(
+        self, name: str, settle: Callable[[UUID, datetime], Script[None]]
+    ) -> UUID:
         limits.text("name", name, limits.MAX_NAME, empty=False)
         made = self.clock.new_id()
         now = self.clock.now()
@@ -69,8 +90,7 @@ class Identity:
         def script() -> Script[bool]:
             if not (yield Statement("workspace_make", {"id": made, "name": name, "now": now})):
                 return False
-            if owner is not None:
-                yield _membership(made, owner, Role.OWNER, now)
+            yield from settle(made, now)
             return True
 
         if not await self._store.transact(script):
@@ -88,22 +108,23 @@ class Identity:
             "workspace_quota", f"no workspace {workspace}", id=workspace, quota=encoded
         )
 
-    async def make_user(self, name: str, password: str) -> UUID:
-        """A user who may log in."""
+    async def make_user(
+        self, name: str, password: str, workspace: UUID | None = None, role: Role = Role.MEMBER
+    ) -> UUID:
+        """A user who may log in, and is a member of the workspace from the first moment."""
         limits.text("name", name, limits.MAX_NAME, empty=False)
-        params: dict[str, Any] = {
-            "id": self.clock.new_id(),
-            "name": name,
-            "password": await _hashed(password),
-            "now": self.clock.now(),
-        }
+        made, now = self.clock.new_id(), self.clock.now()
+        params = {"id": made, "name": name, "password": await _hashed(password), "now": now}
 
-        def script() -> Script[Rows]:
-            return (yield Statement("user_make", params))
+        def script() -> Script[bool]:
+            if not (yield Statement("user_make", params)):
+                return False
+            if workspace is not None:
+                yield _membership(workspace, made, role, now)
+            return True
 
-        if not await self._store.once(script):
+        if not await self._store.transact(script):
             raise Conflict(f"a user {name!r} exists already", "name_taken")
-        made: UUID = params["id"]
         return made
 
     async def set_password(self, user: UUID, password: str) -> None:
