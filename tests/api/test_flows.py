@@ -253,6 +253,19 @@ async def test_bad_groups_are_refused(api: Api, flowing: Flowing) -> None:
     assert problem(await flowing.post("groups/nobody/start")) == (404, "not_found")
 
 
+async def test_a_group_that_cannot_start_is_not_defined(api: Api, flowing: Flowing) -> None:
+    await flowing.define("x", prompt="X.")
+    body = {"key": "g", "children": ["x"], "start": True}
+    hidden = await flowing.post("groups", body | {"input": {"secrets": {"a": "b" * 20}}})
+    assert problem(hidden) == (422, "secret_in_definition")
+    mine = (await flowing.get("me"))["workspaceId"]
+    quota = f"{V1}/workspaces/{mine}/quota"
+    await flowing.client.put(quota, json={"pending": 0})
+    assert problem(await flowing.post("groups", body)) == (429, "quota_exceeded")
+    await flowing.client.put(quota, json={})
+    assert (await flowing.post("groups", body)).status_code == 201
+
+
 async def test_tasks_say_what_they_wait_for(api: Api, flowing: Flowing) -> None:
     first = (await flowing.post("agent-tasks", {"title": "a", "key": "a"})).json()["id"]
     made = await flowing.post(

@@ -15,6 +15,7 @@ from tenuto.api.tasks import Key, Limit, count_submit
 from tenuto.engine.definitions import DefinitionView
 from tenuto.engine.flow_graph import GraphView
 from tenuto.engine.flow_views import FlowView, GroupPage, GroupView
+from tenuto.engine.flows import input_text
 from tenuto.model.errors import Conflict, NotFound
 
 
@@ -30,8 +31,10 @@ async def create(desk: AtDesk, data: JSONBody[GroupBody], key: Key = None) -> Gr
     """Define a group and, with `start`, run it; a key that is taken is refused."""
     del key  # the guard has seen to it
     spec = data.spec()
-    if data.start:
-        await desk.engine.flows.plan(spec.key, {spec.key: spec})  # it can start, or is refused
+    if data.start:  # it can start, or nothing is defined either
+        await desk.engine.flows.plan(spec.key, {spec.key: spec})
+        input_text(data.input)
+        await count_submit(desk, 1)
     try:
         definition = await desk.engine.definitions.put(spec, 0)
     except Conflict as error:
@@ -40,7 +43,6 @@ async def create(desk: AtDesk, data: JSONBody[GroupBody], key: Key = None) -> Gr
         raise Conflict(f"there is a definition {spec.key!r} already", "name_taken") from error
     if not data.start:
         return GroupMade(definition)
-    await count_submit(desk, 1)
     flow = await desk.engine.flows.start(spec.key, data.input)
     return GroupMade(definition, await desk.engine.flow_views.show(flow))
 

@@ -118,17 +118,13 @@ class Flows:
         limits.number("steps", STEPS if steps is None else steps, 1, MAX_STEPS)
         if priority is not None:
             limits.number("priority", priority, 1, 10)
-        if hidden(given)[1]:
-            raise Invalid(
-                "a flow's input names secrets, it does not hold them", "secret_in_definition"
-            )
         params = {
             "id": self._core.clock.new_id(),
             "workspace": self._workspace,
             "key": plan.root,
             "title": plan.spec(plan.root).title,
             "plan": msgspec.json.encode(plan).decode(),
-            "input": limits.json_text("input", given),
+            "input": input_text(given),
             "steps": STEPS if steps is None else steps,
             "priority": priority,
             "source": source,
@@ -391,6 +387,13 @@ def _said_once(new: NewTask) -> str | None:
     if new.idempotency_key is not None:
         return f"submit:{new.idempotency_key}"
     return None if new.id is None else f"submit-id:{new.id}"
+
+
+def input_text(given: Any) -> str | None:
+    """A flow's input as it is stored; raises `Invalid` for what cannot be."""
+    if hidden(given)[1]:
+        raise Invalid("a flow's input names secrets, it does not hold them", "secret_in_definition")
+    return limits.json_text("input", given)
 
 
 def _lanes(plan: Plan, workspace: UUID) -> set[Requirements]:
