@@ -330,6 +330,13 @@ async def test_a_workspace_beyond_its_quota_waits_alone(
     assert codes == [201, 429]
 
 
+async def test_many_at_once_are_within_the_quota(owner: httpx2.AsyncClient) -> None:
+    mine = (await owner.get(f"{V1}/me")).json()["workspaceId"]
+    await owner.put(f"{V1}/workspaces/{mine}/quota", json={"pending": 3})
+    answers = await asyncio.gather(*(owner.post(TASKS, json={"title": "a"}) for _ in range(20)))
+    assert sorted(each.status_code for each in answers) == [201] * 3 + [429] * 17
+
+
 async def test_no_more_tasks_run_than_the_quota_allows(owner: httpx2.AsyncClient) -> None:
     mine = (await owner.get(f"{V1}/me")).json()["workspaceId"]
     agents = [str(uuid4()), str(uuid4())]

@@ -55,11 +55,12 @@ class Rates:
 
     async def submit(self, workspace: UUID, count: int, look: Counts) -> None:
         """Count tasks about to be made; raises `TooMany` beyond the workspace's quotas."""
-        usage = self._usage.get(workspace)
-        now = self._clock.elapsed()
-        if usage is None or now - usage.at > LOOK_S:
-            quota, pending = await look()
-            usage = _Usage(quota, pending, now)
+        usage = self._known(workspace)
+        if usage is None:
+            now = self._clock.elapsed()
+            seen = _Usage(*await look(), now)
+            # Whoever looked at the same time has counted its own already.
+            usage = self._known(workspace) or seen
             _keep(self._usage, workspace, usage)
         quota = usage.quota
         if quota.pending is not None and usage.pending + count > quota.pending:
@@ -72,6 +73,12 @@ class Rates:
             rate = quota.tasks_per_minute / 60
             self._take(f"tasks:{workspace}", count, rate, quota.tasks_per_minute, "quota_exceeded")
         usage.pending += count
+
+    def _known(self, workspace: UUID) -> _Usage | None:
+        """The workspace's counts, while they are believed."""
+        usage = self._usage.get(workspace)
+        fresh = usage is not None and self._clock.elapsed() - usage.at <= LOOK_S
+        return usage if fresh else None
 
     def forget(self, workspace: UUID) -> None:
         """Look at the workspace's quotas anew."""
