@@ -229,17 +229,20 @@ class Claiming:
                 secret.append(row)
             if flow is not None or refers(given):
                 placed.append(row)
-        if placed:
-            works = await self._in_place(works, placed)
+        # Secrets first: what a result says in the place of a reference names none.
         if secret:
             works = await self._with_secrets(works, await self._sealing.open(secret))
+        if placed:
+            works = await self._in_place(works, placed)
         for work in works:
             self._sealing.remember(work.fence, work.secrets)
         return works
 
     async def _in_place(self, works: list[Work], rows: Rows) -> list[Work]:
         """The works with what their flows add; those that lack something fail for good."""
-        dressed = await self._core.read(self._dressing.dress(rows))
+        given = {work.fence.task: work.input for work in works}
+        ready = [row for row in rows if row["id"] in given]
+        dressed = await self._core.read(self._dressing.dress(ready, given))
         whole = []
         for work in works:
             found = dressed.get(work.fence.task)

@@ -1,5 +1,6 @@
 """What a claimed task is handed beyond its own row: prompts around it, results before it."""
 
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -20,18 +21,23 @@ class Dressing:
     def __init__(self, plans: Plans) -> None:
         self._plans = plans
 
-    def dress(self, rows: Rows) -> Script[dict[UUID, Dressed]]:
-        """The fields of each work that differ from its row, or why it cannot be run."""
+    def dress(self, rows: Rows, given: Mapping[UUID, Any]) -> Script[dict[UUID, Dressed]]:
+        """The fields of each work that differ from its row, or why it cannot be run.
+
+        `given` has the input of each, with the secrets that its row only names.
+        """
         alone = yield from self._needed([row for row in rows if row["flow"] is None])
         found: dict[UUID, Dressed] = {}
         for row in rows:
             try:
-                found[row["id"]] = yield from self._dressed(row, alone)
+                found[row["id"]] = yield from self._dressed(row, given[row["id"]], alone)
             except Invalid as error:
                 found[row["id"]] = error
         return found
 
-    def _dressed(self, row: Row, alone: dict[UUID, dict[str, Any]]) -> Script[dict[str, Any]]:
+    def _dressed(
+        self, row: Row, given: Any, alone: dict[UUID, dict[str, Any]]
+    ) -> Script[dict[str, Any]]:
         changes: dict[str, Any] = {}
         flow = row["flow"]
         if flow is not None:
@@ -43,7 +49,7 @@ class Dressing:
             results = alone.get(row["id"], {})
             if flow is not None:
                 results = yield from self._plans.results(flow, [row["input"]])
-            changes["input"] = resolved(decode(row["input"]), results)
+            changes["input"] = resolved(given, results)
         return changes
 
     def _needed(self, rows: Rows) -> Script[dict[UUID, dict[str, Any]]]:
