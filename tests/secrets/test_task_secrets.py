@@ -20,9 +20,10 @@ from tests.secrets.conftest import NEW, OLD, dump, stored_bytes
 from tenuto.engine.children import Question
 from tenuto.engine.engine import Engine
 from tenuto.engine.report import Line
-from tenuto.model.commands import Failure
+from tenuto.model.commands import Escalation, Failure
 from tenuto.model.errors import Invalid
 from tenuto.model.limits import MAX_SECRET
+from tenuto.model.turns import Concurrency
 from tenuto.vault import Vault
 
 CANARY = 'canary-7f3a/ü"9'
@@ -294,6 +295,20 @@ async def test_a_child_gets_a_secret_of_its_own(engine: Engine, raw: Raw) -> Non
     work = await claim_one(engine)
     assert work.input == {"note": "***", "secrets": {"mine": CANARY}}
     assert (work.metadata, work.secrets) == ({"k": "***"}, (CANARY,))
+    assert await nowhere(raw)
+
+
+async def test_every_word_of_a_child_is_struck(engine: Engine, raw: Raw) -> None:
+    await engine.submit(new(input=INPUT))
+    fence = (await claim_one(engine)).fence
+    help_ = Escalation(reason=f"no {CANARY}", prompt=f"ask for {CANARY}")
+    await engine.spawn(fence, "child", new(tags=(CANARY, "a"), escalation=help_))
+    failure = Failure(message="over", retryable=False)
+    await engine.fail((await claim_one(engine)).fence, failure)
+    [item] = await engine.inbox.list()
+    assert (item.body["reason"], item.body["prompt"]) == ("no ***", "ask for ***")
+    keyed = new(concurrency=Concurrency(CANARY))
+    assert await refusal(engine.spawn(fence, "keyed", keyed)) == "invalid_value"
     assert await nowhere(raw)
 
 

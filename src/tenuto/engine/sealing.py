@@ -10,6 +10,7 @@ import msgspec
 from tenuto.engine.core import Core
 from tenuto.engine.rows import decode
 from tenuto.model import secrets
+from tenuto.model.commands import Escalation
 from tenuto.model.errors import Invalid, TenutoError
 from tenuto.model.limits import MAX_SECRETS
 from tenuto.model.redact import MASK, NOTHING, Redactor
@@ -211,13 +212,20 @@ def _unknown(name: str) -> Invalid:
 
 
 def struck(new: NewTask, redactor: Redactor) -> NewTask:
-    """A child task with its parent's secrets struck out, but for what it keeps secret itself."""
+    """A child task with its parent's secrets struck out, but for what it keeps secret itself.
+
+    A key that it shares its places by is refused: struck out, two could become one.
+    """
+    if new.concurrency is not None and redactor.text(new.concurrency.key) != new.concurrency.key:
+        raise Invalid("a concurrency key must not hold a secret", field="concurrency.key")
     value, own = secrets.hidden(new.input)
     said = {name: getattr(new, name) for name in NewTask.__struct_fields__} | {"input": value}
     texts = {
         name: redactor.value(each)
         for name, each in said.items()
-        if isinstance(each, str | list | dict)
+        if isinstance(each, str | list | tuple | dict)
     }
     texts["input"] = secrets.opened(texts.get("input", value), own)
+    if (told := new.escalation) is not None:
+        texts["escalation"] = Escalation(redactor.text(told.reason), redactor.text(told.prompt))
     return msgspec.structs.replace(new, **texts)
