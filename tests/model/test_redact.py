@@ -1,6 +1,7 @@
 """Striking secrets: nothing of them is left, in any usual spelling, and nothing else is lost."""
 
 import json
+import re
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from time import process_time
@@ -18,13 +19,38 @@ from tenuto.model.redact import LEAST, MASK, NOTHING, Redactor
 CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="*")
 SECRETS = st.text(CHARACTERS, min_size=LEAST, max_size=40)
 TEXTS = st.text(CHARACTERS, max_size=60)
+
+
+def in_small_letters(text: str) -> str:
+    return re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), text)
+
+
+def in_capitals(character: str) -> str:
+    spelled = json.dumps(character)[1:-1]
+    return "\\u" + "\\u".join(spelled.upper().split("\\U")[1:]) if "\\u" in spelled else spelled
+
+
+def as_go_does(text: str) -> str:
+    spelled = json.dumps(text, ensure_ascii=False)[1:-1]
+    return re.sub("[<>&\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", spelled)
+
+
 SPELLINGS: dict[str, Callable[[str], str]] = {
     "plain": str,
     "json": lambda s: json.dumps(s)[1:-1],
     "json utf-8": lambda s: msgspec.json.encode(s).decode()[1:-1],
+    "json of Go": as_go_does,
+    "json of PHP": lambda s: json.dumps(s)[1:-1].replace("/", "\\/"),
+    "json in capitals": lambda s: "".join(map(in_capitals, s)),
     "path": quote,
     "address": lambda s: quote(s, safe=""),
     "form": quote_plus,
+    "path in small letters": lambda s: in_small_letters(quote(s)),
+    "address in small letters": lambda s: in_small_letters(quote(s, safe="")),
+    "form in small letters": lambda s: in_small_letters(quote_plus(s)),
+    "encodeURIComponent": lambda s: quote(s, safe="!~*'()"),
+    "encodeURI": lambda s: quote(s, safe=";,/?:@&=+$#!~*'()"),
+    "form of browsers": lambda s: quote_plus(s, safe="*").replace("~", "%7E"),
     "base64": lambda s: b64encode(s.encode()).decode(),
     "base64 for addresses": lambda s: urlsafe_b64encode(s.encode()).decode(),
     "base64 without padding": lambda s: b64encode(s.encode()).decode().rstrip("="),

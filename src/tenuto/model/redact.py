@@ -1,6 +1,7 @@
 """Strikes secret values out of text and JSON, in every spelling they are likely to have."""
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -14,6 +15,12 @@ LEAST = 4
 LEAST_LINE = 8
 """A line of a secret that has several is struck on its own from this length on."""
 _LEAST_INNER = 6
+_FOR_PAGES = re.compile("[<>&\u2028\u2029]")
+"""What is escaped so that JSON may stand in a page."""
+_LEFT = ("/", "", "!~*'()", ";,/?:@&=+$#!~*'()")
+"""What is left as it is in paths, in their parts, and by a browser's two functions for either."""
+_ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
+_PERCENT = re.compile("%[0-9A-F]{2}")
 
 
 class Redactor:
@@ -97,15 +104,34 @@ def words(secret: str) -> Iterator[str]:
 
 def _spellings(part: str) -> Iterator[str]:
     yield part
-    yield json.dumps(part)[1:-1]
-    yield json.dumps(part, ensure_ascii=False)[1:-1]
+    yield from _json(part)
     raw = part.encode("utf-8", "surrogatepass")
-    yield quote(raw)
-    yield quote(raw, safe="")
-    yield quote_plus(raw)
+    yield from _percent(raw)
     for spelled in _base64(raw):
         yield spelled
         yield spelled.replace("+", "-").replace("/", "_")
+
+
+def _json(part: str) -> Iterator[str]:
+    """In JSON: what has to be escaped, and what Go and PHP escape besides."""
+    for ascii_only in (True, False):
+        spelled = json.dumps(part, ensure_ascii=ascii_only)[1:-1]
+        yield spelled
+        yield spelled.replace("/", "\\/")
+        yield _FOR_PAGES.sub(lambda found: f"\\u{ord(found[0]):04x}", spelled)
+        # Between backslashes that are escaped themselves, so that each one left begins an escape.
+        pieces = spelled.split("\\\\")
+        yield "\\\\".join(
+            _ESCAPE.sub(lambda found: f"\\u{found[1].upper()}", each) for each in pieces
+        )
+
+
+def _percent(raw: bytes) -> Iterator[str]:
+    """In addresses and forms; programs differ in what they leave as it is."""
+    forms = (quote_plus(raw), quote_plus(raw, safe="*").replace("~", "%7E"))
+    for spelled in (*(quote(raw, safe=safe) for safe in _LEFT), *forms):
+        yield spelled
+        yield _PERCENT.sub(lambda found: found[0].lower(), spelled)
 
 
 def _base64(raw: bytes) -> Iterator[str]:
