@@ -79,6 +79,31 @@ async def test_a_kill_that_fails_is_tried_again(stage: Stage) -> None:
     assert await stage.status(task) == "CANCELLED"
 
 
+async def test_a_session_that_cannot_be_killed_keeps_no_other_from_its_gateway(
+    stage: Stage,
+) -> None:
+    await stage.agent()
+    [lost] = await stage.submit(max_attempts=1)
+    await stage.push()
+    await stage.later(91)
+    assert await stage.outcomes(lost) == ["STALLED"]
+    stage.gateway.kill_status = 500
+    for _ in range(20):
+        await stage.push()
+        stage.clock.advance(10)
+    assert (await stage.state()).failures > 3
+    tasks = await stage.submit(5)
+    for _ in range(20):
+        await stage.push()
+        stage.clock.advance(10)
+    assert {await stage.status(task) for task in tasks} == {"RUNNING"}
+    stage.gateway.kill_status = 200
+    stage.clock.advance(60)
+    await stage.push()
+    [attempt] = await stage.engine.attempts(lost)
+    assert (attempt.receipt or {})["state"] == "killed", "and it is tried again and again"
+
+
 async def test_a_pause_leaves_time_for_a_checkpoint(stage: Stage) -> None:
     await stage.agent()
     [task] = await stage.submit()

@@ -84,6 +84,8 @@ class Dispatcher:
         """Whether something waits for a call to end."""
         self._served = -math.inf
         self._well: set[str] = set()
+        self._kill_tried: set[str] = set()
+        """Gateways that were left alone and last tried out by a kill."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Dispatch until `stop`, then give calls that are under way a moment to end."""
@@ -142,8 +144,14 @@ class Dispatcher:
         ready = {each.name for each in states if each.closed_until is None}
         probes = {each.name for each in states if each.probing(now)}
         self._well -= {each.name for each in states if each.failures}
-        killed = await self._kill(ready, probes)
-        return killed + await self._push(ready, probes)
+        # Where a kill had the last try a spawn has the next, if any waits: one session that cannot
+        # be killed must not keep its gateway from all others.
+        after = probes & self._kill_tried
+        first = probes - after
+        started = await self._kill(ready, first)
+        probes = first | after
+        started += await self._push(ready, probes)
+        return started + await self._kill(set(), probes & after)
 
     async def _serve(self) -> None:
         if self._clock.elapsed() - self._served > SERVE_EVERY_S:
@@ -218,6 +226,8 @@ class Dispatcher:
             for work in works:
                 await self._engine.release(work.fence, self._means.actor)
             return
+        if probe:
+            self._kill_tried.discard(gateway.name)
         described = await self._engine.descriptions(works)
         for work in works:
             body = self._body(agent, work, described.get(work.fence.task))
@@ -348,6 +358,7 @@ class Dispatcher:
                 probes.discard(name)
                 if not await self._engine.gateways.probe(name, KILL_S):
                     continue
+                self._kill_tried.add(name)
             self._killing[key] = name
             self._start(self._killed(self._gateways[name], left, probe=probe))
             started += 1
