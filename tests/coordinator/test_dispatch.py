@@ -298,3 +298,11 @@ def test_no_second_sees_more_than_the_cap(cap: float) -> None:
         if index + most < len(granted):
             assert granted[index + most] - first >= seconds - 1e-6
     assert len(granted) >= 0.4 * cap * clock.elapsed()
+
+
+def test_a_clock_that_is_set_back_stops_no_dispatch() -> None:
+    pace, now = Pace(20), ManualClock().now()
+    pace.grant(pace.left(now), now)
+    assert pace.left(now - timedelta(milliseconds=1)) == 0, "a clock is corrected now and then"
+    assert pace.left(now - timedelta(hours=1)) == pace.burst
+    assert pace.wait_s(now - timedelta(hours=1)) == 0

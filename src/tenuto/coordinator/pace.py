@@ -20,7 +20,8 @@ class Pace:
 
     def left(self, now: datetime) -> int:
         """How many may be granted now."""
-        while self._granted and self._granted[0] + self._window <= now:
+        # What lies ahead by more was granted before the clock was set back.
+        while self._granted and abs(now - self._granted[0]) >= self._window:
             self._granted.popleft()
         return max(0, self.burst - len(self._granted))
 
