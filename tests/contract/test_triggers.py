@@ -502,3 +502,24 @@ async def test_a_workspace_has_so_many_triggers(
     await on(engine, "x", "a")
     await on(engine, "x", "b")
     assert await refusal(engine.triggers.create("c", "x", "job")) == "too_large"
+
+
+async def test_a_flood_of_events_does_not_keep_a_coordinator_from_its_duties(
+    engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triggering, "MOST", 5)
+    await defined(engine)
+    for name in "abc":
+        await on(engine, "deploy", name)
+    for number in range(7):
+        await engine.publish("deploy", {"n": number})
+    coordinator = Coordinator(engine)
+    begun = []
+    for _ in range(5):
+        await coordinator.cycle_once()
+        begun.append(await raw.count("flow"))
+    assert begun[:2] == [6, 12], "all that one event calls for, and no more than needed"
+    assert begun[-1] == 21
+    found = [(given["data"]["n"], given["id"]) for given in await inputs(raw)]
+    assert sorted({n for n, _ in found}) == list(range(7))
+    assert {found.count(each) for each in found} == {3}

@@ -307,7 +307,7 @@ class Coordinator:
         for _ in range(ROUNDS):
             done = await triggering.trigger_once()
             relayed += done
-            if done < HEARD:
+            if done < HEARD or triggering.has_done_enough:
                 break
         return relayed
 

@@ -33,6 +33,8 @@ log = logging.getLogger("tenuto.engine")
 
 CURSOR = "triggers"
 BATCH = 100
+MOST = 500
+"""Starts at one look, but for those of its last event: whoever looks has other duties."""
 CLIMB = 32
 """How far up its parents the flow of a task is looked for."""
 
@@ -74,6 +76,12 @@ class Triggering:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._upkeep = Upkeep(core)
+        self._heard = 0
+
+    @property
+    def has_done_enough(self) -> bool:
+        """Whether what is left had better wait for the next look."""
+        return self._heard >= MOST
 
     async def trigger_once(self, limit: int = BATCH) -> int:
         """Start what the next events call for; answers how many events were read."""
@@ -89,16 +97,21 @@ class Triggering:
 
         return await self._core.store.once(skip)
 
-    async def hear(self, events: Sequence[Row]) -> None:
-        """Start what these events call for, as often as they are handed in only once."""
-        matches = await self._matches(events)
+    async def hear(self, events: Sequence[Row]) -> int:
+        """Start what these events call for, as often as they are handed in only once.
+
+        Answers how many of them, from the first, were looked at.
+        """
+        matches, taken = _some(await self._matches(events), events)
+        self._heard += len(matches)
         if not matches:
-            return
+            return taken
         told = await self._places([match.event for match in matches])
         plans: dict[tuple[UUID, str], Plan] = {}
         for match in matches:
-            await self._heard(match, told, plans)
+            await self._follow(match, told, plans)
             await self._core.clock.sleep(0)  # a costly filter must not keep others waiting
+        return taken
 
     async def _matches(self, events: Sequence[Row]) -> list[_Match]:
         named = [(event, names) for event in events if (names := _names(event))]
@@ -118,7 +131,9 @@ class Triggering:
             if (name := wanted(trigger["event"], names)) is not None
         ]
 
-    async def _heard(self, match: _Match, told: _Told, plans: dict[tuple[UUID, str], Plan]) -> None:
+    async def _follow(
+        self, match: _Match, told: _Told, plans: dict[tuple[UUID, str], Plan]
+    ) -> None:
         """Start what one event calls for, or note why it cannot be; it holds up no other."""
         trigger = match.trigger
         try:
@@ -273,6 +288,19 @@ class Triggering:
         return await self._core.store.fetch(
             Statement(query, rows={"wanted": sorted(subjects.items())})
         )
+
+
+def _some(matches: list[_Match], events: Sequence[Row]) -> tuple[list[_Match], int]:
+    """The first of the matches, those of an event together, and how many events that makes."""
+    if len(matches) <= MOST:
+        return matches, len(events)
+    last = matches[MOST - 1].event
+    taken = 1 + next(place for place, event in enumerate(events) if event is last)
+    beyond = next(
+        (place for place in range(MOST, len(matches)) if matches[place].event is not last),
+        len(matches),
+    )
+    return matches[:beyond], taken
 
 
 def _names(event: Row) -> tuple[str, ...]:

@@ -39,7 +39,8 @@ STANDBY_S = 90.0
 APART = UUID(int=0)
 """The workspace of what belongs to no tenant: the events of coordinators themselves."""
 
-Sink = Callable[[Sequence[Row]], Awaitable[None]]
+Sink = Callable[[Sequence[Row]], Awaitable[int | None]]
+"""A subscriber: answers how many of the events, from the first, it has taken; nothing means all."""
 
 
 class Cycle(msgspec.Struct, frozen=True, kw_only=True):
@@ -306,7 +307,7 @@ class Upkeep:
         if not events:
             return 0
         crash_point("relay.before_publish")
-        await sink(events)
+        events = events[: await sink(events)]
         crash_point("relay.published")
         last = {"xid": events[-1]["xid"], "position": events[-1]["position"]}
 
