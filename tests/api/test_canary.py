@@ -52,6 +52,10 @@ async def test_a_secret_is_in_no_sink(
         await ask(session, "POST", f"/agent-tasks/{task}/transcript", json=lines)
         told = {"currentStep": said, "progressPercent": 5, "checkpointData": {"k": said}}
         await ask(session, "PATCH", f"/agent-tasks/{task}/progress", json=told)
+        felt = {"currentTaskId": task, "currentStep": said, "status": NAMED}
+        await ask(session, "POST", f"/agents/{agent}/heartbeat", json=felt)
+        health = await ask(owner, "GET", f"/agents/{agent}/health")
+        assert health["current"]["currentStep"] == "the key is *** and ***"
         failed = {"error": said, "stack": said, "retryable": False}
         await ask(session, "POST", f"/agent-tasks/{task}/fail", json=failed)
         heard.append(str(await events.until("end")))

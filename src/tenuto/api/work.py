@@ -28,13 +28,14 @@ from tenuto.engine.children import Child, Waited
 from tenuto.engine.claim import Work
 from tenuto.engine.dispatch import lease_of as pushed_lease
 from tenuto.engine.registry import Felt
-from tenuto.engine.report import Line
+from tenuto.engine.report import Line, Pulse
 from tenuto.engine.said import check_progress
 from tenuto.model import limits
 from tenuto.model.attempts import HUNG
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict, Invalid, TenutoError
 from tenuto.model.matching import AgentProfile
+from tenuto.model.redact import NOTHING, Redactor
 from tenuto.model.spending import check_usage
 from tenuto.model.task import Fence
 from tenuto.store.protocol import Statement
@@ -364,18 +365,15 @@ async def heartbeat(
     """The agent lives; the lease of its task holds on, and it hears what is asked of it."""
     said = data or HeartbeatBody()
     agent = await desk.registry.profile(agent_id)
-    messages = await desk.registry.seen(agent_id, _felt(said))
-    task = said.current_task_id
-    if task is None and desk.caller.fence is None:
-        return Alive(messages=messages)
-    own = desk.caller.fence
-    if own is not None and task not in (None, own.task):
-        raise Conflict("the attempt no longer owns the task", "lease_lost")
-    fence = fence_of(desk, own.task if own is not None else _known(task), said)
-    beat = await desk.engine.heartbeat([fence], lease_of(desk, agent, said.lease_seconds))
-    pulse = beat.held.get(fence.task)
-    if pulse is None:
-        raise Conflict("the attempt no longer owns the task", "lease_lost")
+    if said.current_task_id is None and desk.caller.fence is None:
+        return Alive(messages=await desk.registry.seen(agent_id, _felt(said, NOTHING)))
+    try:
+        fence, pulse = await _renewed(desk, agent, said)
+        redactor = await desk.engine.sealing.redactor(fence)
+    except TenutoError:
+        await desk.registry.seen(agent_id, _felt(said, None))
+        raise
+    messages = await desk.registry.seen(agent_id, _felt(said, redactor))
     if not pulse.begun:
         with suppress(Conflict):  # its gateway told it meanwhile, or it is to stop
             await desk.engine.begin(fence)
@@ -392,12 +390,27 @@ async def heartbeat(
     )
 
 
-def _felt(said: HeartbeatBody) -> Felt:
+async def _renewed(desk: AtDesk, agent: AgentProfile, said: HeartbeatBody) -> tuple[Fence, Pulse]:
+    """The attempt that an agent is at, and what is asked of it; its lease holds on."""
+    own, task = desk.caller.fence, said.current_task_id
+    if own is not None and task not in (None, own.task):
+        raise Conflict("the attempt no longer owns the task", "lease_lost")
+    fence = fence_of(desk, own.task if own is not None else _known(task), said)
+    beat = await desk.engine.heartbeat([fence], lease_of(desk, agent, said.lease_seconds))
+    pulse = beat.held.get(fence.task)
+    if pulse is None:
+        raise Conflict("the attempt no longer owns the task", "lease_lost")
+    return fence, pulse
+
+
+def _felt(said: HeartbeatBody, redactor: Redactor | None) -> Felt:
+    """How an agent says it is, with its task's secrets struck; nothing in words if they cannot."""
+    status, step = said.status or "healthy", said.current_step
     return Felt(
-        status=said.status or "healthy",
+        status="unknown" if redactor is None else redactor.text(status),
         current_task_id=said.current_task_id,
         progress_percent=said.progress_percent,
-        current_step=said.current_step,
+        current_step=None if redactor is None or step is None else redactor.text(step),
         memory_mb=said.memory_mb,
         cpu_percent=said.cpu_percent,
     )

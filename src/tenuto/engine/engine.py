@@ -79,7 +79,7 @@ class Engine:
         self.core = Core(store.within(workspace), hints, vault)
         self.workspace = workspace
         self.actor = actor
-        sealing = Sealing(self.core)
+        self.sealing = sealing = Sealing(self.core)
         self._submitting = Submitting(self.core, sealing)
         self._claiming = Claiming(self.core, sealing)
         self._reporting = Reporting(self.core, self._submitting, sealing, workspace)
