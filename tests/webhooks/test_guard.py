@@ -1,8 +1,11 @@
 """The guard: where a URL may lead, in every spelling somebody might try."""
 
 import asyncio
+import socket
+import threading
 from contextlib import suppress
 from ipaddress import ip_address
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -239,3 +242,31 @@ async def test_nothing_is_public_that_the_registries_do_not_call_global(address:
     with suppress(Invalid):
         found = list((await Guard().look_up(f"https://{host}/")).addresses)
     assert all(each.is_global and not each.is_multicast for each in found)
+
+
+async def test_a_name_that_is_not_answered_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, answer = list[str](), threading.Event()
+
+    def getaddrinfo(host: str, port: int, *_: Any, **__: Any) -> list[Any]:
+        asked.append(host)
+        if host == "silent.example" and not answer.wait(30):
+            raise OSError
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (PUBLIC, port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    guard = Guard(patience_s=5)
+    patient = asyncio.create_task(guard.look_up("https://silent.example/"))
+    impatient = Guard(patience_s=0.01)
+    silent = [impatient.look_up(f"https://silent.example/{number}") for number in range(100)]
+    refused = await asyncio.gather(*silent, return_exceptions=True)
+    assert {type(each) for each in refused} == {Invalid}
+    assert (await guard.look_up("https://example.com/")).addresses == (ip_address(PUBLIC),)
+    async with asyncio.timeout(5):
+        await asyncio.to_thread(lambda: None)
+    answer.set()
+    assert (await patient).addresses == (ip_address(PUBLIC),)
+    assert asked == ["silent.example", "example.com"]
+    await guard.look_up("https://example.com/")
+    assert asked[2:] == ["example.com"], "an answer is not kept"

@@ -8,6 +8,8 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -41,6 +43,9 @@ _NUMBER = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)")
 _LONGEST_NAME = 253
 PATIENCE_S = 5.0
 """Seconds that the lookup of a name may take."""
+_LOOKUPS = ThreadPoolExecutor(64, thread_name_prefix="lookup")
+"""More than the messages that a process sends at once."""
+_under_way: dict[tuple[str, int], Future[list[str]]] = {}
 
 
 def _networks(text: str) -> tuple[Network, ...]:
@@ -112,9 +117,44 @@ def _address(text: str) -> Address:
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses that the system knows for a name."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    """The addresses that the system knows for a name.
+
+    Nobody can stop a lookup: one whose servers are silent keeps its thread long after patience is
+    over. So a name has one thread at most, whoever asks, and other work of the process none of it.
+    """
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[list[str]] = loop.create_future()
+
+    def told(done: Future[list[str]]) -> None:
+        with suppress(RuntimeError):  # the loop is over, and nobody waits
+            loop.call_soon_threadsafe(_pass_on, done, waiter)
+
+    _looked_up(host, port).add_done_callback(told)
+    return await waiter
+
+
+def _looked_up(host: str, port: int) -> Future[list[str]]:
+    """The lookup of a name that is under way, or a new one."""
+    name = (host, port)
+    lookup = _under_way.get(name)
+    if lookup is None:
+        lookup = _under_way[name] = _LOOKUPS.submit(_addresses, host, port)
+        lookup.add_done_callback(lambda _: _under_way.pop(name, None))
+    return lookup
+
+
+def _addresses(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+
+
+def _pass_on(done: Future[list[str]], waiter: asyncio.Future[list[str]]) -> None:
+    if waiter.done():
+        return  # it was given up
+    if (error := done.exception()) is not None:
+        waiter.set_exception(error)
+    else:
+        waiter.set_result(done.result())
 
 
 def parse(url: str) -> Target:
