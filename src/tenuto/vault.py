@@ -90,17 +90,24 @@ class Vault:
         """The same of every key, by its id, the current one first."""
         return {key_id: _derived(key, purpose) for key_id, key in self._keys.items()}
 
+    def derive_from(self, key_id: str, purpose: str) -> bytes:
+        """The same of one key; `Incompatible` when it is not in the ring."""
+        return _derived(self._key(key_id), purpose)
+
+    def _key(self, key_id: str) -> bytes:
+        if key_id not in self._keys and self._read is not None:
+            self._keys = _checked(self._read())
+        if key_id not in self._keys:
+            raise Incompatible(f"key {key_id[:40]!r} is not in the ring", "secret_unreadable")
+        return self._keys[key_id]
+
     def _cipher(self, key_id: str) -> "AESGCM":
         from cryptography.hazmat.primitives.ciphers.aead import (  # noqa: PLC0415  as above
             AESGCM,
         )
 
-        if key_id not in self._keys and self._read is not None:
-            self._keys = _checked(self._read())
-        if key_id not in self._keys:
-            raise Incompatible(f"key {key_id[:40]!r} is not in the ring", "secret_unreadable")
         if key_id not in self._ciphers:
-            self._ciphers[key_id] = AESGCM(_derived(self._keys[key_id], "seal"))
+            self._ciphers[key_id] = AESGCM(_derived(self._key(key_id), "seal"))
         return self._ciphers[key_id]
 
 

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import httpx2
 import jwt
@@ -11,10 +11,15 @@ from tests.api.conftest import V1, Api, problem
 from tests.api.test_contract import contract
 
 from tenuto.api.access import PUBLIC, ROUTES, Access
-from tenuto.api.attempt_tokens import AUDIENCE, ISSUER, KIND, PURPOSE
+from tenuto.api.attempt_tokens import AUDIENCE, ISSUER, KIND, PURPOSE, AttemptTokens
+from tenuto.app import key_folder
 from tenuto.engine import identity
+from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.access import Role
 from tenuto.model.errors import Unavailable
+from tenuto.model.task import Fence
+from tenuto.settings import Settings
+from tenuto.vault import add_key
 
 NOT_IN_THE_CONTRACT = {"GET /openapi.json", "GET /docs"}
 
@@ -275,3 +280,17 @@ async def test_the_last_owner_stays(api: Api, owner: httpx2.AsyncClient) -> None
     lower = await owner.patch(f"{V1}/users/{eve['id']}", json={"role": "VIEWER"})
     assert problem(lower) == (409, "last_owner")
     assert problem(await owner.delete(f"{V1}/users/{eve['id']}")) == (409, "last_owner")
+
+
+async def test_a_server_knows_tokens_of_a_key_that_is_newer_than_itself(
+    api: Api, owner: httpx2.AsyncClient, settings: Settings
+) -> None:
+    mine = await claimed(owner)
+    added = add_key(key_folder(settings))
+    assert added.current != api.service.vault.current
+    fence = Fence(UUID(mine["id"]), mine["attempt"], mine["leaseToken"])
+    elsewhere = AttemptTokens(added, api.service.clock)
+    token, _ = elsewhere.issue(UUID(mine["agent"]), DEFAULT_WORKSPACE, fence)
+    session = await api.client(token)
+    done = await session.post(f"{V1}/agent-tasks/{mine['id']}/complete", json={})
+    assert done.status_code == 200, done.text

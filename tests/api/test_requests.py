@@ -14,10 +14,12 @@ from tests.api.conftest import V1, Api, problem, replaced, running
 
 from tenuto.api import idempotency
 from tenuto.api.server import listen
+from tenuto.app import key_folder
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
 from tenuto.model.errors import Conflict, Unavailable
 from tenuto.settings import Settings
 from tenuto.store.protocol import Script
+from tenuto.vault import add_key
 
 TASKS = f"{V1}/agent-tasks"
 JSON = {"content-type": "application/json"}
@@ -410,3 +412,16 @@ async def test_a_claim_waits_for_a_task(owner: httpx2.AsyncClient) -> None:
 def test_answers_do_not_wait_for_acknowledgements() -> None:
     with listen(Settings(host="127.0.0.1", port=0)) as bound:
         assert bound.proto == socket.IPPROTO_TCP
+
+
+async def test_a_repeated_request_is_known_after_a_change_of_keys(
+    api: Api, owner: httpx2.AsyncClient, settings: Settings
+) -> None:
+    headers = {"Idempotency-Key": "k2b"}
+    first = await owner.post(f"{TASKS}/bulk", json={"tasks": [{"title": "a"}]}, headers=headers)
+    api.service.vault = add_key(key_folder(settings))
+    again = await owner.post(f"{TASKS}/bulk", json={"tasks": [{"title": "a"}]}, headers=headers)
+    assert again.headers.get("idempotency-replayed") == "true", again.text
+    assert first.content == again.content
+    other = await owner.post(f"{TASKS}/bulk", json={"tasks": [{"title": "b"}]}, headers=headers)
+    assert problem(other) == (409, "idempotency_conflict")

@@ -12,7 +12,7 @@ import jwt
 
 from tenuto.clock import Clock
 from tenuto.model.access import Caller, Role
-from tenuto.model.errors import Forbidden, Unauthenticated
+from tenuto.model.errors import Forbidden, Incompatible, Invalid, Unauthenticated
 from tenuto.model.task import Fence
 from tenuto.vault import Vault
 
@@ -73,7 +73,7 @@ class AttemptTokens:
     def _claims(self, token: str) -> dict[str, Any]:
         try:
             header = jwt.get_unverified_header(token)
-            key = self._vault.derive_all(PURPOSE)[header["kid"]]
+            key = self._vault.derive_from(header["kid"], PURPOSE)
             if header.get("typ") != KIND:
                 raise Unauthenticated("the token is not one of ours")
             # Time is checked below, by the clock that rules in the store.
@@ -85,7 +85,7 @@ class AttemptTokens:
                 issuer=ISSUER,
                 options={"require": _REQUIRED, "verify_exp": False, "verify_iat": False},
             )
-        except (jwt.PyJWTError, KeyError, TypeError) as error:
+        except (jwt.PyJWTError, KeyError, TypeError, Incompatible, Invalid) as error:
             raise Unauthenticated("the token is not one of ours") from error
         if claims["exp"] <= self._clock.now().timestamp():
             raise Unauthenticated("the token has ended")

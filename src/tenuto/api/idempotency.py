@@ -67,8 +67,10 @@ class Answers:
     async def begin(self, key: str, route: str, path: str, body: bytes) -> None:
         """Note that the request is being answered; raises `Repeated` when it was before."""
         limits.text("Idempotency-Key", key, limits.MAX_NAME, empty=False)
-        secret = self._vault.derive(PURPOSE)
-        said = hmac.new(secret, path.encode() + b"\n" + body, "sha256").hexdigest()
+        text = path.encode() + b"\n" + body
+        secrets = self._vault.derive_all(PURPOSE).values()
+        # The first is what is kept; the key may have been changed since the first request.
+        said, *before = (hmac.new(each, text, "sha256").hexdigest() for each in secrets)
         now = self._store.clock.now()
         params = {
             "workspace": self._workspace,
@@ -90,7 +92,7 @@ class Answers:
         row = await self._store.transact(script)
         if row is None:
             return
-        if row["fingerprint"] != said:
+        if row["fingerprint"] not in (said, *before):
             raise Conflict("the key was used for another request", "idempotency_conflict")
         if row["status"] is None:
             raise Conflict("the first request with the key is not answered yet", "in_progress")
