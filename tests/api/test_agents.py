@@ -119,3 +119,14 @@ async def test_a_worker_hears_that_it_is_to_end(owner: httpx2.AsyncClient) -> No
     asked = (await owner.post(f"{V1}/workers/w/drain")).json()
     assert (asked["id"], asked["drainRequestedAt"] is None) == ("w", False)
     assert (await owner.post(f"{V1}/workers/w/heartbeat", json=beat)).json()["drain"] is True
+
+
+async def test_a_name_that_is_anothers_changes_nothing(owner: httpx2.AsyncClient) -> None:
+    mine, other = str(uuid4()), str(uuid4())
+    body = {"name": "dev-1", "maxConcurrentTasks": 3, "taskTags": ["a"]}
+    made = (await owner.put(f"{V1}/agents/{mine}", json=body)).json()
+    refused = await owner.put(f"{V1}/agents/{other}", json={"name": "dev-1", "taskTags": ["b"]})
+    assert problem(refused) == (409, "name_taken")
+    assert (await owner.get(f"{V1}/agents/{mine}")).json() == made
+    changed = await owner.put(f"{V1}/agents/{mine}", json=body | {"taskTags": ["c"]})
+    assert changed.json()["taskTags"] == ["c"]

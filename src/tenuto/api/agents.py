@@ -92,9 +92,7 @@ async def put_agent(desk: AtDesk, agent_id: FromPath[UUID], data: JSONBody[Agent
         known = None
     if known is not None and known.name != data.name:
         raise Conflict(f"the agent is called {known.name!r}", "name_taken")
-    made = await desk.engine.register_agent(profile, managed=True)
-    if made.id != agent_id:
-        raise Conflict(f"another agent is called {data.name!r}", "name_taken")
+    await desk.registry.put(profile, managed=True, by_id=True)
     return await desk.registry.show(agent_id)
 
 

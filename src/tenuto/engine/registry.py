@@ -125,10 +125,13 @@ class Registry:
             raise registry.refusal(row["status"])
         return profile_of(row)
 
-    async def put(self, wanted: AgentProfile, *, managed: bool) -> AgentProfile:
+    async def put(
+        self, wanted: AgentProfile, *, managed: bool, by_id: bool = False
+    ) -> AgentProfile:
         """Make an agent known by its name, or change it; answers it as it is kept.
 
-        What people have said of an agent (`managed`) holds, whatever its worker brings.
+        What people have said of an agent (`managed`) holds, whatever its worker brings. `by_id`
+        means the agent of that id: `Conflict` when the name is another's.
         """
         asked = registry.checked(wanted)
 
@@ -138,6 +141,8 @@ class Registry:
                 yield Statement("lanes_moved", {"workspace": self._workspace})
             rows = yield Statement("agent_named", named)
             new, seen = asked, 0
+            if rows and by_id and rows[0]["id"] != asked.id:
+                raise Conflict(f"another agent is called {asked.name!r}", "name_taken")
             if rows:
                 new, seen = self._renewed(asked, rows[0], managed=managed), rows[0]["version"]
             now = self._core.now()
