@@ -5,12 +5,15 @@ import logging
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.contract.conftest import row_of
+from tests.contract.conftest import Raw, row_of
 from tests.coordinator.pushing import SETTINGS, Stage, staged
 from tests.coordinator.stub_gateway import session
+from tests.secrets.conftest import dump
 from tests.waiting import eventually
 
 from tenuto.engine.dispatch import Dispatching, Left
+from tenuto.engine.engine import Engine
+from tenuto.vault import Vault
 
 
 @pytest.fixture
@@ -303,3 +306,28 @@ async def test_a_hint_has_a_task_pushed_at_once(stage: Stage) -> None:
     await eventually(runs)
     stop.set()
     await running
+
+
+async def test_a_gateway_that_repeats_what_it_was_told_gives_no_secret_away(
+    stage: Stage, database_url: str
+) -> None:
+    stage.engine = Engine(stage.engine.store, actor="test", vault=Vault({"k": bytes(range(32))}))
+    stage.dispatcher = stage.another()
+    await stage.agent()
+    secret = "canary-7f3a-0123456789"
+    [task] = await stage.submit(input={"secrets": {"key": secret}})
+    for status in (500, 400):
+        for before in (0, 180):
+
+            async def answer(status: int = status, before: int = before) -> tuple[int, bytes]:
+                asked = stage.gateway.spawned[-1]
+                key = asked["context"]["inputContext"]["secrets"]["key"]
+                said = f"{'x' * before}{key} {asked['callback']['token']}"
+                return status, said.encode()
+
+            stage.gateway.answer = answer
+            assert await stage.push() == 1
+            await stage.later(3600)
+    assert await stage.outcomes(task) == ["NOT_STARTED"] * 4
+    stored = await dump(Raw(database_url))
+    assert [told for told in (secret[:8], "token of") if told in stored] == []

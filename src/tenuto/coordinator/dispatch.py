@@ -232,7 +232,7 @@ class Dispatcher:
         for work in works:
             body = self._body(agent, work, described.get(work.fence.task))
             self._spawning[gateway.name] += 1
-            self._start(self._spawn(gateway, agent, work.fence, body, probe=probe))
+            self._start(self._spawn(gateway, agent, work, body, probe=probe))
 
     def _body(self, agent: AgentProfile, work: Work, description: str | None) -> dict[str, Any]:
         """What the gateway is asked."""
@@ -278,14 +278,15 @@ class Dispatcher:
         self,
         gateway: Gateway,
         agent: AgentProfile,
-        fence: Fence,
+        work: Work,
         body: Mapping[str, Any],
         *,
         probe: bool,
     ) -> None:
         HERE.count("tenuto_agents_spawned_total")
+        fence = work.fence
         try:
-            session = await gateway.spawn(body)
+            session = await gateway.spawn(body, [*work.secrets, body["callback"]["token"]])
         except Refused as error:
             await self._not_started(fence, gateway, str(error), ErrorClass.ERROR)
             await self._fine(gateway)

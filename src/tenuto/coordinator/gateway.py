@@ -1,7 +1,7 @@
 """A gateway: the HTTP service that spawns and kills sessions for us. Named by the operator only."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -10,6 +10,7 @@ import msgspec
 
 from tenuto.model import limits
 from tenuto.model.errors import Invalid
+from tenuto.model.redact import Redactor
 
 MAX_READ = 64 * 1024
 MAX_SAID = 200
@@ -53,14 +54,17 @@ class Gateway:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def spawn(self, body: Mapping[str, Any]) -> str:
-        """The key of the session that was spawned; raises `Refused` or `Broken`."""
+    async def spawn(self, body: Mapping[str, Any], secrets: Iterable[str] = ()) -> str:
+        """The key of the session that was spawned; raises `Refused` or `Broken`.
+
+        `secrets` are what the body holds: a gateway may repeat them when it says what is wrong.
+        """
         content = msgspec.json.encode(body)
         status, said = await self._post("/api/agents/spawn", content, self.deadline_s)
         if 400 <= status < 500 and status not in _OURS:
-            raise Refused(_told(status, said))
+            raise Refused(_told(status, said, secrets))
         if not 200 <= status < 300:
-            raise Broken(_told(status, said))
+            raise Broken(_told(status, said, secrets))
         try:
             key = msgspec.json.decode(said, type=_Spawned).session.session_key
             return limits.text("sessionKey", key, limits.MAX_TITLE, empty=False)
@@ -96,6 +100,8 @@ class Gateway:
             raise Broken(f"cannot be reached: {said_}") from error
 
 
-def _told(status: int, body: bytes) -> str:
-    said = limits.clean(body.decode("utf-8", "replace"), MAX_SAID)
+def _told(status: int, body: bytes, secrets: Iterable[str] = ()) -> str:
+    # Struck before it is cut: half of a secret is not known again.
+    whole = Redactor(secrets).text(body.decode("utf-8", "replace"))
+    said = limits.clean(whole, MAX_SAID)
     return f"HTTP {status}: {said}" if said else f"HTTP {status}"
