@@ -202,10 +202,10 @@ async def test_a_worker_of_the_same_name_runs_what_is_its_tenants(
     hers, ids = await furnished(api)
     body = {"worker": "host:1", "limit": 1}
     [_] = (await hers.post(f"{V1}/agents/{ids['agent_id']}/claim", json=body)).json()["tasks"]
-    for client, running in ((hers, 1), (owner, 0)):
+    for client, count in ((hers, 1), (owner, 0)):
         await client.post(f"{V1}/workers/host:1/heartbeat", json={})
         [worker] = (await client.get(f"{V1}/workers")).json()["workers"]
-        assert worker["running"] == running
+        assert worker["running"] == count
 
 
 @pytest.fixture
