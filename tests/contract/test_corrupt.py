@@ -282,6 +282,21 @@ async def test_a_damaged_lane_holds_up_its_own_tasks_alone(
         assert await refusal(other.submit(new(task_type="lost"))) == "corrupt"
 
 
+async def test_a_trail_that_is_ahead_of_its_row_is_nobody_elses_fault(
+    engine: Engine, raw: Raw
+) -> None:
+    *good, bad = [(await engine.submit(new())).id for _ in range(4)]
+    await engine.pause(bad)
+    await damage(raw, bad, "version = 1")
+    calls: list[Awaitable[Any]] = [engine.submit(new()) for _ in range(3)]
+    calls += [engine.cancel(task) for task in (*good, bad)]
+    *answers, refused = await asyncio.gather(*calls, return_exceptions=True)
+    await forget(raw, bad)
+    assert isinstance(refused, TenutoError)
+    assert not [each for each in answers if isinstance(each, BaseException)]
+    assert {await status(engine, task) for task in good} == {"CANCELLED"}
+
+
 async def test_a_task_without_its_body_is_found(engine: Engine, raw: Raw) -> None:
     task = (await engine.submit(new())).id
     await raw.execute(f"delete from task_body where task = '{task}'")

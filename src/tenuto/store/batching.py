@@ -13,7 +13,7 @@ import msgspec
 
 from tenuto.crash import crash_point
 from tenuto.loop import Turn
-from tenuto.model.errors import Conflict, TenutoError
+from tenuto.model.errors import Conflict, Unavailable
 from tenuto.store.protocol import Script, Store
 
 Answers = Sequence[Any]
@@ -192,7 +192,7 @@ class Batcher:
     async def _run(self, batch: list[_Waiting]) -> None:
         try:
             await self._commit(batch)
-        except TenutoError as error:
+        except Unavailable as error:
             _refuse(batch, error)
         except Exception as error:  # noqa: BLE001  belongs to some caller: find out whose
             if len(batch) == 1:
