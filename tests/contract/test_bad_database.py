@@ -12,7 +12,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.contract.conftest import ManualClock, Raw, claim_all, new, opened, refusal, running
+from tests.contract.conftest import (
+    ManualClock,
+    Raw,
+    claim_all,
+    failure,
+    new,
+    opened,
+    refusal,
+    running,
+)
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
@@ -156,6 +165,39 @@ async def test_a_read_is_asked_again_where_idle_connections_are_gone(
         await asyncio.gather(*(engine.show(submitted.id) for _ in range(4)))
         postgres.restart("fast")  # nobody hears of it meanwhile: the loop stands still
         assert (await engine.show(submitted.id)).status == "PENDING"
+
+
+OUTAGES = {
+    "no memory": "53200",
+    "no more temporary files": "53400",
+    "waited too long for a lock": "55P03",
+    "dropped": "57P04",
+    "a session too long idle": "57P05",
+    "a transaction too long": "25P04",
+    "a disk that does not read": "58030",
+    "a table that is being restored": "42P01",
+}
+"""What PostgreSQL says of itself, by its codes."""
+
+
+@pytest.mark.parametrize("what", OUTAGES)
+async def test_what_a_server_says_of_itself_is_an_outage(postgres_url: str, what: str) -> None:
+    raw = Raw(postgres_url)
+    async with opened(postgres_url, ManualClock()) as store:
+        engine = Engine(store)
+        fence = await running(engine)
+        await raw.execute(
+            "create function away() returns trigger language plpgsql as $$ begin"
+            f" raise exception 'away' using errcode = '{OUTAGES[what]}'; end $$"
+        )
+        await raw.execute(
+            "create trigger away before update on task for each statement execute function away()"
+        )
+        for call in (engine.complete(fence, 1), engine.fail(fence, failure())):
+            assert await refusal(call) == "database_unreachable"
+        await raw.execute("drop trigger away on task")
+        await engine.complete(fence, 1)
+        assert (await engine.show(fence.task)).status == "COMPLETED"
 
 
 async def test_a_path_that_is_a_directory(tmp_path: Path) -> None:

@@ -31,21 +31,26 @@ _FOLD = 64
 _SHAPES = 32
 _LOST = (
     OSError,
+    TimeoutError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.TooManyConnectionsError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.PostgresSystemError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.TransactionTimeoutError,
+    asyncpg.ReadOnlySQLTransactionError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InsufficientPrivilegeError,
-    asyncpg.QueryCanceledError,
-    asyncpg.IdleInTransactionSessionTimeoutError,
-    asyncpg.InternalClientError,
-    asyncpg.ReadOnlySQLTransactionError,
-    TimeoutError,
+    asyncpg.UndefinedTableError,
 )
+"""What no caller is guilty of: the server, its operator or its machine, which time may mend.
+
+A table that is not there is about to be restored: every program looks when it opens the database.
+"""
 _CUT = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 _GONE = (
     ConnectionError,
