@@ -8,6 +8,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 from uuid import UUID
 
+import asyncpg
 import pytest
 from tests.cli.orchestrate import Orchestrate
 from tests.contract.conftest import ManualClock, running
@@ -94,6 +95,28 @@ async def test_hints_that_cannot_be_sent_are_counted() -> None:
         wakeups.announce(["lane:1"])
         await eventually(lambda: grown() == 1)
         await wakeups.close()
+
+
+class Ended:
+    """A connection that the server ends while it is spoken to."""
+
+    def is_closed(self) -> bool:
+        return False
+
+    async def execute(self, *given: object) -> None:
+        raise asyncpg.InternalClientError("another operation is in progress")
+
+    async def close(self, timeout: float) -> None:  # noqa: ASYNC109  as the driver has it
+        raise asyncpg.InternalClientError("another operation is in progress")
+
+
+async def test_a_connection_that_ends_below_a_hint_is_counted() -> None:
+    grown = since("tenuto_broker_errors_total")
+    wakeups = PostgresWakeups("postgresql://nobody@127.0.0.1/x", Clock(), listen=False)
+    wakeups._connection = Ended()
+    wakeups.announce(["lane:1"])
+    await eventually(lambda: grown() == 1)
+    await wakeups.close()
 
 
 class Endpoint:

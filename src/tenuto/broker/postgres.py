@@ -19,7 +19,13 @@ CHANNEL = "tenuto_wake"
 _LONGEST = 7_500
 _PAUSE_S = 1.0
 _GATHER_S = 0.002
-_FAULTS = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError)
+_FAULTS = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # a connection that is ended from there at this moment
+)
 
 
 class PostgresWakeups:
