@@ -49,11 +49,24 @@ PARENT_PIPE = "TENUTO_PARENT_PIPE"
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """The coroutine's result, on the fastest event loop that is installed."""
+    """The coroutine's result, on the fastest event loop that is installed.
+
+    An exit that something on the loop raises, as a task that a handler started may, is a failure of
+    whoever waits for it and not the end of the program: others work here, too.
+    """
     try:
         _tune()
         with asyncio.Runner(loop_factory=_fastest()) as runner:
-            return runner.run(main)
+            task = runner.get_loop().create_task(main)
+            while True:
+                try:
+                    runner.run(_ended(task))
+                except (SystemExit, KeyboardInterrupt) as left:
+                    if task.done() or _is_a_persons(left):
+                        raise
+                    log.exception("something on the event loop raised an exit; the others go on")
+                else:
+                    return task.result()
     finally:
         main.close()  # interrupted before it began, it would complain
 
@@ -76,6 +89,24 @@ def _fastest() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
+
+
+async def _ended(task: "asyncio.Task[T]") -> None:
+    """Over when the task is; asked to end, it ends the task, which may have the last word."""
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise
+
+
+def _is_a_persons(left: BaseException) -> bool:
+    """Whether somebody may have pressed Ctrl-C; where a program listens to it nothing is raised."""
+    listens = signal.getsignal(signal.SIGINT)
+    listened_to = callable(listens) and listens is not signal.default_int_handler
+    return isinstance(left, KeyboardInterrupt) and not listened_to
 
 
 def process_name(clock: Clock) -> str:
