@@ -1,6 +1,7 @@
 """What a handler gets: its input, and the means to report, checkpoint, and do things once."""
 
 import asyncio
+import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from functools import cached_property
@@ -260,11 +261,21 @@ class Context:
 
 
 class SyncContext:
-    """The same for a handler that is a plain function and runs on a thread."""
+    """The same for a handler that is a plain function and runs on a thread.
+
+    To the loop's own thread it is the context of a coroutine: a plain function may make one, as
+    most decorators do, and it was handed this.
+    """
 
     def __init__(self, context: Context, loop: asyncio.AbstractEventLoop) -> None:
         self._context = context
         self._loop = loop
+        self._home = threading.get_ident()
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and threading.get_ident() == self._home:
+            return getattr(self._context, name)
+        return super().__getattribute__(name)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)

@@ -6,7 +6,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextvars import copy_context
-from inspect import iscoroutinefunction
+from inspect import isawaitable, iscoroutine, iscoroutinefunction
 from typing import Any
 
 from tenuto.model.commands import Failure
@@ -42,7 +42,8 @@ class FunctionRuntime:
         try:
             if self._is_async(context.work.task_type, handler):
                 return await handler(context)
-            return await _on_thread(handler, context, grace_s)
+            made = await _on_thread(handler, context, grace_s)
+            return await made if isawaitable(made) else made
         except asyncio.CancelledError:
             receipt |= {"state": "ended", "how": "handler cancelled"}
             raise
@@ -102,6 +103,8 @@ async def _on_thread(handler: Handler, context: Context, grace_s: float) -> Any:
         call.interrupt()
         # A thread cannot be killed. If it goes on for longer, the heart ends the worker.
         await asyncio.wait([future], timeout=grace_s + 3600)
+        if future.done() and future.exception() is None and iscoroutine(future.result()):
+            future.result().close()  # made too late to begin
         raise
 
 
