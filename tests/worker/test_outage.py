@@ -87,6 +87,10 @@ class Broken:
 
     name = "broken"
 
+    def room(self, busy: int) -> int | None:
+        del busy
+        return None
+
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
         raise AssertionError("never mind")
 

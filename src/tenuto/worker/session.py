@@ -227,6 +227,13 @@ class Supervisor:
 
 
 async def _start_zygote() -> _Zygote:
+    try:
+        return await _started_zygote()
+    except OSError as error:
+        raise SpawnError("spawn_failed", str(error)) from error
+
+
+async def _started_zygote() -> _Zygote:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     with contextlib.ExitStack() as undo:

@@ -138,7 +138,7 @@ class Worker:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`; then finish or give back what is running."""
-        self._who.slots = self.settings.slots
+        self._who.slots = self._usable_slots()
         self._context = copy_context()
         self._loop = asyncio.get_running_loop()
         unsubscribe = self.engine.subscribe(self._hear)
@@ -154,6 +154,17 @@ class Worker:
             await self._drain()
             await self._stop_heart()
 
+    def _usable_slots(self) -> int:
+        """Slots that the machine has room for, with a warning where there are more."""
+        slots, usable = self.settings.slots, []
+        for hosted in self._hosted:
+            room = hosted.runtime.room(0)
+            usable.append(slots if room is None else min(slots, room))
+            if usable[-1] < slots:
+                text = "%d slots, but the limit of open files is enough for %d sessions of agent %s"
+                log.warning(text, slots, usable[-1], hosted.profile.name)
+        return max(usable, default=slots)
+
     def _reach(self) -> None:
         """Start to claim for the free slots, unless every agent was just left without a task.
 
@@ -165,6 +176,10 @@ class Worker:
             index = self._next_agent()
             if n <= 0 or index is None or self._stopping:
                 return
+            n = self._startable(index, n)
+            if n <= 0:
+                self._dry.add(index)  # until the next look
+                continue
             self._asking += 1
             self._reserved += n
             # In a context of our own: what a claim starts must not inherit that of its cause.
@@ -180,6 +195,11 @@ class Worker:
         """
         untold = len(self._running) - self._sessions
         return self.settings.slots - self._sessions - self._reserved - max(0, untold - CLAIM_MOST)
+
+    def _startable(self, index: int, n: int) -> int:
+        """As many of n sessions as the agent's runtime can start now."""
+        room = self._hosted[index].runtime.room(self._sessions + self._reserved)
+        return n if room is None else min(n, room)
 
     def _next_agent(self) -> int | None:
         """Agents take turns; those left without a task wait for a hint."""

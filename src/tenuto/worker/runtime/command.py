@@ -27,6 +27,7 @@ from tenuto.model.redact import Redactor
 from tenuto.model.retry import ErrorClass
 from tenuto.model.spending import Usage
 from tenuto.worker.context import Context
+from tenuto.worker.room import Room
 from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart
 from tenuto.worker.session import Session, SessionEnd, SpawnError, Supervisor
 
@@ -77,6 +78,10 @@ class CommandRuntime:
     def __init__(self, supervisor: Supervisor, own: Sequence[str] | None = None) -> None:
         self._supervisor = supervisor
         self._own = list(own) if own else None
+        self._room = Room()
+
+    def room(self, busy: int) -> int | None:
+        return self._room.left(busy)
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
         try:
@@ -85,6 +90,7 @@ class CommandRuntime:
             # Its control socket closes with the spawn: whatever had begun is killed.
             receipt |= {"state": "killed", "how": "while it was starting", "killed_count": 0}
             raise
+        self._room.started()
         crash_point("worker.session_spawned")
         report = _Report()
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -124,6 +130,8 @@ class CommandRuntime:
             )
         except SpawnError as error:
             temporary = error.code == "spawn_failed"
+            if temporary:
+                self._room.failed()
             raise CannotStart(
                 Failure(
                     message=f"cannot run {argv[0]}: {error}",

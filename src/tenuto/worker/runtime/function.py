@@ -37,6 +37,10 @@ class FunctionRuntime:
         self.handlers: dict[str | None, Handler] = {}
         self._async: dict[str, tuple[Handler, bool]] = {}
 
+    def room(self, busy: int) -> int | None:
+        del busy
+        return None
+
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
         handler = self.handlers.get(context.work.task_type) or self.handlers[None]
         try:

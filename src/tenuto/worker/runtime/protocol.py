@@ -28,5 +28,11 @@ class Runtime(Protocol):
 
     name: str
 
+    def room(self, busy: int) -> int | None:
+        """Sessions that can be started now beside so many; `None` for as many as there are slots.
+
+        Whoever asks is taken to start them.
+        """
+
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
         """The output. When cancelled: end the session, note in `receipt` how, and re-raise."""

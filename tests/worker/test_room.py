@@ -1,0 +1,102 @@
+"""Workers on machines that lack something: they take no more than they can start."""
+
+import asyncio
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from tests.proof.crash.inside import working
+
+from tenuto.worker.room import Room
+from tenuto.worker.session import SpawnError, Supervisor
+
+FEW = 48 + 3 * 5
+"""Descriptors for everything else, and for three sessions."""
+
+
+@contextmanager
+def open_files(limit: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def now_open() -> int:
+    return len(os.listdir("/dev/fd"))  # noqa: PTH208  names alone
+
+
+async def test_more_slots_than_descriptors(sqlite_url: str) -> None:
+    with open_files(now_open() + FEW):
+        async with working(sqlite_url, slots=30) as inside:
+            tasks = [await inside.shell("sleep 0.1") for _ in range(20)]
+            for task in tasks:
+                assert (await inside.ended(task)).status == "COMPLETED"
+                assert await inside.outcomes(task) == ["COMPLETED"]
+
+
+async def test_a_supervisor_that_cannot_be_started_uses_up_no_try(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = asyncio.create_subprocess_exec
+    left = [OSError(errno.EAGAIN, "no more processes"), OSError(errno.EMFILE, "no more files")]
+
+    async def poor(*given: Any, **options: Any) -> Any:
+        if left:
+            raise left.pop()
+        return await start(*given, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", poor)
+    async with working(sqlite_url) as inside:
+        task = await inside.shell("exit 0", max_attempts=1)
+        assert (await inside.ended(task)).status == "COMPLETED"
+        assert await inside.outcomes(task) == ["NOT_STARTED", "NOT_STARTED", "COMPLETED"]
+
+
+async def test_a_supervisor_says_what_the_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def poor(*given: Any, **options: Any) -> Any:
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", poor)
+    supervisor = Supervisor()
+    with pytest.raises(SpawnError) as caught:
+        await supervisor.spawn(["/bin/true"], cwd=None, env={})
+    await supervisor.close()
+    assert caught.value.code == "spawn_failed"
+
+
+def test_room_is_what_descriptors_are_left() -> None:
+    with open_files(now_open() + FEW):
+        room = Room()
+        assert [room.left(busy) for busy in range(5)] == [3, 2, 1, 0, 0]
+
+
+def test_there_is_always_room_for_one() -> None:
+    with open_files(now_open() + 10):
+        assert Room().left(0) == 1
+
+
+def test_after_a_failure_one_is_tried_at_a_time_and_more_seldom() -> None:
+    at = [0.0]
+    room = Room(lambda: at[0])
+    assert room.left(0) > 1
+    for _ in range(10):
+        room.failed()  # all at once: one reason
+    waits = []
+    for _ in range(9):
+        before = at[0]
+        while not (left := room.left(0)):
+            at[0] += 0.5
+        assert left == 1
+        assert room.left(0) == 0  # the one that was let through is not known to have failed yet
+        waits.append(at[0] - before)
+        room.failed()
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    room.started()
+    assert room.left(0) > 1
