@@ -13,6 +13,8 @@ import pytest
 from tests.proof.crash.inside import Inside, working
 from tests.waiting import eventually
 
+from tenuto.model.task import TIMEOUT_SLACK_S
+from tenuto.worker import attempt
 from tenuto.worker.supervisor import processes
 
 # Ignores SIGTERM, and has a child in a session of its own that does too, with a child.
@@ -458,3 +460,16 @@ async def test_the_agents_own_program_may_be_python(database_url: str) -> None:
         code = "import os, json; os.write(3, json.dumps({'output': [1, None, 'é']}).encode())"
         task = await inside.submit(command=[sys.executable, "-c", code])
         assert (await inside.ended(task)).output == [1, None, "é"]
+
+
+async def test_a_long_grace_is_cut_short_after_a_timeout(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert attempt.TIMEOUT_GRACE_S < TIMEOUT_SLACK_S  # else the next attempt runs beside it
+    monkeypatch.setattr(attempt, "TIMEOUT_GRACE_S", 0.2)
+    async with working(sqlite_url, grace_s=600) as inside:
+        task = await inside.shell(NASTY, timeout_s=1, max_attempts=1)
+        assert (await inside.ended(task)).error_class == "timeout"
+        receipt = (await inside.last(task)).receipt
+        assert receipt is not None
+        assert (receipt["state"], receipt["how"]) == ("killed", "SIGKILL")

@@ -15,6 +15,7 @@ from tenuto.model.commands import Failure
 from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.limits import MAX_ERROR, MAX_STACK, clean
 from tenuto.model.redact import NOTHING, Redactor
+from tenuto.model.task import TIMEOUT_SLACK_S
 from tenuto.settings import Settings
 from tenuto.telemetry import TASK
 from tenuto.worker.context import Context
@@ -29,6 +30,11 @@ log = logging.getLogger("tenuto.worker")
 Tell = Callable[[], Awaitable[None]]
 Ended = Callable[["asyncio.Task[None] | None"], None]
 """Hears of an attempt's task, when all is told."""
+TIMEOUT_GRACE_S = TIMEOUT_SLACK_S - 10.0
+"""Seconds at most that a session which ran too long has to end.
+
+Soon after them the coordinator takes the task away, and it must not start again beside itself.
+"""
 _LATE_S = 1.0
 """A timer that comes so much later than it should stood still with the whole process."""
 
@@ -78,6 +84,8 @@ class Attempt:
         if self._held.reason is None or reason in ("lost", "cancel"):
             self._held.asked_at = self._engine.clock.elapsed()
             self._held.reason = reason
+        if reason == "timeout":
+            self._context.longest_grace_s = TIMEOUT_GRACE_S
         if self._running is not None and not self._stopping:
             # Once: a second cancel would cut the killing short and tell of an end too early.
             self._stopping = True

@@ -1,6 +1,7 @@
 """What a handler gets: its input, and the means to report, checkpoint, and do things once."""
 
 import asyncio
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -46,6 +47,8 @@ class Context:
         """Whether the attempt is over because the task waits for something."""
         self.stopping = False
         """Whether the attempt has to end; a long handler on a thread looks at it now and then."""
+        self.longest_grace_s = math.inf
+        """Seconds at most between asking the session to end and killing it."""
 
     @cached_property
     def _using(self) -> asyncio.Lock:

@@ -106,6 +106,7 @@ class CommandRuntime:
             await asyncio.gather(*readers)
         except asyncio.CancelledError:
             context.stopping = True  # a report is not insisted on then while the store is away
+            grace_s = min(grace_s, context.longest_grace_s)
             end = await asyncio.shield(session.kill(grace_s))
             await _drain(session, readers, context)
             await asyncio.gather(*readers, return_exceptions=True)
