@@ -41,6 +41,33 @@ _REST = 3
 _KNOWN = (sqlite3.DatabaseError, OSError, OverflowError)
 
 
+class _Files:
+    """The database's file and its journal, as they were when they were first seen.
+
+    SQLite goes on writing to a file that has no name any more, or whose name another one has: what
+    it acknowledges then is nowhere.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._seen: dict[str, tuple[int, int] | None] = {path: None, f"{path}-wal": None}
+
+    def are_there(self) -> bool:
+        """Whether none of them was removed or replaced."""
+        for path, before in self._seen.items():
+            try:
+                found = os.stat(path)  # noqa: PTH116  at every transaction: the plain call
+            except FileNotFoundError:
+                if before is not None:
+                    return False
+                continue
+            now = (found.st_dev, found.st_ino)
+            if before is None:
+                self._seen[path] = now
+            elif before != now:
+                return False
+        return True
+
+
 class SqliteStore:
     """A store in one SQLite file, or in memory and inline for the simulator and tests."""
 
@@ -48,9 +75,10 @@ class SqliteStore:
     mixes = True
 
     def __init__(self, path: str, clock: Clock | None = None) -> None:
-        self.path = path
-        self.clock = clock or Clock()
         self._inline = path == ":memory:"
+        # Spelled out: connections are made later, too, wherever the process has gone by then.
+        self.path = path if self._inline else os.path.abspath(path)  # noqa: PTH100  links stay
+        self.clock = clock or Clock()
         self._connection: Connection | None = None
         self._lock_file: Any = None
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -59,7 +87,8 @@ class SqliteStore:
         self._writing = threading.Lock()
         """Held by whoever uses the writer's connection, here or in the thread."""
         self._in_thread_until = 0.0
-        self._journal = Path(f"{path}-wal")
+        self._journal = Path(f"{self.path}-wal")
+        self._files: _Files | None = None
         self._written = 0
         self._may_grow = not self._inline
         self._readers: ThreadPoolExecutor | None = None
@@ -89,6 +118,7 @@ class SqliteStore:
                 connection.raw.close()
         self._reader_connections.clear()
         self._connection = None
+        self._files = None
         if self._lock_file is not None:
             self._lock_file.close()
             self._lock_file = None
@@ -216,6 +246,7 @@ class SqliteStore:
             connection = self._guard(lambda: Connection(self.path))
             self._local.connection = connection
             self._reader_connections.append(connection)
+        self._check_files()
         return self._guard(lambda: connection.read(statement))
 
     def _writer_connection(self) -> Connection:
@@ -240,9 +271,16 @@ class SqliteStore:
                 # Prompts and environments are nobody else's business. By name: closing a
                 # descriptor of the file would drop every lock that this process has on it.
                 Path(self.path).chmod(0o600)
+            self._files = _Files(self.path)
+            self._check_files()
             return connection
         finally:
             fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+
+    def _check_files(self) -> None:
+        if self._files is not None and not self._files.are_there():
+            text = "was removed or replaced while it was in use; start again what uses it"
+            raise Unavailable(f"the database {self.path} {text}")
 
     def _transaction(self, body: Callable[[Connection], T], *, wait: bool = True) -> T:
         """The body's result, committed. Text that is not UTF-8 is read with marks in its place."""
@@ -262,6 +300,7 @@ class SqliteStore:
             except BlockingIOError as error:
                 raise Busy from error
         try:
+            self._check_files()
             connection.begin(wait=wait)
             try:
                 result = body(connection)

@@ -1,0 +1,74 @@
+"""A database's files that are taken away below a running process: nothing is acknowledged then."""
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from tests.contract.conftest import new, refusal
+
+from tenuto.engine.engine import Engine
+from tenuto.store.sqlite import SqliteStore
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    store = SqliteStore(str(tmp_path / "t.db"))
+    await store.migrate()
+    made = Engine(store)
+    await made.submit(new())
+    yield made
+    await store.close()
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def move(path: Path) -> None:
+    path.rename(path.with_suffix(".moved"))
+
+
+def restore(path: Path) -> None:
+    """As a copy is put in place: in one step."""
+    shutil.copy(path, path.with_suffix(".copy"))
+    path.with_suffix(".copy").replace(path)
+
+
+def remove_journal(path: Path) -> None:
+    Path(f"{path}-wal").unlink()
+
+
+@pytest.mark.parametrize("take", [remove, move, restore, remove_journal])
+async def test_what_is_written_to_nowhere_is_refused(
+    engine: Engine, tmp_path: Path, take: Callable[[Path], None]
+) -> None:
+    task = (await engine.list()).tasks[0].id
+    take(tmp_path / "t.db")
+    for call in (engine.submit(new()), engine.cancel(task), engine.list(), engine.show(task)):
+        assert await refusal(call) == "database_unreachable"
+
+
+async def test_a_file_that_is_put_back_is_the_same(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    move(path)
+    assert await refusal(engine.submit(new())) == "database_unreachable"
+    path.with_suffix(".moved").rename(path)
+    await engine.submit(new())
+    assert len((await engine.list()).tasks) == 2
+
+
+async def test_a_process_may_go_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = SqliteStore("t.db")
+    await store.migrate()
+    engine = Engine(store)
+    await engine.submit(new())
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    await engine.submit(new())
+    assert len((await engine.list()).tasks) == 2
+    await store.close()
+    assert os.listdir(elsewhere) == []  # noqa: PTH208  nothing waits here
