@@ -123,6 +123,8 @@ class Hub:
             await self._look()
         except TenutoError as error:
             log.warning("streams wait: %s", error)
+        except Exception:
+            log.exception("a fault while reading for streams; the next look goes on")
 
     async def _end(self) -> tuple[int, int]:
         rows = await self._store.fetch(Statement("events_end"))

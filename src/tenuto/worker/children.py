@@ -35,7 +35,13 @@ class Children:
         pause = 0.5
         while not stop.is_set():
             started = self._engine.clock.elapsed()
-            child = await self._start()
+            try:
+                child = await self._start()
+            except OSError as error:  # no memory, no descriptors: the others go on meanwhile
+                log.warning("cannot start worker %d: %s", number, error)
+                pause = min(pause * 2, LONGEST_PAUSE_S)
+                await wait_any([stop], pause, self._engine.clock)
+                continue
             ended = asyncio.Event()
             watch = asyncio.get_running_loop().create_task(_announce_end(child, ended))
             await wait_any([stop, ended], float(10**9), self._engine.clock)

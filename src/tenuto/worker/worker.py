@@ -329,10 +329,22 @@ class Worker:
         if self._connect is None:
             self._heart = make(self.engine)
             self._beating = asyncio.Event()
-            self._heart_task = loop.create_task(self._heart.run(self._beating))
+            self._heart_task = loop.create_task(self._keep_beating(self._heart))
         else:
             self._heart = HeartThread(self._connect, make, self.engine.clock)
             self._heart.start()
+
+    async def _keep_beating(self, heart: Heart) -> None:
+        """Beat until the end, whatever comes up: without beats every task is lost."""
+        while not self._beating.is_set():
+            try:
+                await heart.run(self._beating)
+            except TenutoError as error:
+                log.warning("heartbeat failed: %s", error)
+                await self.engine.clock.sleep(1.0)
+            except Exception:
+                log.exception("a fault in the heart; it starts again")
+                await self.engine.clock.sleep(1.0)
 
     async def _stop_heart(self) -> None:
         self._who.status = "STOPPED"

@@ -1,0 +1,80 @@
+"""Periodic work goes on after a fault: nobody else would do it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.contract.conftest import ManualClock
+from tests.proof.crash.inside import working
+from tests.waiting import eventually
+
+from tenuto.api.hub import Hub, Reader
+from tenuto.clock import Clock
+from tenuto.engine.engine import Engine
+from tenuto.model.errors import Conflict
+from tenuto.settings import Settings
+from tenuto.store.sqlite import SqliteStore
+from tenuto.worker.children import Children
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("a fault"), Conflict("an answer")])
+async def test_a_heart_on_the_workers_loop_goes_on(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    beats: list[str] = []
+    beat = Engine.beat
+
+    async def faulty(self: Engine, *given: Any) -> Any:
+        beats.append("beat")
+        if len(beats) == 2:
+            raise fault
+        return await beat(self, *given)
+
+    monkeypatch.setattr(Engine, "beat", faulty)
+    unexpected = not isinstance(fault, Conflict)
+    async with working(sqlite_url, {}, own_heart=False, faulty=unexpected):
+        await eventually(lambda: len(beats) > 4)
+
+
+async def test_a_worker_that_cannot_be_started_ends_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = SqliteStore(":memory:", ManualClock())
+    await store.migrate()
+    children = Children(Engine(store), Settings(), 1)
+    tried = asyncio.Event()
+
+    async def poor(_self: Children) -> asyncio.subprocess.Process:
+        tried.set()
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(Children, "_start", poor)
+    stop = asyncio.Event()
+    keeping = asyncio.create_task(children.run(stop))
+    await tried.wait()
+    stop.set()
+    await keeping
+    await store.close()
+
+
+async def test_streams_go_on_after_a_fault(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with working(sqlite_url, {}, faulty=True) as inside:
+        hub, stop = Hub(inside.engine.core.store), asyncio.Event()
+        reader = Reader(inside.engine.workspace, None)
+        await hub.add(reader)
+        looks = hub._events
+        faults = [ValueError("a fault")]
+
+        async def faulty() -> None:
+            if faults:
+                raise faults.pop()
+            await looks()
+
+        monkeypatch.setattr(hub, "_events", faulty)
+        running = asyncio.create_task(hub.run(stop, Clock()))
+        await inside.submit()
+        await eventually(lambda: len(reader.events) > 0)
+        stop.set()
+        await running
