@@ -5,7 +5,16 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from tests.contract.conftest import Another, claim_all, failure, new, refusal, row_of, status
+from tests.contract.conftest import (
+    Another,
+    claim_all,
+    failure,
+    new,
+    refusal,
+    row_of,
+    running,
+    status,
+)
 from tests.contract.flowing import worked
 
 from tenuto.engine.engine import Engine
@@ -106,6 +115,43 @@ async def test_a_task_can_block_others(engine: Engine) -> None:
     assert await status(engine, blocked) == "WAITING"
     await finish(engine, first)
     assert await status(engine, blocked) == "PENDING"
+
+
+async def test_a_wait_that_both_sides_name_is_one(engine: Engine, agent: AgentProfile) -> None:
+    first, last = new("a", key="a", blocks=["b", "b"]), new("b", key="b", depends_on=["a"])
+    await engine.submit_many([first, last])
+    assert await worked(engine, agent) == ["a", "b"]
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+async def test_a_repeated_submit_blocks_nobody_again(
+    engine: Engine, agent: AgentProfile, by_id: bool
+) -> None:
+    blocked = await submit(engine, title="b")
+    known = {"id": uuid4()} if by_id else {"idempotency_key": "k"}
+    first = new("a", blocks=[str(blocked)], **known)
+    made = await engine.submit(first)
+    again = await engine.submit(first)
+    assert await worked(engine, agent) == ["a", "b"]
+    late = await engine.submit(first)
+    assert {made.id} == {again.id, late.id}
+    assert [each.created for each in (made, again, late)] == [True, False, False]
+
+
+async def test_a_repeated_spawn_blocks_nobody_again(engine: Engine, agent: AgentProfile) -> None:
+    fence = await running(engine)
+    blocked = await submit(engine, title="b")
+    child = new("a", blocks=[str(blocked)])
+    assert await engine.spawn(fence, "k", child) == await engine.spawn(fence, "k", child)
+    assert await worked(engine, agent) == ["a", "b"]
+
+
+async def test_a_new_task_is_not_blocked_by_one_that_was_there(engine: Engine) -> None:
+    """It would not wait, though it was said that it does."""
+    news = [new("a", key="a", idempotency_key="k", blocks=["b"]), new("b", key="b")]
+    await engine.submit_many(news)
+    assert await refusal(engine.submit_many(news)) == "idempotency_conflict"
+    assert sum((await engine.counts()).values()) == 2
 
 
 async def test_of_two_halves_of_a_circle_one_is_refused(engine: Engine, another: Another) -> None:

@@ -59,16 +59,24 @@ def waits_of(news: Sequence[NewTask], ids: Sequence[UUID]) -> Waits:
             waits.needed.update(waits.needs[task])
             waits.policies[task] = new.on_dependency_failure
         if new.blocks:
-            waits.blocks[task] = [_named("blocks", each, names) for each in new.blocks]
+            named = [_named("blocks", each, names) for each in new.blocks]
+            waits.blocks[task] = list(dict.fromkeys(named))
+    for task, blocked in waits.blocks.items():
+        # Who says itself that it waits is counted once, whoever else says so.
+        blocked[:] = [each for each in blocked if task not in waits.needs.get(each, ())]
+    keys = {str(task): new.key or str(task) for new, task in zip(news, ids, strict=True)}
+    _check_circles(waits, keys)
+    return waits
+
+
+def _check_circles(waits: Waits, keys: dict[str, str]) -> None:
     edges = {str(task): [str(need) for need in needs] for task, needs in waits.needs.items()}
     for task, blocked in waits.blocks.items():
         for each in blocked:
             edges.setdefault(str(each), []).append(str(task))
     if circle := find_cycle(edges, lambda key: edges.get(key, ())):
-        keys = {str(task): new.key or str(task) for new, task in zip(news, ids, strict=True)}
         shown = [keys.get(each, each) for each in circle[:10]]
         raise Invalid(f"these wait for each other: {' -> '.join(shown)}", "dependency_cycle")
-    return waits
 
 
 def _named(field: str, name: str, names: dict[str, UUID]) -> UUID:
@@ -154,7 +162,7 @@ class Dependencies:
         if counts:
             yield awaiting(counts, self._found)
         yield from self._fail(cascade, hot)
-        yield from self._block(cascade)
+        yield from self._block(cascade, {row[0] for row in hot})
         yield from self._pull(hot)
 
     def _fail(self, cascade: Cascade, hot: list[tuple[Any, ...]]) -> Script[None]:
@@ -172,8 +180,11 @@ class Dependencies:
         if failed:
             yield from cascade.each(sorted(failed), lambda task: failed[task.id])
 
-    def _block(self, cascade: Cascade) -> Script[None]:
+    def _block(self, cascade: Cascade, fresh: set[UUID]) -> Script[None]:
+        """Let others wait for the new tasks; those for one that was there before wait already."""
         for task, blocked in sorted(self._waits.blocks.items()):
+            if task not in fresh or not blocked:
+                continue
             params = {"from_ids": [task], "to_ids": sorted(blocked), "most": _PATH}
             if (yield Statement("dependency_path", params)):
                 raise Invalid("the tasks would wait for each other in a circle", "dependency_cycle")

@@ -355,8 +355,10 @@ def _entangled(new: NewTask) -> bool:
 def _check_whole(draft: Draft, fresh: set[UUID]) -> None:
     """Raise `Conflict` when new tasks wait for one of the same submit that is not new."""
     mine = set(draft.ids)
-    for task, needs in draft.waits.needs.items():
-        if task in fresh and any(need in mine and need not in fresh for need in needs):
+    waits = [(task, need) for task, needs in draft.waits.needs.items() for need in needs]
+    waits += [(each, task) for task, blocked in draft.waits.blocks.items() for each in blocked]
+    for task, need in waits:
+        if task in fresh and need in mine and need not in fresh:
             raise Conflict(
                 "a new task waits for one of this submit that exists already; name it by its id",
                 "idempotency_conflict",
