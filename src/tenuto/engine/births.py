@@ -37,7 +37,7 @@ from tenuto.model.flow import (
 from tenuto.model.limits import MAX_LANES
 from tenuto.model.matching import Requirements, lane_id
 from tenuto.model.plan import Plan
-from tenuto.model.submission import NewTask, requirements
+from tenuto.model.submission import NewTask, fingerprint, requirements
 from tenuto.model.task import TERMINAL, Status
 from tenuto.store.protocol import Row, Script, Statement
 
@@ -78,6 +78,8 @@ class _Child(msgspec.Struct, frozen=True, kw_only=True):
     hold: str | None
     needs: tuple[tuple[UUID, bool], ...] = ()
     """What it waits for, and whether that has ended well already."""
+    print: str | None = None
+    """By what a repeated submit of it is known."""
 
 
 class Births:
@@ -316,11 +318,13 @@ class Births:
         counts = yield from self._activations(flow.id, [key])
         groups = (*context_of(group.context).groups, group.key)
         mine = group.kind == "parallel" or (group.turn is None and group.made == group.total)
-        nobody: dict[str, Any] = {"ids": {slot: self._clock.new_id()}, "needs": {}, "found": {}}
+        own = new.id or self._clock.new_id()
+        nobody: dict[str, Any] = {"ids": {slot: own}, "needs": {}, "found": {}}
         plain = msgspec.structs.replace(new, depends_on=[])
         child = self._child(
             flow, group, slot, key, plain, None, counts[key] + 1, nobody, groups, mine=mine
         )
+        child = msgspec.structs.replace(child, print=fingerprint(new))
         grown = Grown(set(), [], [], [])
         yield from self._insert(flow, [child], cascade, grown)
         return Joined(child.id, slot, grown.lanes, grown.acts)
@@ -441,7 +445,14 @@ class Births:
         unmet = sum(not met for _, met in child.needs)
         rows["body"].append(
             body_row(
-                new, child.id, flow.workspace, None, self._actor, None, flow.trace_id, child.place
+                new,
+                child.id,
+                flow.workspace,
+                child.print,
+                self._actor,
+                None,
+                flow.trace_id,
+                child.place,
             )
         )
         rows["hot"].append(

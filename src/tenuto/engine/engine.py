@@ -201,7 +201,8 @@ class Engine:
             if new.next or new.control or new.depends_on or new.blocks:
                 text = "a task that joins a group has no next, control or dependencies of its own"
                 raise Invalid(text, field="group")
-            return Submitted(await self.flows.join(await self.flows.live_group(new.group), new))
+            task, created = await self.flows.join(new.group, new)
+            return Submitted(task, created=created)
 
     async def claim(
         self,

@@ -33,7 +33,7 @@ from tenuto.model.flow import (
 from tenuto.model.matching import Requirements
 from tenuto.model.plan import MAX_PLAN, Plan, Spec, plan_for, targets
 from tenuto.model.secrets import hidden
-from tenuto.model.submission import NewTask, check, requirements
+from tenuto.model.submission import NewTask, check, fingerprint, requirements
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 log = logging.getLogger("tenuto.engine")
@@ -157,10 +157,7 @@ class Flows:
         once = _said_once(new)
         key = new.key or f"task-{uuid5(self._workspace, once) if once else task}"
         kept = msgspec.structs.replace(new, id=None, key=key, idempotency_key=None, group=None)
-        if hidden(new.input)[1]:
-            raise Invalid(
-                "a flow's task names secrets, it does not hold them", "secret_in_definition"
-            )
+        _check_open(new)
         plan = await self.plan(key, {key: kept})
         params = self._params(plan, None, None, None, "submit", once)
         await self._core.lanes.ensure(_lanes(plan, self._workspace))
@@ -177,18 +174,44 @@ class Flows:
 
         return await self._run(script)
 
-    async def join(self, group: UUID, new: NewTask) -> UUID:
-        """Add a task to a run of a group that has not ended; answers its id."""
+    async def join(self, name: str, new: NewTask) -> tuple[UUID, bool]:
+        """Add a task to a run of a group that has not ended; its id, and whether it is new.
+
+        An id or an idempotency key makes one task, however often it is used and whatever has become
+        of the group meanwhile.
+        """
         check(new)
+        _check_open(new)
+        known = await self._core.read(self._joined_before(new))
+        if known is not None:
+            return known, False
+        group = await self.live_group(name)
         await self._core.lanes.ensure({requirements(new, self._workspace)})
 
-        def script(cascade: Cascade) -> Script[UUID]:
+        def script(cascade: Cascade) -> Script[tuple[UUID, bool]]:
             found = yield from self._locked_group(group)
+            known = yield from self._joined_before(new)
+            if known is not None:
+                return known, False
             if found.status not in GROUP_OPEN:
                 raise Conflict(f"the group is {found.status}")
-            return (yield from cascade.join(found, new))
+            return (yield from cascade.join(found, new)), True
 
         return await self._run(script)
+
+    def _joined_before(self, new: NewTask) -> Script[UUID | None]:
+        """The task that the same submit made before; raises `Conflict` where it was another."""
+        if new.id is None and new.idempotency_key is None:
+            return None
+        wanted = [(new.id or self._core.clock.new_id(), new.idempotency_key)]
+        rows = yield Statement(
+            "submitted_before", {"workspace": self._workspace}, {"wanted": wanted}
+        )
+        if any(row["fingerprint"] != fingerprint(new) for row in rows):
+            raise Conflict(
+                "the idempotency key or id was used before for another task", "idempotency_conflict"
+            )
+        return rows[0]["id"] if rows else None
 
     async def plan(self, key: str, own: dict[str, Spec] | None = None) -> Plan:
         """The checked plan of a definition; `own` are definitions that are not stored."""
@@ -380,6 +403,12 @@ def spec_of(row: Row) -> Spec:
 def _spelled(plan: str) -> bytes:
     """A stored plan, alike for plans that say the same."""
     return msgspec.json.encode(msgspec.json.decode(plan, type=Plan), order="deterministic")
+
+
+def _check_open(new: NewTask) -> None:
+    """Raise `Invalid` for a task that holds secrets: a flow keeps what it runs as it is written."""
+    if hidden(new.input)[1]:
+        raise Invalid("a flow's task names secrets, it does not hold them", "secret_in_definition")
 
 
 def _said_once(new: NewTask) -> str | None:

@@ -1,0 +1,35 @@
+"""Tasks that join a run of a group, on both stores."""
+
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import pytest
+from tests.contract.conftest import Raw, refusal
+from tests.contract.flowing import group, start, task, worked
+
+from tenuto.engine.engine import Engine
+from tenuto.engine.submit import Submitted
+from tenuto.model.matching import AgentProfile
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+async def test_a_task_joins_a_group_once(engine: Engine, agent: AgentProfile, by_id: bool) -> None:
+    """The answer to a submit may be lost, and the group have ended when it is repeated."""
+    await start(engine, "g", group("g", "a"), task("a"))
+    known: dict[str, Any] = {"id": uuid4()} if by_id else {"idempotency_key": "k"}
+    late = task("late", group="g", **known)
+    made = await engine.submit(late)
+    assert made == Submitted(late.id or made.id)
+    assert await engine.submit(late) == Submitted(made.id, created=False)
+    assert await worked(engine, agent) == ["a", "late"]
+    assert await engine.submit(late) == Submitted(made.id, created=False)
+    other = msgspec.structs.replace(late, priority=9)
+    assert await refusal(engine.submit(other)) == "idempotency_conflict"
+
+
+async def test_a_task_that_joins_a_group_holds_no_secrets(engine: Engine, raw: Raw) -> None:
+    await start(engine, "g", group("g", "a"), task("a"))
+    open_ = task("late", group="g", input={"secrets": {"token": "hunter2"}})
+    assert await refusal(engine.submit(open_)) == "secret_in_definition"
+    assert await raw.count("task") == 1
