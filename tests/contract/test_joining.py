@@ -6,7 +6,7 @@ from uuid import uuid4
 import msgspec
 import pytest
 from tests.contract.conftest import Raw, refusal
-from tests.contract.flowing import group, start, task, worked
+from tests.contract.flowing import WORKER, flow_status, group, start, task, worked
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.submit import Submitted
@@ -33,3 +33,39 @@ async def test_a_task_that_joins_a_group_holds_no_secrets(engine: Engine, raw: R
     open_ = task("late", group="g", input={"secrets": {"token": "hunter2"}})
     assert await refusal(engine.submit(open_)) == "secret_in_definition"
     assert await raw.count("task") == 1
+
+
+@pytest.mark.parametrize("order", ["sequential", "parallel"])
+@pytest.mark.parametrize("children", [[], ["b"], ["b", "c"]])
+async def test_a_task_that_joins_a_waiting_group_waits_with_it(
+    engine: Engine, agent: AgentProfile, order: Any, children: list[str]
+) -> None:
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "later", next="end"),
+        group("later", *children, order=order),
+        *(task(key) for key in ("a", "end", *children)),
+    )
+    late = ["x", "y"]
+    for key in late:
+        await engine.submit(task(key, group="later"))
+    [work] = await engine.claim(agent, WORKER, 10)
+    assert work.key == "a"
+    await engine.complete(work.fence)
+    done = await worked(engine, agent)
+    assert sorted(done[:-1]) == sorted([*children, *late])
+    if order == "sequential":
+        assert done[:-1] == [*children, *late]
+    assert done[-1] == "end"
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_waiting_group_fails_with_one_that_joined_it(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    flow = await start(engine, "g", group("g", "a", "later"), task("a"), group("later"))
+    late = await engine.submit(task("x", group="later"))
+    await engine.cancel(late.id)
+    await worked(engine, agent)
+    assert await flow_status(engine, flow) == "FAILED"

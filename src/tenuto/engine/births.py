@@ -65,6 +65,8 @@ class Joined(msgspec.Struct, frozen=True):
 
     id: UUID
     slot: int
+    mine: bool
+    """Whether it runs at once, as nobody else is in its way."""
     lanes: set[int]
     acts: list[tuple[UUID, UUID]]
 
@@ -317,7 +319,9 @@ class Births:
         key = new.key or f"joined-{slot - LATECOMERS}"
         counts = yield from self._activations(flow.id, [key])
         groups = (*context_of(group.context).groups, group.key)
-        mine = group.kind == "parallel" or (group.turn is None and group.made == group.total)
+        mine = group.status is not GroupStatus.WAITING and (
+            group.kind == "parallel" or (group.turn is None and group.made == group.total)
+        )
         own = new.id or self._clock.new_id()
         nobody: dict[str, Any] = {"ids": {slot: own}, "needs": {}, "found": {}}
         plain = msgspec.structs.replace(new, depends_on=[])
@@ -327,7 +331,7 @@ class Births:
         child = msgspec.structs.replace(child, print=fingerprint(new))
         grown = Grown(set(), [], [], [])
         yield from self._insert(flow, [child], cascade, grown)
-        return Joined(child.id, slot, grown.lanes, grown.acts)
+        return Joined(child.id, slot, mine, grown.lanes, grown.acts)
 
     def _specs(
         self, plan: Plan, group: Group, slots: range

@@ -26,6 +26,7 @@ from tenuto.engine.consequences import (
     handed_on,
     is_met,
     on_turn,
+    place_of_turn,
     simply_met,
     skipped,
 )
@@ -155,9 +156,7 @@ class Cascade:
         """One more child for a group that has not ended, after all others."""
         flows = yield Statement("flows_locked", {"ids": [group.flow]})
         child = yield from self._births.joined(flow_of(flows[0]), group, new, self)
-        turn = group.turn
-        if group.kind == "sequential" and turn is None and group.made == group.total:
-            turn = child.slot
+        turn = child.slot if group.kind == "sequential" and child.mine else group.turn
         yield self.group_change(msgspec.structs.replace(group, open=group.open + 1, turn=turn))
         self.lanes |= child.lanes
         self._acts += child.acts
@@ -406,10 +405,26 @@ class Cascade:
         ]
 
     def start_group(self, group: Group) -> Script[None]:
-        """Let a waiting group run."""
+        """Let a waiting group run, with those that joined it while it waited."""
         running = msgspec.structs.replace(group, status=GroupStatus.RUNNING)
+        if group.kind == "parallel" or group.total == 0:
+            running = yield from self._admit(running)
         yield self.group_change(running, "group_started")
         self._births.go_on(msgspec.structs.replace(running, version=group.version + 1))
+
+    def _admit(self, group: Group) -> Script[Group]:
+        """The group, none of whose own children are made, with the turn given to latecomers."""
+        if group.open == group.total:
+            return group
+        if group.kind == "sequential":
+            return (yield from self.pass_turn(group))
+        place = {"group_id": group.id, "workspace": group.workspace, "most": CASCADE}
+        rows = yield Statement("group_tasks_open", place)
+        while rows:
+            ids = [row["id"] for row in rows]
+            yield from self.each(ids, on_turn)
+            rows = yield Statement("group_tasks_open", place | {"after": ids[-1]})
+        return group
 
     def finish(self, group: Group, status: GroupStatus) -> Script[None]:
         """End a group; what takes its place, or the end of its own slot, follows."""
@@ -505,8 +520,8 @@ class Cascade:
             self._slots.append(SlotEnd(place.flow, place.group, place.slot, End.FAILURE, None))
         for group in grown.empty:
             status = joined(group)
-            assert status is not None, "a group without children ends at once"
-            yield from self.finish(group, status)
+            if status is not None:  # else only latecomers are in it
+                yield from self.finish(group, status)
 
     def _act(self) -> Script[None]:
         """Do what control tasks without a prompt are for."""
@@ -543,9 +558,3 @@ class Cascade:
         until = None if control.timeout_s is None else command.until(self._now)
         yield question(self._clock.new_id(), row, control.message, until, self._now)
         return command
-
-
-def place_of_turn(group: Group) -> dict[str, Any]:
-    """Where to look for the next child of a sequence: after the one that has the turn."""
-    slot = -1 if group.turn is None else group.turn
-    return {"parent": group.id, "workspace": group.workspace, "slot": slot}

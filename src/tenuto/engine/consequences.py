@@ -1,5 +1,6 @@
 """What follows from single ends: the pure part of a cascade."""
 
+from typing import Any
 from uuid import UUID
 
 import msgspec
@@ -130,3 +131,9 @@ def group_birth(group: Group, key: str) -> Birth:
         follows=group.follows,
         groups=context.groups,
     )
+
+
+def place_of_turn(group: Group) -> dict[str, Any]:
+    """Where to look for the next child of a sequence: after the one that has the turn."""
+    slot = -1 if group.turn is None else group.turn
+    return {"parent": group.id, "workspace": group.workspace, "slot": slot}

@@ -9,7 +9,8 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.cascade import Cascade, place_of_turn
+from tenuto.engine.cascade import Cascade
+from tenuto.engine.consequences import place_of_turn
 from tenuto.engine.flow_rows import flow_of, group_of, is_by_engine
 from tenuto.model import commands
 from tenuto.model.errors import Conflict
