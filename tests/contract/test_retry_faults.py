@@ -1,10 +1,13 @@
 """What is tried again after its circumstances have changed still comes to an end."""
 
+from datetime import timedelta
+
 import pytest
-from tests.contract.conftest import Raw, claim_all, failure, new, refusal, status
+from tests.contract.conftest import START, Raw, claim_all, failure, new, refusal, running, status
 from tests.contract.flowing import WORKER, flow_status, group, start, task, worked
 
 from tenuto.engine.engine import Engine
+from tenuto.model.definition import Approval
 from tenuto.model.matching import AgentProfile
 
 
@@ -103,3 +106,124 @@ async def test_an_end_that_was_undone_is_not_told_late(
     assert len(await worked(engine, agent)) == 597
     counts = await raw.fetch("select open, succeeded, failed, status from task_group")
     assert [tuple(row) for row in counts] == [(0, 600, 0, "COMPLETED")]
+
+
+async def test_an_end_that_was_not_told_yet_is_not_undone_twice(
+    engine: Engine, agent: AgentProfile, raw: Raw
+) -> None:
+    """Children fail because of one, and run after all, before their group has counted them."""
+    keys = [f"c{number}" for number in range(510)]
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", *keys, order="parallel"),
+        task("a"),
+        *(task(key, depends_on=["a"]) for key in keys),
+    )
+    while await engine.flows.work_once():
+        pass
+    [work] = await engine.claim(agent, WORKER, 1)
+    await engine.fail(work.fence, failure(retryable=False))
+    await engine.retry(work.fence.task, cascade=True)
+    assert len(await worked(engine, agent)) == 511
+    counts = await raw.fetch("select open, succeeded, failed, status from task_group")
+    assert [tuple(row) for row in counts] == [(0, 511, 0, "COMPLETED")]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_child_whose_end_was_not_told_yet_still_wakes_its_parent(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child was cancelled with many of its own, and is tried again before anybody knows."""
+    monkeypatch.setattr("tenuto.engine.cascade.CASCADE", 2)
+    needed = await running(engine)
+    await engine.complete(needed)
+    parent = await running(engine)
+    child = await engine.spawn(parent, "c", new(depends_on=[str(needed.task)]))
+    [work] = await claim_all(engine)
+    for key in "xyz":
+        await engine.spawn(work.fence, key, new(run_at=START + timedelta(days=1)))
+    assert (await engine.wait(work.fence)).parked
+    assert (await engine.wait(parent)).parked
+    await engine.cancel(child)
+    await engine.retry(child)
+    [work] = await claim_all(engine)
+    await engine.complete(work.fence)
+    while await engine.flows.work_once():
+        pass
+    assert work.fence.task == child
+    assert await status(engine, parent.task) == "PENDING"
+
+
+@pytest.mark.parametrize("what", ["flow", "group", "outer"])
+@pytest.mark.parametrize("key", ["a", "ok"])
+async def test_what_is_tried_again_in_a_pause_waits_for_its_end(
+    engine: Engine, agent: AgentProfile, what: str, key: str
+) -> None:
+    flow = await start(
+        engine,
+        "outer",
+        group("outer", "group", "c", order="parallel"),
+        group("group", "a", "ok", "b", order="parallel"),
+        task("ok", control=Approval(message="?")),
+        *(task(each) for each in "abc"),
+    )
+    [item] = await engine.inbox.list()
+    await engine.inbox.answer(item.id, approve=False)
+    works = {work.key: work for work in await engine.claim(agent, WORKER, 3)}
+    for each in works.values():
+        if each.key == "a":
+            await engine.fail(each.fence, failure(retryable=False))
+        else:
+            await engine.release(each.fence)
+    failed = {each.title: each.id for each in (await engine.list()).tasks}[key]
+    flows = engine.flows
+    if what == "flow":
+        await flows.pause(flow)
+    else:
+        await flows.pause_group(await flows.live_group(what))
+    await engine.retry(failed)
+    assert "a" not in [work.key for work in await engine.claim(agent, WORKER, 5)]
+    assert [each.kind for each in await engine.inbox.list() if each.task == failed] == []
+    assert await status(engine, failed) == "WAITING"
+    if what == "flow":
+        await flows.resume(flow)
+    else:
+        await flows.resume_group(await flows.live_group(what))
+    if key == "ok":
+        asked = [each.kind for each in await engine.inbox.list() if each.task == failed]
+        assert asked == ["approval"]
+    else:
+        assert key in await worked(engine, agent)
+        assert await status(engine, failed) == "COMPLETED"
+
+
+async def test_a_sequence_that_is_tried_again_is_one_still(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    """All its children have run, and none succeeded."""
+    first = group("g", "a", "b", "c", join="first_succeeded")
+    flow = await start(engine, "g", first, *(task(key) for key in "abc"))
+    for _ in "abc":
+        [work] = await engine.claim(agent, WORKER, 5)
+        await engine.fail(work.fence, failure(retryable=False))
+    assert await engine.flows.revive(flow) == 3
+    for key in "ab":
+        [work] = await engine.claim(agent, WORKER, 5)
+        assert work.key == key
+        await engine.fail(work.fence, failure(retryable=False))
+    assert await worked(engine, agent) == ["c"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_sequence_that_is_tried_again_leaves_nothing_out(
+    engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.revival.PAGE", 2)
+    keys = [f"c{number}" for number in range(7)]
+    flow = await start(engine, "g", group("g", *keys), *(task(key) for key in keys))
+    [work] = await engine.claim(agent, WORKER, 1)
+    await engine.fail(work.fence, failure(retryable=False))
+    await engine.retry(work.fence.task, cascade=True)
+    assert await worked(engine, agent) == keys
+    assert await flow_status(engine, flow) == "COMPLETED"

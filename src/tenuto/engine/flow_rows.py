@@ -10,7 +10,7 @@ import msgspec
 from tenuto.model.definition import Control
 from tenuto.model.flow import Context, Flow, FlowStatus, Group, GroupStatus
 from tenuto.model.task import TERMINAL, Status
-from tenuto.store.protocol import Row, Statement
+from tenuto.store.protocol import Row, Script, Statement
 
 RANKS_FAR = 64
 """How many steps away a rank is passed on to what a task waits for."""
@@ -99,6 +99,17 @@ def flow_of(row: Row) -> Flow:
     """The flow in a row."""
     fields = {name: row[name] for name in Flow.__struct_fields__}
     return Flow(**fields | {"status": FlowStatus(row["status"])})
+
+
+def is_paused(group: Group) -> Script[bool]:
+    """Whether a group, one around it, or its flow is paused. The caller holds the group."""
+    while group.status is not GroupStatus.PAUSED:
+        if group.parent is None:
+            rows = yield Statement("flows_locked", {"ids": [group.flow]})
+            return bool(rows[0]["status"] == FlowStatus.PAUSED)
+        rows = yield Statement("groups_locked", {"ids": [group.parent]})
+        group = group_of(rows[0])
+    return True
 
 
 def awaiting(counts: Counter[UUID], found: dict[UUID, Row]) -> Statement:

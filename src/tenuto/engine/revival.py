@@ -5,13 +5,14 @@ what never had its turn waits for it again. So whatever waits for the join gets 
 """
 
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import place_of_turn
-from tenuto.engine.flow_rows import flow_of, group_of, is_by_engine
+from tenuto.engine.flow_rows import flow_of, group_of, is_by_engine, is_paused
 from tenuto.model import commands
 from tenuto.model.errors import Conflict
 from tenuto.model.flow import (
@@ -26,15 +27,17 @@ from tenuto.model.task import PRUNED, TERMINAL, Status, Task
 from tenuto.model.turns import HOLD
 from tenuto.store.protocol import Row, Script, Statement
 
+PAGE = 5_000
+"""Rows of a group that one statement reads."""
 _RETRIED = frozenset({Status.FAILED, Status.DEAD, Status.CANCELLED})
 _REVIVED = frozenset({Status.FAILED, Status.SKIPPED})
 
 
 class _Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a task is tried again: whether its end matters, and whether it has to wait there."""
+    """Where a task is tried again: whether its end matters, and what it has to wait for there."""
 
     counts: bool
-    held: bool = False
+    hold: str | None = None
 
 
 _NOWHERE = _Place(counts=False)
@@ -51,8 +54,8 @@ class Revival:
 
     def retry(self, task: UUID) -> Script[None]:
         """Give an ended task its tries again; deep, also what ended because of it."""
-        yield Statement("work_forget", {"ids": [task]})
-        place = yield from self._reopen_slot(task)
+        untold = yield Statement("work_forget", {"ids": [task]})
+        place = yield from self._reopen_slot(task, told=not untold)
         unmet = yield from self._needs(task)
         waited = yield Statement("waited_for", {"ids": [task]})
         by_engine = yield from self._is_control(task)
@@ -62,10 +65,10 @@ class Revival:
             if found.status not in _RETRIED:
                 return None
             if by_engine:
-                return commands.Revive(hold="turn:act" if place.held else "act", unmet=unmet)
+                hold = "act" if place.hold is None else f"{place.hold}:act"
+                return commands.Revive(hold=hold, unmet=unmet)
             watched = place.counts or bool(waited or keyed) or self._deep
-            hold = HOLD if keyed else None
-            return commands.Retry(watched=watched, unmet=unmet, held=place.held, hold=hold)
+            return commands.Retry(watched=watched, unmet=unmet, hold=HOLD if keyed else place.hold)
 
         changed = yield from self._cascade.each([task], again, acts=True, ended=True)
         if not changed:
@@ -122,8 +125,10 @@ class Revival:
             left = {row["id"]: row["n"] for row in unmet}
             # Who waits for something else that failed would wait for ever.
             causes = sorted(row["id"] for row in unmet if not row["failed"])
+            rows = yield Statement("work_forget", {"ids": causes})
+            untold = {row["id"] for row in rows}
             for task in causes:
-                yield from self._reopen_slot(task)
+                yield from self._reopen_slot(task, told=task not in untold)
             yield from self._revive(causes, left)
 
     def _revive(self, ids: list[UUID], unmet: dict[UUID, int]) -> Script[None]:
@@ -139,8 +144,11 @@ class Revival:
 
     # Where the task stands.
 
-    def _reopen_slot(self, task: UUID) -> Script[_Place]:
-        """Count the task's slot as open again, where its end will matter to somebody."""
+    def _reopen_slot(self, task: UUID, *, told: bool) -> Script[_Place]:
+        """Count the task's slot as open again, where its end will matter to somebody.
+
+        An end that was not `told` yet was not counted either.
+        """
         rows = yield Statement("places", rows={"wanted": [(task, self._workspace)]})
         if not rows or rows[0]["flow"] is None:
             return _NOWHERE
@@ -148,17 +156,21 @@ class Revival:
         bad = states[0]["status"] != Status.SKIPPED
         row = rows[0]
         if row["group_id"] is None:
-            return (yield from self._reopen_flow(row["flow"], bad=bad))
-        return (yield from self._reopen_group(row["group_id"], row["slot"], bad=bad))
+            return (yield from self._reopen_flow(row["flow"], bad=bad, told=told))
+        return (yield from self._reopen_group(row["group_id"], row["slot"], bad=bad, told=told))
 
-    def _reopen_group(self, group_id: UUID, slot: int, *, bad: bool = True) -> Script[_Place]:
+    def _reopen_group(
+        self, group_id: UUID, slot: int, *, bad: bool = True, told: bool = True
+    ) -> Script[_Place]:
         rows = yield Statement("groups_locked", {"ids": [group_id]})
         group = group_of(rows[0])
         if group.status in GROUP_OPEN:
             to_come = group.kind == "sequential" and group.turn is not None and group.turn < slot
-            turn = slot if group.kind == "sequential" and group.turn is None else group.turn
-            yield self._cascade.group_change(_with_slot(group, turn, bad=bad))
-            return _Place(counts=True, held=to_come or group.status is GroupStatus.PAUSED)
+            if told:
+                turn = slot if group.kind == "sequential" and group.turn is None else group.turn
+                yield self._cascade.group_change(_with_slot(group, turn, bad=bad))
+            paused = yield from is_paused(group)
+            return _Place(counts=True, hold="turn" if to_come else "paused" if paused else None)
         if not self._deep or group.status is not GroupStatus.FAILED:
             return _NOWHERE  # ended from outside, it has left more behind than this one
         above = yield from self._reopen_above(group)
@@ -173,7 +185,9 @@ class Revival:
         if again.made < again.total:
             self._cascade.later("expand", group.id, group.workspace)
         to_come = again.turn is not None and again.turn < slot
-        return _Place(counts=True, held=above.held or to_come)
+        # A group that runs again does so at once, in a sequence, too: only its own turns are kept.
+        hold = "paused" if above.hold == "paused" else None
+        return _Place(counts=True, hold="turn" if to_come else hold)
 
     def _from_first(self, group: Group, waiting: set[UUID]) -> Script[Group]:
         """The sequence with the turn at its first open child, which has it if it waits for it."""
@@ -188,8 +202,8 @@ class Revival:
 
     def _watch_open(self, group: Group) -> Script[None]:
         """What was tried again before, when its end did not matter, counts from now on."""
-        params = {"group_id": group.id, "workspace": group.workspace, "most": 10 * CASCADE}
-        rows = yield Statement("group_tasks_open", params)
+        where = {"group_id": group.id, "workspace": group.workspace}
+        rows = yield from _all("group_tasks_open", where)
         ids = [row["id"] for row in rows]
         if ids:
             yield Statement("tasks_locked", {"ids": ids})
@@ -220,8 +234,8 @@ class Revival:
 
     def _revive_turns(self, group: Group) -> Script[set[UUID]]:
         """Let what never had its turn wait for it again; the ids of all that does."""
-        params = {"parent": group.id, "workspace": group.workspace, "most": 10 * CASCADE}
-        rows = yield Statement("skipped_in_turn", params)
+        where = {"parent": group.id, "workspace": group.workspace}
+        rows = yield from _all("skipped_in_turn", where)
         tasks = sorted(row["id"] for row in rows if not row["is_group"])
         if tasks:
             yield from self._revive(tasks, {})
@@ -235,19 +249,31 @@ class Revival:
                 yield self._cascade.group_change(waiting, "group_reopened")
         return {*tasks, *groups}
 
-    def _reopen_flow(self, flow_id: UUID, *, bad: bool = True) -> Script[_Place]:
+    def _reopen_flow(self, flow_id: UUID, *, bad: bool = True, told: bool = True) -> Script[_Place]:
         rows = yield Statement("flows_locked", {"ids": [flow_id]})
         flow = flow_of(rows[0])
         failed = max(flow.failed - bad, 0)
         after = msgspec.structs.replace(flow, open=flow.open + 1, failed=failed)
         if flow.status in FLOW_OPEN:
-            yield self._cascade.flow_change(after)
-            return _Place(counts=True, held=flow.status is FlowStatus.PAUSED)
+            if told:
+                yield self._cascade.flow_change(after)
+            hold = "paused" if flow.status is FlowStatus.PAUSED else None
+            return _Place(counts=True, hold=hold)
         if not self._deep or flow.status is not FlowStatus.FAILED:
             return _NOWHERE
         again = msgspec.structs.replace(after, status=FlowStatus.RUNNING, finished_at=None)
         yield self._cascade.flow_change(again, "flow_reopened")
         return _Place(counts=True)
+
+
+def _all(query: str, where: dict[str, Any]) -> Script[list[Row]]:
+    """What a query finds, however much that is: a group without the rest would end too early."""
+    found = yield Statement(query, where | {"most": PAGE})
+    rows = list(found)
+    while len(found) == PAGE:
+        found = yield Statement(query, where | {"most": PAGE, "after": found[-1]["id"]})
+        rows += found
+    return rows
 
 
 def _with_slot(group: Group, turn: int | None, *, bad: bool) -> Group:

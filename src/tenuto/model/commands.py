@@ -178,10 +178,8 @@ class Retry(Command, frozen=True, kw_only=True):
     """Whether something may wait for how it ends this time."""
     unmet: int = 0
     """How much of what it waits for has not ended."""
-    held: bool = False
-    """Whether its turn, or the end of its flow's pause, is still to come."""
     hold: str | None = None
-    """What it has to wait for anew."""
+    """What it has to wait for anew: a place, its turn, or the end of a pause."""
 
 
 class Revive(Command, frozen=True, kw_only=True):

@@ -205,7 +205,7 @@ def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
     check_whole(task.current_step)
     if task.attempt >= ATTEMPT_CAP:
         raise Conflict(f"the task had {ATTEMPT_CAP} attempts; rerun it instead", "attempts_used_up")
-    over = not command.held and (task.hold or "").partition(":")[0] in _OVER
+    over = (task.hold or "").partition(":")[0] in _OVER
     parked = is_parked(task)  # its handler starts anew, and may wait again
     hold = command.hold or (None if over or parked else task.hold)
     again = msgspec.structs.replace(task, unmet=command.unmet, hold=hold)

@@ -439,10 +439,11 @@ from flow_work where flow_work.id = :id {skip_locked};
 delete from flow_work where flow_work.id in (select value from {each:ids});
 
 -- name: work_forget
--- Forget what was left to tell of the ends of tasks that are tried again.
+-- Forget what was left to tell of the ends of tasks that are tried again; answers whose ends it was.
 -- params: ids uuid[]
 delete from flow_work where flow_work.kind = 'ended'
-  and flow_work.subject in (select value from {each:ids});
+  and flow_work.subject in (select value from {each:ids})
+returning subject as id;
 
 -- name: work_later
 -- Put a piece off that cannot be done now.
@@ -673,13 +674,15 @@ from (
 -- name: waited_for
 -- Those of the tasks that somebody still waits for.
 -- params: ids uuid[]
-select distinct dependency.needs as id from task_dependency dependency
+select dependency.needs as id from task_dependency dependency
 where dependency.needs in (select value from {each:ids})
-  and not dependency.met and not dependency.failed;
+  and not dependency.met and not dependency.failed
+union
+select w.child from child_wait w where w.child in (select value from {each:ids});
 
 -- name: skipped_in_turn
--- What never had its turn in a group that ended: tasks and groups.
--- params: parent uuid, workspace uuid, most bigint
+-- What never had its turn in a group that ended, in id order: tasks and groups.
+-- params: parent uuid, workspace uuid, after uuid, most bigint
 select found.id, found.is_group, found.hold from (
   select body.task as id, 0 as is_group, task.hold
   from task_body body join task on task.id = body.task
@@ -688,7 +691,7 @@ select found.id, found.is_group, found.hold from (
   union all
   select task_group.id, 1, null from task_group
   where task_group.parent = :parent and task_group.status = 'SKIPPED' and task_group.made = 0
-) found order by found.id limit :most;
+) found [after: where found.id > :after] order by found.id limit :most;
 
 -- name: flow_failed
 -- Tasks of a flow that did not end well by themselves, in id order.
