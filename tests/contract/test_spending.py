@@ -21,13 +21,16 @@ from tests.contract.conftest import (
     status,
 )
 from tests.contract.flowing import group, start, task
+from tests.contract.test_prune_races import in_line
 
+from tenuto.engine import spending
 from tenuto.engine.engine import Engine
 from tenuto.metrics import HERE
 from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.rates import RateLimit
 from tenuto.model.spending import Budget, Spent, Usage, is_over, raised
 from tenuto.model.task import Fence
+from tenuto.store.protocol import Script, Statement
 
 KILLED = {"state": "killed"}
 
@@ -363,3 +366,38 @@ def test_a_budget_is_over_beyond_it() -> None:
 def test_a_raised_budget_is_at_least_twice_what_is_used() -> None:
     assert raised(Budget(tokens=10), Spent(input_tokens=30), None) == Budget(tokens=60)
     assert raised(Budget(cost_usd=4.0), Spent(cost_usd=1), None) == Budget(cost_usd=8.0)
+
+
+async def test_what_others_have_used_is_not_counted(engine: Engine, raw: Raw) -> None:
+    """They say that their task is part of one of ours."""
+    elsewhere = Engine(engine.store, workspace=await raw.workspace(7), actor="tester")
+    mine = await running(engine, budget=Budget(tokens=100))
+    theirs = await running(elsewhere, parent=mine.task)
+    await elsewhere.used(theirs, usage(1000))
+    await engine.used(mine, usage(1))
+    assert (await row_of(engine, mine.task)).hold is None
+
+
+async def test_a_report_and_an_answer_at_once_leave_nobody_waiting(
+    postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report stops one task more while the answer lets all go on that it sees."""
+    engine, real = postgres_engine, spending._stop
+    parent = await running(engine, budget=Budget(tokens=100))
+    for key in "ab":
+        await engine.spawn(parent, key, new(key))
+    one, two = [work.fence for work in await claim_all(engine)]
+    await engine.used(one, usage(101))
+    await stopped(engine, one)
+
+    def slow(*args: Any) -> Script[None]:
+        yield from real(*args)
+        yield Statement("workspace_lock", {"workspace": engine.workspace})
+
+    monkeypatch.setattr(spending, "_stop", slow)
+    report = engine.used(two, usage(1))
+    early = refusal(engine.inbox.answer(await asked(engine), approve=True))
+    async with in_line(postgres_url, "select 1 from workspace", report, early):
+        await stopped(engine, two)
+        await engine.inbox.answer(await asked(engine), approve=True)
+        assert await status(engine, two.task) == "PENDING"

@@ -114,7 +114,7 @@ def used(
         return False
     if row["workspace"] != workspace:
         raise NotFound(f"no task {fence.task}")
-    over = yield from _exceeded(fence.task, workspace)
+    over = yield from _held(fence.task, workspace)
     if over is not None:
         yield from _stop(core.clock, cascade, workspace, fence.task, over)
     return True
@@ -131,6 +131,17 @@ class _Over(msgspec.Struct, frozen=True):
     @property
     def hold(self) -> str:
         return f"{HOLD}:{self.task}"
+
+
+def _held(task: UUID, workspace: UUID) -> Script[_Over | None]:
+    """The budget that is used up, its task held: who answers for it sees all that waits for it."""
+    held: set[UUID] = set()
+    while True:
+        over = yield from _exceeded(task, workspace)
+        if over is None or over.task in held:
+            return over
+        held |= {over.task, task}
+        yield Statement("tasks_locked", {"ids": sorted(held)})
 
 
 def _exceeded(task: UUID, workspace: UUID) -> Script[_Over | None]:
