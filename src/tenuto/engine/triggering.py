@@ -16,6 +16,7 @@ from tenuto.engine.rows import decode
 from tenuto.engine.triggers import condition
 from tenuto.engine.upkeep import Upkeep
 from tenuto.model import limits
+from tenuto.model.definition import check_data
 from tenuto.model.errors import Conflict, Incompatible, TenutoError, Unavailable
 from tenuto.model.happenings import (
     MAX_CAUSED,
@@ -155,6 +156,7 @@ class Triggering:
         cause = told.flows.get(told.of(event).cause or UUID(int=0))
         depth = 1 + (0 if cause is None else depth_of(cause["source"]))
         root = None if cause is None else cause["cause"]
+        check_data("the event's data", given["data"])
         if depth > MAX_DEPTH:
             raise Conflict(f"{MAX_DEPTH} triggers have followed from each other{_since(root)}")
         actor = f"trigger:{trigger['name']}"

@@ -11,6 +11,7 @@ import msgspec
 from tenuto.model import limits
 from tenuto.model.errors import Invalid
 from tenuto.model.expression import compile_expression
+from tenuto.model.secrets import referred
 
 Join = Literal["all_succeeded", "all_done", "any_failed", "first_succeeded"]
 Order = Literal["sequential", "parallel"]
@@ -183,6 +184,26 @@ def references(value: Any) -> set[str]:
         elif isinstance(here, list):
             todo += here
     return found
+
+
+def check_data(what: str, value: Any) -> None:
+    """Raise `Invalid` unless a JSON value refers to nothing.
+
+    Results and events are data, whoever made them: put into an input, a reference among them would
+    be followed, and a secret handed out that nobody meant to give.
+    """
+    todo = [value]
+    while todo:
+        here = todo.pop()
+        if isinstance(here, dict):
+            if FROM in here or referred(here) is not None:
+                text = (
+                    f"{what} holds a reference to a result or a secret, which is not followed there"
+                )
+                raise Invalid(text, "reference_invalid")
+            todo += here.values()
+        elif isinstance(here, list):
+            todo += here
 
 
 def at_path(value: Any, path: str | None) -> Any:

@@ -22,6 +22,7 @@ from tenuto.model.definition import (
     Order,
     Reference,
     at_path,
+    check_data,
     reference,
 )
 from tenuto.model.errors import Invalid
@@ -216,6 +217,7 @@ def items_of(control: Foreach, results: dict[str, Any]) -> list[Any]:
     try:
         if (known := reference(found)) is not None:
             found = _referred(known, results)
+            check_data("the list of items", found)
     except Invalid as error:
         raise Unfit(error.message, error.code) from error
     if not isinstance(found, list):

@@ -1,0 +1,56 @@
+"""Secrets beside results: both are handed over, and no result becomes a secret."""
+
+from typing import Any
+
+import pytest
+from tests.contract.conftest import Raw, claim_one, new
+from tests.contract.flowing import flow_status, start, task
+
+from tenuto.engine.engine import Engine
+from tenuto.engine.triggering import Triggering
+from tenuto.model.definition import Foreach
+
+CANARY = "flow-canary-91c2"
+
+
+@pytest.mark.parametrize("own", [True, False])
+async def test_an_input_may_name_a_secret_and_a_result(engine: Engine, own: bool) -> None:
+    secret = {"secrets": {"token": CANARY}} if own else {"token": {"$secret": "db"}}
+    await engine.secrets.put("db", CANARY)
+    first = await engine.submit(new("a"))
+    given = {"pages": {"$from": str(first.id), "path": "n"}, **secret}
+    await engine.submit(new("b", depends_on=[str(first.id)], input=given))
+    await engine.complete((await claim_one(engine)).fence, {"n": [1, 2]})
+    work = await claim_one(engine)
+    told = {"secrets": {"token": CANARY}} if own else {"token": CANARY}
+    assert work.input == {"pages": [1, 2], **told}
+    assert work.secrets == (CANARY,)
+
+
+async def test_a_result_is_data_though_it_name_a_secret(engine: Engine) -> None:
+    await engine.secrets.put("db", CANARY)
+    named = {"pages": {"$from": "a"}, "token": {"$secret": "db"}}
+    await start(engine, "a", task("a", next="b"), task("b", input=named))
+    await engine.complete((await claim_one(engine)).fence, {"$secret": "db"})
+    assert (await claim_one(engine)).input == {"pages": {"$secret": "db"}, "token": CANARY}
+
+
+@pytest.mark.parametrize("item", [{"$secret": "db"}, {"deep": [{"$secret": "db"}]}, {"$from": "a"}])
+async def test_items_of_a_result_hand_out_no_secret(engine: Engine, item: Any) -> None:
+    await engine.secrets.put("db", CANARY)
+    each = task("each", control=Foreach(items={"$from": "a"}, template="item"))
+    flow = await start(engine, "a", task("a", next="each"), each, task("item"))
+    await engine.complete((await claim_one(engine)).fence, [1, item])
+    assert await flow_status(engine, flow) == "FAILED"
+    [failed] = [each for each in (await engine.list()).tasks if each.title == "each"]
+    assert (await engine.show(failed.id)).error_class == "reference_invalid"
+
+
+async def test_an_event_hands_out_no_secret(engine: Engine, raw: Raw) -> None:
+    await engine.secrets.put("db", CANARY)
+    await engine.definitions.put(task("job"))
+    made = await engine.triggers.create("t", "deploy", "job")
+    await engine.publish("deploy", {"x": {"$secret": "db"}})
+    await Triggering(engine.system).trigger_once()
+    assert await raw.count("flow") == 0
+    assert "reference" in ((await engine.triggers.get(str(made.id))).last_error or "")
