@@ -227,3 +227,67 @@ async def test_a_sequence_that_is_tried_again_leaves_nothing_out(
     await engine.retry(work.fence.task, cascade=True)
     assert await worked(engine, agent) == keys
     assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_turn_that_was_not_had_is_not_had_for_a_failed_dependency(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    """Of a sequence in which all failed only the last is tried again, which waits for nobody."""
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "b", "c", join="first_succeeded"),
+        task("a"),
+        task("b", depends_on=["a"], on_dependency_failure="skip"),
+        task("c"),
+    )
+    for _ in "ac":
+        [work] = await engine.claim(agent, WORKER, 5)
+        await engine.fail(work.fence, failure(retryable=False))
+    await engine.retry(work.fence.task, cascade=True)
+    assert await worked(engine, agent) == ["c"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_turns_that_were_not_had_are_had_though_they_wait_for_each_other(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "b", "c"),
+        task("a"),
+        task("b"),
+        task("c", depends_on=["b"]),
+    )
+    [work] = await engine.claim(agent, WORKER, 5)
+    await engine.fail(work.fence, failure(retryable=False))
+    await engine.retry(work.fence.task, cascade=True)
+    assert await worked(engine, agent) == ["a", "b", "c"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_what_is_revived_does_not_wait_for_a_turn_that_was(
+    engine: Engine, agent: AgentProfile, late: bool
+) -> None:
+    """Its sequence went on without it, and has ended or not."""
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "b", "c", join="all_done"),
+        task("a"),
+        task("b", depends_on=["a"]),
+        task("c"),
+    )
+    [failed] = await engine.claim(agent, WORKER, 5)
+    await engine.fail(failed.fence, failure(retryable=False))
+    [last] = await engine.claim(agent, WORKER, 5)
+    if late:
+        await engine.complete(last.fence)
+    await engine.retry(failed.fence.task, cascade=True)
+    assert await worked(engine, agent) == ["a", "b"]
+    if not late:
+        assert await flow_status(engine, flow) == "RUNNING"
+        await engine.complete(last.fence)
+    assert await flow_status(engine, flow) == "COMPLETED"

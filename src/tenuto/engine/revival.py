@@ -127,18 +127,22 @@ class Revival:
             causes = sorted(row["id"] for row in unmet if not row["failed"])
             rows = yield Statement("work_forget", {"ids": causes})
             untold = {row["id"] for row in rows}
+            places = {}
             for task in causes:
-                yield from self._reopen_slot(task, told=task not in untold)
-            yield from self._revive(causes, left)
+                places[task] = yield from self._reopen_slot(task, told=task not in untold)
+            yield from self._revive(causes, left, places)
 
-    def _revive(self, ids: list[UUID], unmet: dict[UUID, int]) -> Script[None]:
+    def _revive(
+        self, ids: list[UUID], unmet: dict[UUID, int], places: dict[UUID, _Place]
+    ) -> Script[None]:
         def again(task: Task) -> commands.Command | None:
             if task.status not in _REVIVED or task.current_step == PRUNED:
                 return None
-            hold = task.hold if task.hold in ("act", "turn", "turn:act", HOLD) else None
+            hold = HOLD if task.hold == HOLD else places[task.id].hold
+            if (task.hold or "").endswith("act"):
+                hold = "act" if hold is None else f"{hold}:act"
             return commands.Revive(hold=hold, unmet=unmet.get(task.id, 0))
 
-        yield Statement("work_forget", {"ids": ids})
         changed = yield from self._cascade.each(ids, again, ended=True)
         self.revived += len(changed)
 
@@ -236,9 +240,13 @@ class Revival:
         """Let what never had its turn wait for it again; the ids of all that does."""
         where = {"parent": group.id, "workspace": group.workspace}
         rows = yield from _all("skipped_in_turn", where)
-        tasks = sorted(row["id"] for row in rows if not row["is_group"])
+        tasks = yield from self._unhindered({row["id"] for row in rows if not row["is_group"]})
         if tasks:
-            yield from self._revive(tasks, {})
+            yield Statement("work_forget", {"ids": tasks})
+            unmet = yield Statement("unmet", {"ids": tasks})
+            left = {row["id"]: row["n"] for row in unmet}
+            in_turn = _Place(counts=True, hold="turn")
+            yield from self._revive(tasks, left, dict.fromkeys(tasks, in_turn))
         groups = sorted(row["id"] for row in rows if row["is_group"])
         if groups:
             found = yield Statement("groups_locked", {"ids": groups})
@@ -248,6 +256,17 @@ class Revival:
                 )
                 yield self._cascade.group_change(waiting, "group_reopened")
         return {*tasks, *groups}
+
+    def _unhindered(self, tasks: set[UUID]) -> Script[list[UUID]]:
+        """Those of the tasks that wait for nothing that ended badly but for each other."""
+        rows = yield Statement("needs_failed", {"ids": sorted(tasks)})
+        left = set(tasks)
+        while lost := {row["id"] for row in rows if row["needs"] not in left} & left:
+            left -= lost
+        pairs = [(row["id"], row["needs"]) for row in rows if row["id"] in left]
+        if pairs:
+            yield Statement("dependency_reopen", rows={"pair": pairs})
+        return sorted(left)
 
     def _reopen_flow(self, flow_id: UUID, *, bad: bool = True, told: bool = True) -> Script[_Place]:
         rows = yield Statement("flows_locked", {"ids": [flow_id]})

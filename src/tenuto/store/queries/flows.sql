@@ -627,6 +627,13 @@ where dependency.needs in (select value from {each:ids}) and dependency.failed
   and task.status in ('FAILED', 'SKIPPED')
 order by task.id, dependency.needs limit :most {fragment:lock_tasks};
 
+-- name: needs_failed
+-- What these tasks waited for and what did not end well.
+-- params: ids uuid[]
+select dependency.task as id, dependency.needs from task_dependency dependency
+where dependency.task in (select value from {each:ids}) and dependency.failed
+order by dependency.task, dependency.needs;
+
 -- name: dependency_reopen
 -- What these tasks wait for is tried again. The caller holds the tasks that wait.
 -- rows: pair(task uuid, needs uuid)
