@@ -53,44 +53,51 @@ class Editing:
         statements = _statements(task, workspace, changes)
         if named:
             orders.append(commands.Edit(fields=tuple(named)))
-        changed = await self._apply(task, workspace, orders, statements, actor, version)
-        self._core.announce(changed)
 
-    async def erase(self, task: UUID, workspace: UUID, actor: str | None) -> None:
-        """Remove what an ended task carried."""
-        statement = Statement("erase", {"id": task, "workspace": workspace})
-        await self._apply(task, workspace, [commands.Erase()], [statement], actor, None)
-
-    async def _apply(
-        self,
-        task: UUID,
-        workspace: UUID,
-        orders: list[commands.Command],
-        statements: list[Statement],
-        actor: str | None,
-        version: int | None,
-    ) -> list[Change]:
         def script() -> Script[list[Change]]:
-            changed: list[Change] = []
-            for order in orders:
-                rows = yield Statement("tasks_locked", {"ids": [task]})
-                row = _own(rows, task, workspace)
-                if not changed and version is not None and row["version"] != version:
-                    raise Conflict("somebody changed the task since", "version_conflict")
-                try:
-                    decided = self._core.consider(row, order, actor)
-                except CorruptRow as error:
-                    raise Conflict(f"the row of task {task} is unreadable", "corrupt") from error
-                if isinstance(decided, TenutoError):
-                    raise decided
-                if decided is not None:
-                    yield write_changes([(decided, order)])
-                    changed.append(decided)
+            changed = yield from self._applied(task, workspace, orders, actor, version)
             for statement in statements:  # noqa: UP028  a list cannot be sent the answers
                 yield statement
             return changed
 
-        return await self._core.store.transact(script)
+        self._core.announce(await self._core.store.transact(script))
+
+    async def erase(self, task: UUID, workspace: UUID, actor: str | None) -> None:
+        """Remove what an ended task carried, unless somebody alive may ask for it."""
+        own = {"id": task, "workspace": workspace}
+
+        def script() -> Script[None]:
+            yield from self._applied(task, workspace, [commands.Erase()], actor, None)
+            if (yield Statement("needed_still", own)):
+                raise Conflict("something that has not ended may still ask what the task has made")
+            yield Statement("erase", own)
+
+        await self._core.store.transact(script)
+
+    def _applied(
+        self,
+        task: UUID,
+        workspace: UUID,
+        orders: list[commands.Command],
+        actor: str | None,
+        version: int | None,
+    ) -> Script[list[Change]]:
+        changed: list[Change] = []
+        for order in orders:
+            rows = yield Statement("tasks_locked", {"ids": [task]})
+            row = _own(rows, task, workspace)
+            if not changed and version is not None and row["version"] != version:
+                raise Conflict("somebody changed the task since", "version_conflict")
+            try:
+                decided = self._core.consider(row, order, actor)
+            except CorruptRow as error:
+                raise Conflict(f"the row of task {task} is unreadable", "corrupt") from error
+            if isinstance(decided, TenutoError):
+                raise decided
+            if decided is not None:
+                yield write_changes([(decided, order)])
+                changed.append(decided)
+        return changed
 
 
 def _own(rows: Rows, task: UUID, workspace: UUID) -> Row:

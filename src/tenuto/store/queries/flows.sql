@@ -164,14 +164,15 @@ where dependency.task = :task and dependency.workspace = :workspace
 order by dependency.needs limit 1000;
 
 -- name: results_needed
--- What the tasks that these waited for have made.
+-- What the tasks that these waited for have made, where that is still known.
 -- params: ids uuid[]
 select dependency.task, dependency.needs, body.key, task.status, task_output.output
 from task_dependency dependency
 join task on task.id = dependency.needs
 join task_body body on body.workspace = task.workspace and body.task = task.id
 left join task_output on task_output.task = dependency.needs
-where dependency.task in (select value from {each:ids});
+where dependency.task in (select value from {each:ids})
+  and task.current_step is distinct from '(pruned)';
 
 -- fragment: place_columns
 body.task as id, body.workspace, body.flow, body.group_id, body.slot, body.key, body.kind,
@@ -192,13 +193,13 @@ select task_output.task as id, task_output.output from task_output
 where task_output.task in (select value from {each:ids});
 
 -- name: flow_results
--- The latest result of each key in a flow.
+-- The latest result of each key in a flow, where that is still known.
 -- params: flow uuid, keys text[]
 select body.key, body.task as id, task_output.output
 from task_body body join task on task.id = body.task
 left join task_output on task_output.task = body.task
 where body.flow = :flow and body.key in (select value from {each:keys})
-  and task.status = 'COMPLETED'
+  and task.status = 'COMPLETED' and task.current_step is distinct from '(pruned)'
 order by body.key, body.activation;
 
 -- name: flow_plans

@@ -681,14 +681,33 @@ where task.archived_at is null and task.finished_at < :before
   and task.status in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
 order by task.id limit :most;
 
+-- fragment: is_needed
+-- Something that has not ended may still ask what the task `t` has made: a task that waits or waited
+-- for it, the flow that it is part of, or the task that made it.
+(exists (select 1 from task_dependency dependency join task other on other.id = dependency.task
+    where dependency.needs = t.id
+      and other.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED'))
+  or exists (select 1 from task_body body join flow on flow.id = body.flow
+    where body.workspace = t.workspace and body.task = t.id
+      and flow.status in ('RUNNING', 'PAUSED'))
+  or exists (select 1 from task_body body
+    join task other on other.id = body.parent and other.workspace = body.workspace
+    where body.workspace = t.workspace and body.task = t.id
+      and other.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')))
+
+-- name: needed_still
+-- The task, if something that has not ended may still ask what it has made.
+-- params: id uuid, workspace uuid
+select t.id from task t where t.id = :id and t.workspace = :workspace and {fragment:is_needed};
+
 -- name: prune_payload
--- Remove what long ended tasks carried; the row and its events stay.
+-- Remove what long ended tasks carried and nobody can ask for; the row and its events stay.
 -- params: before timestamptz, most bigint
 -- as: old
 update task set session_key = null, current_step = '(pruned)'
 where id in (select t.id from task t
   where t.archived_at is not null and t.finished_at < :before
-    and t.current_step is distinct from '(pruned)'
+    and t.current_step is distinct from '(pruned)' and not {fragment:is_needed}
   order by t.id limit :most)
   -- Said again for a task that was tried again while this waited for its row.
   and archived_at is not null and finished_at < :before
