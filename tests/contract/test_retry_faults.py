@@ -1,13 +1,26 @@
 """What is tried again after its circumstances have changed still comes to an end."""
 
+from contextlib import suppress
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
-from tests.contract.conftest import START, Raw, claim_all, failure, new, refusal, running, status
+from tests.contract.conftest import (
+    START,
+    ManualClock,
+    Raw,
+    claim_all,
+    failure,
+    new,
+    refusal,
+    running,
+    status,
+)
 from tests.contract.flowing import WORKER, flow_status, group, start, task, worked
 
 from tenuto.engine.engine import Engine
 from tenuto.model.definition import Approval
+from tenuto.model.errors import Conflict
 from tenuto.model.matching import AgentProfile
 
 
@@ -290,4 +303,44 @@ async def test_what_is_revived_does_not_wait_for_a_turn_that_was(
     if not late:
         assert await flow_status(engine, flow) == "RUNNING"
         await engine.complete(last.fence)
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_flow_goes_on_though_what_failed_waits_for_what_failed(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    keys = ["a", *(f"x{number}" for number in range(5))]
+    chain = [task(key, depends_on=[before]) for before, key in pairwise(keys)]
+    flow = await start(engine, "g", group("g", *keys, order="parallel"), task("a"), *chain)
+    for each in (await engine.list()).tasks:
+        if each.title != "a":
+            with suppress(Conflict):
+                await engine.cancel(each.id)
+    [work] = await engine.claim(agent, WORKER, 1)
+    await engine.fail(work.fence, failure(retryable=False))
+    await engine.flows.revive(flow)
+    assert await worked(engine, agent) == keys
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_flow_goes_on_from_all_that_failed(
+    engine: Engine, agent: AgentProfile, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of it fails again, and is left alone then."""
+    monkeypatch.setattr("tenuto.engine.revival.CASCADE", 3)
+    keys = [f"c{number}" for number in range(10)]
+    all_ = group("g", *keys, order="parallel")
+    flow = await start(engine, "g", all_, *(task(key) for key in keys))
+    for work in await engine.claim(agent, WORKER, 10):
+        await engine.fail(work.fence, failure(retryable=False))
+    clock.advance(1)
+    assert await engine.flows.revive(flow) == 3
+    clock.advance(1)
+    [first, *_] = await engine.claim(agent, WORKER, 1)
+    await engine.fail(first.fence, failure(retryable=False))
+    assert len(await worked(engine, agent)) == 9
+    assert await flow_status(engine, flow) == "FAILED"
+    assert await status(engine, first.fence.task) == "FAILED"
+    assert await engine.flows.revive(flow) == 1
+    assert len(await worked(engine, agent)) == 1
     assert await flow_status(engine, flow) == "COMPLETED"

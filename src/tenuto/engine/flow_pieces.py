@@ -139,6 +139,7 @@ PIECES: dict[str, Callable[[Cascade, Row], Script[None]]] = {
     "pause": _pause,
     "resume": _resume,
     "revive": revival.go_on,
+    "again": revival.go_on_from_failed,
     "turn": turns.go_on,
     "supersede": turns.go_on_superseding,
     tree.BELOW: tree.go_on,

@@ -22,7 +22,6 @@ from tenuto.model.complexity import gated
 from tenuto.model.definition import MAX_STEPS, STEPS, GroupSpec
 from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
 from tenuto.model.flow import (
-    CASCADE,
     FLOW_OPEN,
     GROUP_OPEN,
     Flow,
@@ -334,18 +333,13 @@ class Flows:
         return group_of(rows[0])
 
     async def revive(self, flow: UUID) -> int:
-        """Go on with a flow from what failed in it; answers how many tasks run again."""
+        """Go on with a flow from what failed in it; answers how many tasks run again at once."""
 
         def script(cascade: Cascade) -> Script[int]:
             found = yield from self._locked(flow)
             if found.status is FlowStatus.COMPLETED:
                 raise Conflict("the flow is COMPLETED: there is nothing to try again")
-            params = {"flow": flow, "workspace": self._workspace, "most": CASCADE}
-            rows = yield Statement("flow_failed", params)
-            again = revival.Revival(cascade, self._workspace, deep=True)
-            for row in rows:
-                yield from again.retry(row["id"])
-            return again.revived
+            return (yield from revival.from_failed(cascade, found, self._core.now()))
 
         return await self._run(script)
 

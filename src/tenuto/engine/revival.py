@@ -5,6 +5,7 @@ what never had its turn waits for it again. So whatever waits for the join gets 
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from tenuto.model.flow import (
     CASCADE,
     FLOW_OPEN,
     GROUP_OPEN,
+    Flow,
     FlowStatus,
     Group,
     GroupStatus,
@@ -298,6 +300,50 @@ def _all(query: str, where: dict[str, Any]) -> Script[list[Row]]:
 def _with_slot(group: Group, turn: int | None, *, bad: bool) -> Group:
     failed = max(group.failed - bad, 0)
     return msgspec.structs.replace(group, open=group.open + 1, failed=failed, turn=turn)
+
+
+def from_failed(cascade: Cascade, flow: Flow, before: datetime) -> Script[int]:
+    """Try again what had failed in a flow by an instant; answers of how many that is true now.
+
+    Beyond a bound the rest is left for later.
+    """
+    params = {"flow": flow.id, "workspace": flow.workspace, "before": before, "most": CASCADE}
+    rows = yield Statement("flow_failed", params)
+    ids = [row["id"] for row in rows]
+    again = Revival(cascade, flow.workspace, deep=True)
+    for task in (yield from _causes_first(ids)):
+        yield from again.retry(task)
+    if len(ids) == CASCADE:
+        cascade.later("again", flow.id, flow.workspace, {"before": before})
+    return again.revived
+
+
+def _causes_first(ids: list[UUID]) -> Script[list[UUID]]:
+    """The tasks, none before what it waits for: that has to be alive when it is tried again."""
+    rows = yield Statement("needs_failed", {"ids": sorted(ids)})
+    found: list[UUID] = []
+    left = dict.fromkeys(ids)
+    while left:
+        hindered = {row["id"] for row in rows if row["needs"] in left}
+        free = [task for task in left if task not in hindered]
+        assert free, "tasks never wait for each other in a circle"
+        found += free
+        for task in free:
+            del left[task]
+    return found
+
+
+class _Again(msgspec.Struct):
+    before: datetime
+
+
+def go_on_from_failed(cascade: Cascade, work: Row) -> Script[None]:
+    """A piece of work: try more of a flow again, unless it was ended meanwhile."""
+    rows = yield Statement("flows_locked", {"ids": [work["subject"]]})
+    flow = flow_of(rows[0])
+    if flow.status in FLOW_OPEN or flow.status is FlowStatus.FAILED:
+        before = msgspec.json.decode(work["data"], type=_Again).before
+        yield from from_failed(cascade, flow, before)
 
 
 def go_on(cascade: Cascade, work: Row) -> Script[None]:

@@ -702,13 +702,17 @@ select found.id, found.is_group, found.hold from (
 ) found [after: where found.id > :after] order by found.id limit :most;
 
 -- name: flow_failed
--- Tasks of a flow that did not end well by themselves, in id order.
--- params: flow uuid, workspace uuid, most bigint
-select body.task as id from task_body body join task on task.id = body.task
-where body.flow = :flow and body.workspace = :workspace
-  and task.status in ('FAILED', 'DEAD', 'CANCELLED')
-  and (task.error_class is null or task.error_class <> 'dependency_failed')
-order by body.task limit :most;
+-- Tasks of a flow that by an instant did not end well by themselves, in id order; first those that
+-- waited for none which did not.
+-- params: flow uuid, workspace uuid, before timestamptz, most bigint
+select found.id from (
+  select body.task as id, (select count(*) from task_dependency dependency
+    where dependency.task = body.task and dependency.failed) as failed
+  from task_body body join task on task.id = body.task
+  where body.flow = :flow and body.workspace = :workspace
+    and task.status in ('FAILED', 'DEAD', 'CANCELLED') and task.finished_at <= :before
+    and (task.error_class is null or task.error_class <> 'dependency_failed')
+) found order by case when found.failed > 0 then 1 else 0 end, found.id limit :most;
 
 -- name: flow_root
 -- The flow that a key fired before, with its first task.
