@@ -210,18 +210,6 @@ async def test_what_cannot_be_opened_keeps_its_key(
     assert sorted(await key_ids(raw)) == ["new", "old"]
 
 
-async def test_a_task_has_results_and_secrets_in_one_input(engine: Engine) -> None:
-    await put(engine, "db")
-    first = (await engine.submit(new())).id
-    await engine.complete((await claim_one(engine)).fence, {"n": 5})
-    refers = {"n": {"$from": str(first), "path": "n"}, "password": {"$secret": "db"}}
-    own = {"secrets": {"token": "own-canary-51"}}
-    await engine.submit(new(depends_on=[str(first)], input=refers | own))
-    work = await claim_one(engine)
-    assert work.input == {"n": 5, "password": CANARY} | own
-    assert set(work.secrets) == {CANARY, "own-canary-51"}
-
-
 async def test_a_task_of_a_flow_has_results_and_secrets_in_one_input(engine: Engine) -> None:
     await put(engine, "db")
     refers = {"n": {"$from": "one"}, "password": {"$secret": "db"}}
