@@ -174,3 +174,12 @@ async def _until(lines: Any, beginning: str) -> Any:
         yield line
         if line.startswith(beginning):
             return
+
+
+@pytest.mark.parametrize("kind", ["schedules", "triggers"])
+async def test_a_name_that_nothing_can_have_is_refused(
+    owner: httpx2.AsyncClient, kind: str
+) -> None:
+    refused = await owner.get(f"{V1}/{kind}?name=%00")
+    assert problem(refused) == (422, "text_invalid")
+    assert (await owner.get(f"{V1}/{kind}?name=nobody")).json()[kind] == []

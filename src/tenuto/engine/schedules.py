@@ -145,6 +145,7 @@ class Schedules:
     ) -> SchedulePage:
         """The schedules, newest first; with a name, the one that has it."""
         limits.number("limit", limit, 1, limits.MAX_PAGE)
+        limits.text("name", name or "", limits.MAX_TEXT)
         params = {"workspace": self._workspace, "name": name, "before": cursor, "most": limit + 1}
         rows = await self._core.store.fetch(Statement("schedules", params))
         found = [_view(row) for row in rows[:limit]]

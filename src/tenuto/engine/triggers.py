@@ -96,6 +96,7 @@ class Triggers:
     ) -> TriggerPage:
         """The triggers, newest first; with a name, the one that has it."""
         limits.number("limit", limit, 1, limits.MAX_PAGE)
+        limits.text("name", name or "", limits.MAX_TEXT)
         params = {"workspace": self._workspace, "name": name, "before": cursor, "most": limit + 1}
         rows = await self._core.store.fetch(Statement("triggers", params))
         found = [_view(row) for row in rows[:limit]]
