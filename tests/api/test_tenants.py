@@ -12,6 +12,7 @@ import httpx2
 import msgspec
 import pytest
 from tests.api.conftest import V1, Api, running
+from tests.contract.conftest import Raw
 
 from tenuto.api.access import PUBLIC, ROUTES
 from tenuto.model.access import Role
@@ -206,6 +207,26 @@ async def test_a_worker_of_the_same_name_runs_what_is_its_tenants(
         await client.post(f"{V1}/workers/host:1/heartbeat", json={})
         [worker] = (await client.get(f"{V1}/workers")).json()["workers"]
         assert worker["running"] == count
+
+
+async def test_a_host_with_many_open_ends_of_others_is_swept(
+    api: Api, owner: httpx2.AsyncClient, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hers = await api.client(await api.token(Role.OWNER, await api.workspace("hers")))
+    tasks = []
+    for client in (hers, owner):
+        agent = f"{V1}/agents/{uuid4()}"
+        await client.put(agent, json={"name": "a"})
+        await client.post(f"{V1}/agent-tasks", json={"title": "x"})
+        [work] = (await client.post(f"{agent}/claim", json={"worker": "h:1"})).json()["tasks"]
+        fence = {"attempt": work["attempt"], "leaseToken": work["leaseToken"]}
+        await client.post(f"{V1}/agent-tasks/{work['id']}/complete", json=fence)
+        tasks.append(work["id"])
+    await Raw(database_url).execute("update attempt set unconfirmed = true")
+    monkeypatch.setattr("tenuto.api.remote.MOST_SWEPT", 1)
+    for client, task in zip((hers, owner), tasks, strict=True):
+        found = await client.post(f"{V1}/workers/h:1/sweep", json={"host": "h"})
+        assert [each["taskId"] for each in found.json()["unconfirmed"]] == [task]
 
 
 @pytest.fixture

@@ -240,16 +240,10 @@ async def sweep(desk: AtDesk, worker_id: FromPath[str], data: JSONBody[SweepBody
 
 async def _open_ends(desk: AtDesk, worker: str, host: str) -> list[Unconfirmed]:
     """The unconfirmed ends on a host, of tasks of the caller's workspace."""
-    params = {"worker": worker, "prefix": f"{host}:", "most": MOST_SWEPT}
-    rows = await desk.engine.core.store.fetch(Statement("unconfirmed", params))
-    found = []
-    for row in rows:
-        try:
-            await desk.engine.show(row["id"])
-        except NotFound:
-            continue
-        found.append(Unconfirmed(row["worker"], row["id"], row["attempt"]))
-    return found
+    whose = {"workspace": desk.workspace, "worker": worker, "prefix": f"{host}:"}
+    wanted = Statement("unconfirmed", whose | {"most": MOST_SWEPT})
+    rows = await desk.engine.core.store.fetch(wanted)
+    return [Unconfirmed(row["worker"], row["id"], row["attempt"]) for row in rows]
 
 
 @post("/agent-tasks/{task_id:uuid}/checkpoint", status_code=200)

@@ -770,9 +770,10 @@ returning task as id;
 
 -- name: unconfirmed
 -- Attempts of a worker, or of any worker on its host, whose end nobody has confirmed.
--- params: worker text, prefix text, most bigint
+-- params: workspace uuid, worker text, prefix text, most bigint
 select attempt.task as id, attempt.attempt, attempt.worker from attempt
 where attempt.unconfirmed
+  [workspace: and attempt.workspace = :workspace]
   and (attempt.worker = :worker or substr(attempt.worker, 1, length(:prefix)) = :prefix)
 limit :most;
 
