@@ -204,6 +204,33 @@ async def test_a_complete_whose_answer_was_lost_may_be_repeated(
     assert (view.status, view.output, view.version) == ("COMPLETED", 1, 3)
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("wanted", [1, 3])
+async def test_a_claim_that_nobody_could_ask_about_is_found_by_the_next(
+    busy: Engine, counting: Counting, monkeypatch: pytest.MonkeyPatch, when: str, wanted: int
+) -> None:
+    tasks = [(await busy.submit(new(max_attempts=1))).id for _ in range(3)]
+    away = ["claimed_by_token"] * 2
+
+    async def fetch(statement: Statement) -> list[Row]:
+        if away and statement.query == away[-1]:
+            away.pop()
+            raise Unavailable("away")
+        return await counting.inner.fetch(statement)
+
+    monkeypatch.setattr(counting, "fetch", fetch)
+    counting.lose = [when]
+    for _ in range(2):
+        assert await refusal(busy.claim(profile(), WORKER, 2, 20)) == "database_unreachable"
+    works = await busy.claim(profile(), WORKER, wanted, 20)
+    rest = await busy.claim(profile(), WORKER, 3, 20)
+    assert [work.fence.task for work in works] == tasks[: len(works)]
+    assert len(works) == (2 if (when, wanted) == ("after", 3) else wanted)
+    assert sorted(work.fence.task for work in (*works, *rest)) == tasks
+    for work in (*works, *rest):
+        await busy.complete(work.fence)
+
+
 async def test_a_caller_that_gave_up_leaves_the_others_alone(busy: Engine, raw: Raw) -> None:
     calls = [asyncio.ensure_future(busy.submit(new(f"t{n}"))) for n in range(10)]
     await asyncio.sleep(0)

@@ -85,6 +85,14 @@ class _Wish(msgspec.Struct, frozen=True):
     """Lanes whose tasks count against rate limits."""
 
 
+class _Unheard(Exception):
+    """Neither the answer to a claim came, nor one to what became of it."""
+
+    def __init__(self, why: Unavailable) -> None:
+        super().__init__()
+        self.why = why
+
+
 class Claiming:
     """The claim family."""
 
@@ -94,6 +102,8 @@ class Claiming:
         self._dressing = Dressing(core.plans)
         self._kind = Kind("claim", self._script, one_statement=True, alone=True)
         self._counted = Kind("claim_counted", self._counted_script, alone=True)
+        self._unheard: dict[tuple[UUID, str], list[str]] = {}
+        """Tokens of claims of which nobody knows yet what they took, by agent and worker."""
 
     async def claim(
         self,
@@ -112,6 +122,10 @@ class Claiming:
         limits.text("worker", worker, limits.MAX_TITLE, empty=False)
         limits.number("n", max(n, 0), 0, limits.MAX_CLAIM)
         limits.number("lease_s", lease_s, 1, limits.MAX_LEASE_S)
+        who = (agent.id, worker)
+        asked = n > 0 and token is None and who in self._unheard
+        if asked and (late := await self._heard_late(who, n)):
+            return late
         taken: list[Work] = []
         while len(taken) < n:
             found = await self._core.lanes.eligible(agent, self._core.now())
@@ -119,7 +133,12 @@ class Claiming:
                 mine = token or self._core.clock.new_token()
                 params = self._params(agent, worker, n - len(taken), lease_s, found.version, mine)
                 params["status"] = status
-                rows = await self._take(found.agent, params, found)
+                try:
+                    rows = await self._take(found.agent, params, found)
+                except _Unheard as error:
+                    if token is None:
+                        self._unheard.setdefault(who, []).append(mine)
+                    raise error.why from error
                 taken += await self._understand(rows, mine)
                 if rows:
                     break
@@ -153,13 +172,37 @@ class Claiming:
             )
         except Unavailable as error:
             # The answer may be lost and the commit not: the token tells what became ours.
-            rows = await self._taken(agent.id, params["token"])
+            try:
+                rows = await self._taken(agent.id, params["token"])
+            except Unavailable as away:
+                raise _Unheard(away) from error
             if not rows and error.code == "storage_full":
                 raise
             return rows
         if taken.held:
             self._core.lanes.hold(agent.workspace, found.version, taken.held)
         return taken.rows
+
+    async def _heard_late(self, who: tuple[UUID, str], n: int) -> list[Work]:
+        """Up to n tasks that earlier claims took unheard; what is more goes back.
+
+        While the store is away nothing else is claimed, so that there are never many of them.
+        """
+        tokens = self._unheard.pop(who, [])
+        taken: list[Work] = []
+        try:
+            while tokens:
+                taken += await self.claimed(who[0], tokens[-1])
+                tokens.pop()
+        except Unavailable:
+            self._unheard[who] = [*tokens, *self._unheard.get(who, [])]
+            if not taken:
+                raise
+        for work in taken[n:]:
+            with suppress(TenutoError):
+                command = commands.Release(fence=work.fence)
+                await self._core.order(work.fence.task, command, actor="engine")
+        return taken[:n]
 
     async def claimed(self, agent: UUID, token: str) -> list[Work]:
         """What an earlier claim took with that token and still holds."""
