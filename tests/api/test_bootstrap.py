@@ -1,12 +1,14 @@
-"""The first owner's token: there is one, however many servers start at once."""
+"""The first owner's token: there is one, however many servers start at once, and it is kept."""
 
 import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import pytest
 from tests.api.conftest import V1, Api, replaced, running
 
 from tenuto import app
+from tenuto.api.server import _bootstrap
 from tenuto.settings import Settings
 
 SERVERS = 4
@@ -30,3 +32,21 @@ async def test_servers_that_start_at_once_make_one_token(
         client = await first.client(file.read_text().strip())
         [known] = (await client.get(f"{V1}/tokens")).json()
     assert (known["name"], known["role"], known["createdBy"]) == ("bootstrap", "OWNER", "bootstrap")
+
+
+async def test_a_token_that_cannot_be_written_does_not_hold(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError("no space left")
+
+    async with app.service(settings) as service:
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "write_text", full)
+            with pytest.raises(OSError, match="no space left"):
+                await _bootstrap(service)
+    path = tmp_path / "token"
+    async with running(settings) as api:
+        client = await api.client(path.read_text().strip())
+        assert (await client.get(f"{V1}/me")).json()["role"] == "OWNER"
+    assert path.stat().st_mode & 0o777 == 0o600

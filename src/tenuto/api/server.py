@@ -91,14 +91,23 @@ async def serve(
 
 
 async def _bootstrap(service: Service) -> None:
-    """Give the first owner a token, in a file that nobody else may read."""
-    made = await service.identity.bootstrap(DEFAULT_WORKSPACE)
-    if made is None:
+    """Give the first owner a token, in a file that nobody else may read.
+
+    The file is written before the token holds: it is stored nowhere else, and there is no second
+    one. Until then it has a name of its own, because servers that start at once may share a folder.
+    """
+    identity = service.identity
+    if not await identity.unowned():
         return
+    made = identity.fresh()
     folder = service.settings.folder()
-    await asyncio.to_thread(folder.mkdir, 0o700, True, True)
     path = folder / TOKEN_FILE
-    path.touch(mode=0o600)
-    path.chmod(0o600)
-    path.write_text(made.token + "\n")
-    log.info("the first owner's token is in %s", path)
+    kept = folder / f"{TOKEN_FILE}.{made.id}"
+    await asyncio.to_thread(folder.mkdir, 0o700, True, True)
+    kept.touch(mode=0o600)
+    kept.write_text(made.token + "\n")
+    if await identity.bootstrap(DEFAULT_WORKSPACE, made):
+        kept.replace(path)
+        log.info("the first owner's token is in %s", path)
+    else:
+        kept.unlink()

@@ -41,12 +41,15 @@ class Identity:
     def clock(self) -> Clock:
         return self._store.clock
 
-    async def bootstrap(self, workspace: UUID) -> Made | None:
-        """The first owner's token, when nobody was ever given one.
+    async def unowned(self) -> bool:
+        """Whether nobody was ever given a token."""
+        return not await self._store.fetch(Statement("tokens_any"))
 
-        Of several processes that start at once, one gets it.
+    async def bootstrap(self, workspace: UUID, made: Made) -> bool:
+        """Let the first owner's token hold, if nobody was ever given one.
+
+        Of several processes that start at once, one gets its own.
         """
-        made = self._fresh()
         params = _stored(made, workspace, "bootstrap", Role.OWNER, SCOPES, self.clock.now())
 
         def script() -> Script[bool]:
@@ -57,9 +60,7 @@ class Identity:
             yield Statement("token_make", params | {"created_by": "bootstrap"})
             return True
 
-        if await self._store.fetch(Statement("tokens_any")):
-            return None
-        return made if await self._store.transact(script) else None
+        return await self._store.transact(script)
 
     async def make_workspace(self, name: str, owner: UUID | None) -> UUID:
         """A workspace, with its first owner."""
@@ -72,7 +73,7 @@ class Identity:
 
     async def make_keyed_workspace(self, name: str, created_by: str) -> tuple[UUID, Made]:
         """A workspace of no user, with the owner's token without which nobody could enter it."""
-        key = self._fresh()
+        key = self.fresh()
 
         def settle(made: UUID, now: datetime) -> Script[None]:
             params = _stored(key, made, "owner", Role.OWNER, SCOPES, now)
@@ -218,7 +219,7 @@ class Identity:
         for scope in scopes:
             if scope not in SCOPES:
                 raise Invalid(f"no scope {scope[:40]!r}; known are {', '.join(SCOPES)}")
-        made = self._fresh(expires_at)
+        made = self.fresh(expires_at)
         more = {"agent": agent, "user_id": user, "created_by": created_by}
         params = _stored(made, workspace, name, role, scopes, now) | more
 
@@ -228,7 +229,8 @@ class Identity:
         await self._store.once(script)
         return made
 
-    def _fresh(self, expires_at: datetime | None = None) -> Made:
+    def fresh(self, expires_at: datetime | None = None) -> Made:
+        """A token that holds nowhere yet."""
         token = API + self.clock.new_token() + self.clock.new_token()
         return Made(self.clock.new_id(), token, expires_at)
 
