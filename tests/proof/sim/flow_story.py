@@ -21,7 +21,7 @@ from tests.proof.sim.plan import LEASE_S, Moment, Plan, make_plan
 from tests.proof.sim.recorder import Control, Submit
 from tests.proof.sim.world import Result, Story, simulate
 
-from tenuto.engine import births, cascade, flows
+from tenuto.engine import births, cascade, revival
 from tenuto.model.definition import Approval, Condition, Foreach, Goto, GroupSpec
 from tenuto.model.errors import Conflict, Unavailable
 from tenuto.model.plan import Plan as FlowPlan
@@ -350,7 +350,7 @@ async def _run(act: Callable[[], Awaitable[None]]) -> None:
 def bounded(bound: int) -> Iterator[None]:
     """Cascades of so many rows."""
     with ExitStack() as stack:
-        for module in (births, cascade, flows):
+        for module in (births, cascade, revival):
             stack.enter_context(patch.object(module, "CASCADE", bound))
         yield
 
