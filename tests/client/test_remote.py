@@ -278,6 +278,30 @@ async def test_an_agent_s_token_is_enough_to_work(api: Api, far: RemoteEngine) -
             await worker.show(work.fence.task)
 
 
+async def test_an_agent_s_token_sweeps_the_ends_of_its_own_agent(
+    api: Api, far: RemoteEngine, near: Engine
+) -> None:
+    mine = await claimed(far, name="dev")
+    profile = await far.register_agent(an_agent(far, name="dev"))
+    other = NewTask(title="y", task_type="other")
+    foreign = await claimed(far, other, name="other", task_types=("other",))
+    for work in (mine, foreign):
+        await near.cancel(work.fence.task)
+    assert await near.upkeep.expire_worker(WORKER, "test") == 2
+    token = await api.token(scopes=("work",), agent=profile.id)
+    asked = []
+
+    def runs(worker: str, task: UUID) -> bool:
+        asked.append((worker, task))
+        return False
+
+    async with reach(api.url, token) as worker:
+        assert await worker.sweep("host:2:next", "host", runs) == 1
+        assert await worker.sweep("host:2:next", "host", runs) == 0
+    assert asked == [(WORKER, mine.fence.task)]
+    assert await far.sweep("host:2:next", "host", runs) == 1  # the other agent's was left alone
+
+
 async def test_other_tenants_are_not_there(api: Api, far: RemoteEngine) -> None:
     work = await claimed(far)
     stranger = await api.token(workspace=await api.workspace("elsewhere"))

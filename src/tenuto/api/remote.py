@@ -37,7 +37,7 @@ from tenuto.engine.registry import AgentView
 from tenuto.engine.upkeep import Upkeep
 from tenuto.engine.views import Page
 from tenuto.model import limits
-from tenuto.model.errors import Forbidden, NotFound
+from tenuto.model.errors import NotFound
 from tenuto.store.protocol import Statement
 
 LEAST_TOKEN = 32
@@ -222,9 +222,10 @@ async def _turn(desk: AtDesk, token: str) -> AsyncIterator[None]:
 
 @post("/workers/{worker_id:str}/sweep", status_code=200)
 async def sweep(desk: AtDesk, worker_id: FromPath[str], data: JSONBody[SweepBody]) -> Swept:
-    """Confirm ends of sessions that are gone; answers those of the worker's host that remain."""
-    if desk.caller.agent is not None:
-        raise Forbidden("an agent's token does not allow it")
+    """Confirm ends of sessions that are gone; answers those of the worker's host that remain.
+
+    An agent's own token sees and confirms those of its agent alone.
+    """
     limits.text("worker", worker_id, limits.MAX_TITLE, empty=False)
     limits.text("host", data.host, limits.MAX_TITLE, empty=False)
     limits.number("the number of ends", len(data.gone), 0, MOST_SWEPT)
@@ -239,10 +240,10 @@ async def sweep(desk: AtDesk, worker_id: FromPath[str], data: JSONBody[SweepBody
 
 
 async def _open_ends(desk: AtDesk, worker: str, host: str) -> list[Unconfirmed]:
-    """The unconfirmed ends on a host, of tasks of the caller's workspace."""
-    whose = {"workspace": desk.workspace, "worker": worker, "prefix": f"{host}:"}
-    wanted = Statement("unconfirmed", whose | {"most": MOST_SWEPT})
-    rows = await desk.engine.core.store.fetch(wanted)
+    """The unconfirmed ends on a host, of tasks of the caller's workspace, or of its agent alone."""
+    whose = {"workspace": desk.workspace, "agent": desk.caller.agent}
+    where = {"worker": worker, "prefix": f"{host}:", "most": MOST_SWEPT}
+    rows = await desk.engine.core.store.fetch(Statement("unconfirmed", whose | where))
     return [Unconfirmed(row["worker"], row["id"], row["attempt"]) for row in rows]
 
 

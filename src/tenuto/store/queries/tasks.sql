@@ -770,10 +770,11 @@ returning task as id;
 
 -- name: unconfirmed
 -- Attempts of a worker, or of any worker on its host, whose end nobody has confirmed.
--- params: workspace uuid, worker text, prefix text, most bigint
+-- params: workspace uuid, agent uuid, worker text, prefix text, most bigint
 select attempt.task as id, attempt.attempt, attempt.worker from attempt
 where attempt.unconfirmed
   [workspace: and attempt.workspace = :workspace]
+  [agent: and attempt.agent = :agent]
   and (attempt.worker = :worker or substr(attempt.worker, 1, length(:prefix)) = :prefix)
 limit :most;
 
