@@ -278,6 +278,24 @@ async def test_an_agent_s_token_is_enough_to_work(api: Api, far: RemoteEngine) -
             await worker.show(work.fence.task)
 
 
+async def test_a_worker_afar_is_given_nothing_that_it_cannot_run(
+    api: Api, far: RemoteEngine, near: Engine
+) -> None:
+    allowed = an_agent(near, name="dev", runtimes=("http",), accept_commands=True)
+    known = await near.register_agent(allowed, managed=True)
+    await near.submit(NewTask(title="x", task_type="other"))
+    await near.submit(NewTask(title="y", command=["true"]))
+    own = await api.token(scopes=("work",), agent=known.id)
+    for token in (own, await api.token()):
+        async with reach(api.url, token) as worker:
+            brought = an_agent(worker, name="dev", runtimes=("function",), task_types=("mine",))
+            agent = await worker.register_agent(brought)
+            assert await worker.claim(agent, WORKER, 10) == []
+            more = an_agent(worker, name="dev", runtimes=("function",), task_types=("other",))
+            [work] = await worker.claim(await worker.register_agent(more), WORKER, 10)
+            await worker.release(work.fence)
+
+
 async def test_an_agent_s_token_sweeps_the_ends_of_its_own_agent(
     api: Api, far: RemoteEngine, near: Engine
 ) -> None:

@@ -210,6 +210,39 @@ async def test_a_limit_that_people_set_holds_for_a_worker_that_runs(
         assert await other.claim(mine, WORKER, 10, LEASE_S) == []
 
 
+async def test_a_worker_is_given_nothing_that_it_cannot_run(
+    engine: Engine, another: Another
+) -> None:
+    allowed = profile(task_types=None, accept_commands=True, runtimes=("http",))
+    await engine.register_agent(allowed, managed=True)
+    await engine.submit(new(task_type="other"))
+    await engine.submit(new(command=["true"]))
+    bare = profile(runtimes=())
+    function = profile(task_types=("mine",))
+    async with another() as other:
+        for brought in (bare, function):
+            mine = await other.register_agent(brought)
+            assert await other.claim(mine, WORKER, 10, LEASE_S) == []
+        await engine.register_agent(profile(task_types=("mine", "other")), managed=True)
+        assert await other.claim(mine, WORKER, 10, LEASE_S) == []
+        more = await other.register_agent(profile(task_types=("mine", "other")))
+        [work] = await other.claim(more, WORKER, 10, LEASE_S)
+        assert work.task_type == "other"
+        await engine.submit(new(task_type="other"))
+        assert await other.claim(mine, WORKER, 10, LEASE_S) == []  # each worker by its own means
+
+
+async def test_why_a_worker_cannot_run_what_its_agent_may_take(engine: Engine) -> None:
+    await engine.register_agent(profile(accept_commands=True), managed=True)
+    await engine.register_agent(profile(task_types=("mine",)))
+    other = (await engine.submit(new(task_type="other"))).id
+    command = (await engine.submit(new(command=["true"]))).id
+    why = (await engine.explain(other)).agents
+    assert why == {"agent": ["its worker does not handle type other"]}
+    why = (await engine.explain(command)).agents
+    assert why == {"agent": ["its worker does not accept commands from tasks"]}
+
+
 async def test_rules_have_their_own_words(engine: Engine) -> None:
     await engine.register_agent(profile(choose_rules=("all", "superset", "single")))
     assert (await shown(engine)).choose_rules == ("superset", "single")

@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 
 from tenuto.model import registry
 from tenuto.model.errors import Invalid
-from tenuto.model.matching import AgentProfile
-from tenuto.model.registry import LOOK_AGAIN, Verdict, merged, on_due, rules_of, seen_as
+from tenuto.model.matching import AgentProfile, Means
+from tenuto.model.registry import (
+    LOOK_AGAIN,
+    Verdict,
+    merged,
+    on_due,
+    rules_of,
+    seen_as,
+    told,
+    types_of,
+)
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 AGAIN = NOW + LOOK_AGAIN
@@ -73,8 +82,32 @@ def test_a_worker_brings_how_and_not_what() -> None:
         capabilities=("root",),
         accept_commands=True,
     )
-    wanted = msgspec.structs.replace(kept, runtimes=("function",), task_types=("y",))
-    assert merged(kept, brought) == wanted
+    found = merged(kept, brought.hosted())
+    means = Means(("function",), ("y", "z"), accept_commands=True)
+    assert found == msgspec.structs.replace(kept, runtimes=("function",), means=means)
+    assert types_of(found) == ("y",)
+    assert types_of(merged(found, brought.hosted())) == ("y",)  # nothing is forgotten by telling
+    more = msgspec.structs.replace(brought, task_types=("x", "y"))
+    assert types_of(merged(found, more.hosted())) == ("x", "y")
+
+
+def test_types_left_as_they_were_shown_are_not_people_s_word() -> None:
+    worker = msgspec.structs.replace(PLAIN, runtimes=("function",), task_types=("x",)).hosted()
+    people = msgspec.structs.replace(PLAIN, runtimes=("function",), max_concurrent=2)
+    shown = msgspec.structs.replace(people, task_types=types_of(worker))
+    kept = told(worker, shown, managed=False)
+    assert (kept.task_types, types_of(kept), kept.max_concurrent) == (None, ("x",), 2)
+    narrow = told(kept, msgspec.structs.replace(people, task_types=("y",)), managed=True)
+    assert (narrow.task_types, types_of(narrow)) == (("y",), ())
+    assert told(narrow, msgspec.structs.replace(narrow, task_types=()), managed=True) == narrow
+
+
+def test_a_worker_s_means_do_not_bind_who_fetches_by_itself() -> None:
+    fetched = msgspec.structs.replace(PLAIN, runtimes=("http",), task_types=("x", "y"))
+    both = merged(fetched, msgspec.structs.replace(PLAIN, runtimes=()).hosted())
+    assert both.runtimes == ("http",)
+    assert both.means == Means()
+    assert types_of(both) == ("x", "y")
 
 
 def test_rules_by_their_words() -> None:

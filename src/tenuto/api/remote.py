@@ -38,13 +38,24 @@ from tenuto.engine.upkeep import Upkeep
 from tenuto.engine.views import Page
 from tenuto.model import limits
 from tenuto.model.errors import NotFound
+from tenuto.model.matching import AgentProfile, Means
+from tenuto.model.registry import checked
 from tenuto.store.protocol import Statement
 
 LEAST_TOKEN = 32
 """Characters of a claim's token: nobody else may guess it."""
 MOST_SWEPT = 500
 
+
 _turns: WeakValueDictionary[tuple[UUID, str], asyncio.Lock] = WeakValueDictionary()
+
+
+class MeansBody(Said, kw_only=True):
+    """What a worker can run, whatever its agent may take."""
+
+    runtimes: tuple[str, ...] = ()
+    task_types: tuple[str, ...] | None = None
+    accept_commands: bool = False
 
 
 class WorkerClaimBody(Said, kw_only=True):
@@ -55,6 +66,7 @@ class WorkerClaimBody(Said, kw_only=True):
     limit: int = 1
     wait_seconds: float = 0
     lease_seconds: int | None = None
+    means: MeansBody | None = None
 
 
 class EndBody(Said):
@@ -198,7 +210,7 @@ async def claim(
     limits.number("waitSeconds", data.wait_seconds, 0, LONGEST_WAIT_S)
     limits.number("the length of claimToken", len(data.claim_token), LEAST_TOKEN, limits.MAX_NAME)
     ask = desk.registry.claimant if data.limit else desk.registry.profile
-    agent = await ask(data.agent_id)
+    agent = _with_means(await ask(data.agent_id), data.means)
     await desk.registry.seen(agent.id)
     lease_s = lease_of(desk, agent, data.lease_seconds)
 
@@ -210,6 +222,14 @@ async def claim(
         if not found and data.limit:
             found = await poll.until(data.wait_seconds, take)
     return Claims([claimed(desk, agent.id, work) for work in found])
+
+
+def _with_means(agent: AgentProfile, said: MeansBody | None) -> AgentProfile:
+    """The agent, bound by what the worker that asks can run; without a word by what is known."""
+    if said is None:
+        return agent
+    means = Means(said.runtimes, said.task_types, said.accept_commands)
+    return checked(msgspec.structs.replace(agent, means=means))
 
 
 @asynccontextmanager

@@ -7,14 +7,14 @@ import msgspec
 from tenuto.engine.edit import Changes
 from tenuto.engine.query import Filter
 from tenuto.model.commands import Failure
-from tenuto.model.matching import AgentProfile
+from tenuto.model.matching import AgentProfile, Means
 from tenuto.model.submission import NewTask
 from tenuto.model.task import Fence
 
 _TASK = {"target_agent": "targetAgentId", "parent": "parentId"}
 _FILTER = {"agent": "agentId", "parent": "parentId"}
 _PLAIN = NewTask(title="")
-_NOT_SENT = frozenset({"id", "workspace", "version", "containers"})
+_NOT_SENT = frozenset({"id", "workspace", "version", "containers", "means"})
 
 
 def camel(name: str) -> str:
@@ -69,6 +69,11 @@ def agent_body(profile: AgentProfile) -> dict[str, Any]:
         for name, value in fields.items()
         if name not in _NOT_SENT and value is not None
     }
+
+
+def means_body(means: Means) -> dict[str, Any]:
+    """What a worker can run, as its claims say it."""
+    return {camel(name): value for name, value in msgspec.structs.asdict(means).items()}
 
 
 def fence_body(fence: Fence, **more: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.broker.protocol import Listener
-from tenuto.client.bodies import agent_body, failure_body, fence_body, task_body
+from tenuto.client.bodies import agent_body, failure_body, fence_body, means_body, task_body
 from tenuto.client.link import Ask, Link, part
 from tenuto.clock import Clock
 from tenuto.engine.children import Asked, Question, Waited
@@ -118,7 +118,13 @@ class RemoteWork:
         """Make an agent known by its name; a token of one agent answers with that agent."""
         ask = Ask(method="POST", path=f"{V1}/agents", body=agent_body(profile), repeatable=True)
         known = await self.link.ask(AgentView, ask)
-        return msgspec.structs.replace(profile, id=known.id, name=known.name, version=known.version)
+        return msgspec.structs.replace(
+            profile.hosted(),
+            id=known.id,
+            name=known.name,
+            version=known.version,
+            accept_commands=known.accept_commands,
+        )
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """No hints come from afar: a claim waits at the server instead, until this is ended."""
@@ -143,6 +149,7 @@ class RemoteWork:
             "limit": min(n, MOST_CLAIMED),
             "leaseSeconds": lease_s,
             "waitSeconds": WAIT_S if waits else 0,
+            "means": None if agent.means is None else means_body(agent.means),
         }
         asking = asyncio.ensure_future(self._claim(worker, body))
         if not waits or self._silent is None:

@@ -211,7 +211,7 @@ def _agent(row: Row) -> AgentProfile | None:
         profile = msgspec.json.decode(row["profile"], type=AgentProfile)
     except (ValueError, msgspec.MsgspecError):
         return None
-    return msgspec.structs.replace(profile, id=row["id"], version=row["version"])
+    return msgspec.structs.replace(profile, id=row["id"], version=row["version"], means=None)
 
 
 def _workers(gateways: Iterable[str]) -> list[str]:

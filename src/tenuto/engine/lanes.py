@@ -13,14 +13,16 @@ from tenuto.model.complexity import DEFAULT, ComplexityRules
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.gates import Gate, closed_until
 from tenuto.model.limits import MAX_LANES
-from tenuto.model.matching import AgentProfile, Requirements, eligible, lane_id
+from tenuto.model.matching import AgentProfile, Means, Requirements, eligible, lane_id
 from tenuto.model.quota import quota_of
 from tenuto.model.rates import Group, RateLimit, group_of
-from tenuto.model.registry import ENDING, refusal
+from tenuto.model.registry import ENDING, merged, refusal
 from tenuto.store.protocol import Row, Script, Statement, Store
 
 log = logging.getLogger("tenuto.engine")
 
+_MOST_REMEMBERED = 10_000
+"""Agents, each by its version and its worker's means, whose lanes are remembered."""
 _TOUCH_EVERY = timedelta(hours=1)
 
 
@@ -61,7 +63,7 @@ class _Known(msgspec.Struct):
     complexity: ComplexityRules
     agents: dict[UUID, Row]
     """Agents that people manage, and those that are to take no more tasks."""
-    eligible: dict[tuple[UUID, int], dict[Group, _Timed]] = {}
+    eligible: dict[tuple[UUID, int, Means | None], dict[Group, _Timed]] = {}
     held: dict[str, datetime] = {}
     """Rate limits that were found used up, until when."""
 
@@ -156,9 +158,11 @@ class Lanes:
             if known.agents[agent.id]["status"] in ENDING and await self.moved(agent.workspace):
                 return await self.eligible(agent, now)
             agent = _as_managed(agent, known.agents[agent.id])
-        key = (agent.id, agent.version)
+        key = (agent.id, agent.version, agent.means)
         mine = known.eligible.get(key)
         if mine is None:
+            if len(known.eligible) >= _MOST_REMEMBERED:
+                known.eligible.clear()
             mine = known.eligible[key] = _lanes_of(agent, known)
         free = _open_now(mine[()], now)
         limited = {
@@ -281,13 +285,16 @@ def _gate_of(row: Row) -> Gate:
 
 
 def _as_managed(agent: AgentProfile, row: Row) -> AgentProfile:
-    """The agent by the word of people; `Forbidden` when it is to take no more tasks."""
+    """The agent by the word of people, as far as its worker can do it.
+
+    `Forbidden` when it is to take no more tasks.
+    """
     if row["status"] in ENDING:
         raise refusal(row["status"])
     if row["version"] <= agent.version or row["profile"] is None:
         return agent
     told = msgspec.json.decode(row["profile"], type=AgentProfile)
-    return msgspec.structs.replace(told, version=row["version"])
+    return msgspec.structs.replace(merged(told, agent), version=row["version"])
 
 
 def _check_room(known: _Known, wanted: set[int]) -> None:

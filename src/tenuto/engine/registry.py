@@ -133,7 +133,7 @@ class Registry:
         What people have said of an agent (`managed`) holds, whatever its worker brings. `by_id`
         means the agent of that id: `Conflict` when the name is another's.
         """
-        asked = registry.checked(wanted)
+        asked = registry.checked(wanted if managed else wanted.hosted())
 
         def script() -> Script[AgentProfile | None]:
             named = {"workspace": self._workspace, "name": asked.name}
@@ -166,7 +166,11 @@ class Registry:
 
     def _renewed(self, asked: AgentProfile, row: Row, *, managed: bool) -> AgentProfile:
         """What is to be known of an agent that there is, under the id that it has."""
-        new = registry.merged(_stored(row), asked) if row["managed"] and not managed else asked
+        kept, new = _stored(row), asked
+        if managed:
+            new = registry.told(kept, asked, managed=bool(row["managed"]))
+        elif row["managed"]:
+            new = registry.merged(kept, asked)
         return msgspec.structs.replace(new, id=row["id"])
 
     async def seen(self, agent: UUID, said: Felt | None = None) -> int:
@@ -365,7 +369,9 @@ def _stored(row: Row) -> AgentProfile:
 
 def profile_of(row: Row) -> AgentProfile:
     """What matching knows of an agent."""
-    return msgspec.structs.replace(_stored(row), id=row["id"], version=row["version"])
+    kept = _stored(row)
+    means = registry.means_of(kept)
+    return msgspec.structs.replace(kept, id=row["id"], version=row["version"], means=means)
 
 
 def view_of(row: Row, now: datetime) -> AgentView:
@@ -380,7 +386,7 @@ def view_of(row: Row, now: datetime) -> AgentView:
         account=profile.account,
         skills=profile.skills,
         tags=profile.tags,
-        task_types=profile.task_types,
+        task_types=registry.types_of(profile),
         task_tags=profile.task_tags,
         capabilities=profile.capabilities,
         choose_rules=profile.choose_rules,

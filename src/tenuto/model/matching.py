@@ -34,6 +34,24 @@ class Requirements(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(tidy, order="deterministic").decode()
 
 
+class Means(msgspec.Struct, frozen=True):
+    """What a worker can run: it is given nothing else, whatever its agent may take."""
+
+    runtimes: tuple[str, ...] = ()
+    task_types: tuple[str, ...] | None = None
+    accept_commands: bool = False
+
+    def lacks(self, task_type: str, *, command: bool) -> str | None:
+        """What it lacks for a task of the type, or for one that brings a command."""
+        if command:
+            return None if self.accept_commands else "does not accept commands from tasks"
+        if not self.runtimes:
+            return "has no runtime of its own; it only takes tasks that bring a command"
+        if self.task_types is not None and task_type not in self.task_types:
+            return f"does not handle type {task_type}"
+        return None
+
+
 class AgentProfile(msgspec.Struct, frozen=True, kw_only=True):
     """What matching knows of an agent. `None` means: no restriction of that kind."""
 
@@ -60,7 +78,14 @@ class AgentProfile(msgspec.Struct, frozen=True, kw_only=True):
     coordinator_enabled: bool = True
     gateway: str | None = None
     """The gateway that spawns its sessions; without one, a worker fetches its tasks."""
+    means: Means | None = None
+    """Of the worker that hosts it; `None`: no worker of ours is known to."""
     version: int = 1
+
+    def hosted(self) -> "AgentProfile":
+        """The profile that a worker brings, which says what the worker can run as well."""
+        means = Means(self.runtimes, self.task_types, self.accept_commands)
+        return msgspec.structs.replace(self, means=self.means or means)
 
 
 COMMAND = "command"
@@ -107,14 +132,14 @@ def eligible(agent: AgentProfile, lane: Requirements) -> bool:
 
 
 def _runtime_obstacles(agent: AgentProfile, lane: Requirements) -> list[str]:
-    if lane.runtime == COMMAND:
-        return [] if agent.accept_commands else ["does not accept commands from tasks"]
-    if lane.runtime is not None and lane.runtime not in agent.runtimes:
+    command = lane.runtime == COMMAND
+    if not command and lane.runtime is not None and lane.runtime not in agent.runtimes:
         return [f"needs runtime {lane.runtime}"]
-    if not agent.runtimes:
-        return ["has no runtime of its own; it only takes tasks that bring a command"]
-    if agent.task_types is not None and lane.task_type not in agent.task_types:
-        return [f"does not handle type {lane.task_type}"]
+    own = Means(agent.runtimes, agent.task_types, agent.accept_commands)
+    if lacks := own.lacks(lane.task_type, command=command):
+        return [lacks]
+    if agent.means and (lacks := agent.means.lacks(lane.task_type, command=command)):
+        return [f"its worker {lacks}"]
     return []
 
 

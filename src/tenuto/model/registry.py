@@ -7,7 +7,7 @@ import msgspec
 
 from tenuto.model import limits
 from tenuto.model.errors import Forbidden, Invalid
-from tenuto.model.matching import AgentProfile, Rule
+from tenuto.model.matching import FETCHES, AgentProfile, Means, Rule
 
 STALE_AFTER_S = 90
 """Seconds of silence after which an agent without a threshold of its own counts as stale."""
@@ -103,29 +103,50 @@ def _ago(seconds: float | None) -> str:
 def merged(kept: AgentProfile, brought: AgentProfile) -> AgentProfile:
     """What is known of an agent that people manage, after its worker has told of it.
 
-    People say what it may do. How it runs tasks only its worker knows, and a worker that handles
-    some types alone takes no others, whatever people allow.
+    People say what it may do. How it runs tasks only its worker knows: a worker that handles some
+    types alone, or accepts no commands, takes no others, whatever people allow.
     """
-    types = kept.task_types
-    if brought.task_types is not None:
-        allowed = brought.task_types if types is None else types
-        types = tuple(each for each in brought.task_types if each in allowed)
     return msgspec.structs.replace(
         kept,
         runtimes=brought.runtimes or kept.runtimes,
         containers=brought.containers if kept.containers is None else kept.containers,
-        task_types=types,
+        means=brought.means,
     )
+
+
+def told(kept: AgentProfile, asked: AgentProfile, *, managed: bool) -> AgentProfile:
+    """What is known of an agent, `managed` already or not, after people have told of it.
+
+    Types that they leave as they were shown are not their word: those of a worker stay its own.
+    """
+    types = asked.task_types
+    if types == types_of(kept):
+        types = kept.task_types if managed else None
+    return msgspec.structs.replace(asked, task_types=types, means=kept.means)
+
+
+def types_of(profile: AgentProfile) -> tuple[str, ...] | None:
+    """The types that an agent takes: those that people allow, of those that its worker handles."""
+    means = means_of(profile)
+    if means is None or means.task_types is None:
+        return profile.task_types
+    allowed = profile.task_types
+    return tuple(each for each in means.task_types if allowed is None or each in allowed)
+
+
+def means_of(profile: AgentProfile) -> Means | None:
+    """What binds a claim for the agent: a worker's means, unless tasks are fetched or pushed."""
+    return None if FETCHES.intersection(profile.runtimes) else profile.means
 
 
 def checked(profile: AgentProfile) -> AgentProfile:
     """The profile with its rules in their own words, or `Invalid` when no agent can be so."""
     limits.text("name", profile.name, limits.MAX_NAME, empty=False)
     for field in _LISTS + _MORE_LISTS:
-        words = getattr(profile, field) or ()
-        limits.number(f"the number of {field}", len(words), 0, MAX_WORDS)
-        for word in words:
-            limits.text(field, word, limits.MAX_TITLE, empty=False)
+        _check_words(field, getattr(profile, field))
+    if profile.means is not None:
+        _check_words("runtimes", profile.means.runtimes)
+        _check_words("task_types", profile.means.task_types)
     for field in ("agent_type", "region", "model", "account", "gateway"):
         limits.text(field, getattr(profile, field) or "", limits.MAX_TITLE)
     least = {"max_concurrent": 1, "heartbeat_interval_s": 1, "stale_threshold_s": 0}
@@ -135,6 +156,12 @@ def checked(profile: AgentProfile) -> AgentProfile:
     return msgspec.structs.replace(
         profile, choose_rules=rules_of(profile.choose_rules), gateway=profile.gateway or None
     )
+
+
+def _check_words(field: str, words: Sequence[str] | None) -> None:
+    limits.number(f"the number of {field}", len(words or ()), 0, MAX_WORDS)
+    for word in words or ():
+        limits.text(field, word, limits.MAX_TITLE, empty=False)
 
 
 def rules_of(words: Sequence[str]) -> tuple[Rule, ...]:

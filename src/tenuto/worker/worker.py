@@ -94,7 +94,12 @@ class Worker:
 
     async def host(self, profile: AgentProfile, runtime: Runtime) -> AgentProfile:
         """Take an agent in; it is known to everybody when this returns."""
-        known = await self.engine.register_agent(profile)
+        known = await self.engine.register_agent(profile.hosted())
+        if profile.accept_commands and not known.accept_commands:
+            text = (
+                "agent %s does not accept commands: `orchestrate agent update %s --accept-commands`"
+            )
+            log.warning(text, known.name, known.name)
         self._hosted.append(Hosted(known, runtime))
         self._who.agents.append(known.name)
         return known
@@ -216,7 +221,7 @@ class Worker:
     async def _claim(self, index: int, n: int) -> None:
         """Claim up to n tasks for an agent and start them."""
         hosted, hints = self._hosted[index], self._hints
-        works = await self._claimed(index, n)
+        works = self._fitting(hosted.profile, await self._claimed(index, n))
         self._asking -= 1
         self._reserved -= n
         if self._stopping:
@@ -228,6 +233,20 @@ class Worker:
             self._dry.add(index)
         self._reach()  # first: the store takes the next ones while we start these
         await self._start_all(works, hosted.runtime)
+
+    def _fitting(self, agent: AgentProfile, works: list[Work]) -> list[Work]:
+        """What can be run here; what cannot goes back, though no store should have given it."""
+        means, fitting = agent.means, []
+        for work in works:
+            lacks = means and means.lacks(work.task_type, command=work.command is not None)
+            if not lacks:
+                fitting.append(work)
+                continue
+            log.error("cannot run %s: the worker %s", work.fence.task, lacks)
+            giving = self._loop.create_task(self._give_back(work))
+            self._claims.add(giving)
+            giving.add_done_callback(self._claims.discard)
+        return fitting
 
     async def _claimed(self, index: int, n: int) -> list[Work]:
         """What the store has for an agent; nothing when it does not answer."""
