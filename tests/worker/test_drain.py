@@ -32,6 +32,8 @@ async def test_a_drained_worker_gives_back_and_exits_0(world: System) -> None:
     [worker] = await eventually(world.engine.workers, PATIENCE)
     await world.engine.drain_worker(worker.id)
     assert await process.ended(PATIENCE + 20) == 0
+    said = process.text()
+    assert 0 < said.find("takes no more; 1 running tasks get") < said.find("stops 1 tasks, within")
     await world.in_status([task], "PENDING")
     assert await world.outcomes(task) == ["RELEASED"]
     assert (await world.engine.show(task)).tries == 0

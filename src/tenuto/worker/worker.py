@@ -394,8 +394,14 @@ class Worker:
         self.end_soon()
         self._who.status = "DRAINING"
         crash_point("worker.draining")
+        if self._running:
+            text = "takes no more; %d running tasks get %g s to finish"
+            log.info(text, len(self._running), self.settings.drain_s)
         if under_way := self._claims | self._running:
             await asyncio.wait(under_way, timeout=self.settings.drain_s)
+        if self._running:
+            text = "stops %d tasks, within %g s, and gives them back"
+            log.info(text, len(self._running), self.settings.grace_s)
         for held in self._leases.all():
             held.stop("drain")
         if self._running:
