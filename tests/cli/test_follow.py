@@ -1,10 +1,12 @@
 """Watching a task: nothing is missed, an outage is waited for, and a wait is explained."""
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from tenuto import app
@@ -89,6 +91,8 @@ async def test_everything_said_is_shown_once_and_in_order(engine: Engine) -> Non
     assert [note.split()[0] for note in shown.notes] == ["submitted", "claimed", "completed"]
     assert 40 in shown.percents
     assert follow.ending(view).startswith("COMPLETED in ")
+    again = msgspec.structs.replace(view, status="DEAD", attempt=3, last_error="no")
+    assert re.fullmatch(r"DEAD in \S+ at attempt 3: no", follow.ending(again))
 
 
 async def test_an_outage_is_waited_for_but_not_for_ever(

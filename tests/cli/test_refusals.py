@@ -175,3 +175,17 @@ def test_a_demo_that_is_ended_leaves_nothing(cli: Orchestrate, tmp_path: Path) -
     demo.send_signal(signal.SIGTERM)
     assert demo.wait(PATIENCE) == 130
     assert [*(tmp_path / "tmp").iterdir()] == []
+
+
+def test_a_word_that_is_nearly_a_command_is_guessed(cli: Orchestrate) -> None:
+    assert "No such command 'rnu'. Did you mean 'run'?" in refuse(cli, "rnu", "--", "true")
+    assert "No such command 'lst'. Did you mean 'list'?" in refuse(cli, "task", "lst")
+    assert "No such command 'xyzzy'. [" in refuse(cli, "xyzzy")
+
+
+def test_who_has_no_token_is_told_how_to_give_one(cli: Orchestrate) -> None:
+    with serving(cli) as url:
+        for more in ((), ("--token", "tnt_bad")):
+            answer = cli("task", "list", "--url", url, *more)
+            assert answer.code == 1
+            assert "--token, TENUTO_TOKEN, or `orchestrate login URL`" in answer.err

@@ -111,6 +111,20 @@ class Group(click.Group):
         module, _, name = self.lazy[cmd_name][0].partition(":")
         return cast("click.Command", getattr(importlib.import_module(module), name))
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.list_commands(ctx), 1)
+            if not near:
+                raise
+            guess = f"No such command {args[0]!r}. Did you mean {near[0]!r}?"
+            raise click.UsageError(guess, error.ctx) from None
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, line) for name, (_, line) in self.lazy.items()]
         for name in super().list_commands(ctx):

@@ -156,6 +156,7 @@ def ending(view: TaskView) -> str:
     text = str(view.status)
     if view.finished_at is not None and view.started_at is not None:
         text += f" in {span(view.finished_at - view.started_at)}"
+        text += f" at attempt {view.attempt}" if view.attempt > 1 else ""
     return f"{text}: {view.last_error}" if view.last_error and view.status != "COMPLETED" else text
 
 

@@ -101,6 +101,8 @@ def _tell(error: Exception, *, as_json: bool) -> int:
         error = Invalid(error.format_message())
     if isinstance(error, TenutoError):
         code, message, status = error.code, error.message, lookup(EXIT_CODE, error)
+        if code == "unauthenticated":
+            hint = "give a token that holds: --token, TENUTO_TOKEN, or `orchestrate login URL`"
     else:
         code, message, status = "internal", f"internal fault: {_named(error)}", 1
         hint = "set TENUTO_DEBUG=1 for the stack trace"

@@ -236,7 +236,9 @@ class Guard:
         named = not self._names.isdisjoint({(target.host, None), (target.host, target.port)})
         trusted = named or all(map(self._in_allowed_network, addresses))
         if target.scheme == "http" and not trusted:
-            raise _forbidden("must begin with https:// unless the operator allows its host")
+            raise _forbidden(
+                "must begin with https:// unless the setting webhook_allow names its host"
+            )
         if target.port < 1024 and target.port not in _PORTS.values() and not trusted:
             raise _forbidden("must use port 443, 80 or one above 1023")
         for address in addresses:
