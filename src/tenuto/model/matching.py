@@ -41,7 +41,7 @@ class Means(msgspec.Struct, frozen=True):
     task_types: tuple[str, ...] | None = None
     accept_commands: bool = False
 
-    def lacks(self, task_type: str, *, command: bool) -> str | None:
+    def lacks(self, task_type: str, command: bool) -> str | None:
         """What it lacks for a task of the type, or for one that brings a command."""
         if command:
             return None if self.accept_commands else "does not accept commands from tasks"
@@ -136,9 +136,9 @@ def _runtime_obstacles(agent: AgentProfile, lane: Requirements) -> list[str]:
     if not command and lane.runtime is not None and lane.runtime not in agent.runtimes:
         return [f"needs runtime {lane.runtime}"]
     own = Means(agent.runtimes, agent.task_types, agent.accept_commands)
-    if lacks := own.lacks(lane.task_type, command=command):
+    if lacks := own.lacks(lane.task_type, command):
         return [lacks]
-    if agent.means and (lacks := agent.means.lacks(lane.task_type, command=command)):
+    if agent.means and (lacks := agent.means.lacks(lane.task_type, command)):
         return [f"its worker {lacks}"]
     return []
 

@@ -19,7 +19,7 @@ from tenuto.engine.report import Presence
 from tenuto.loop import Turn, wait_any
 from tenuto.metrics import HERE
 from tenuto.model.errors import Forbidden, TenutoError
-from tenuto.model.matching import AgentProfile
+from tenuto.model.matching import AgentProfile, Means
 from tenuto.settings import Settings
 from tenuto.worker.attempt import Attempt
 from tenuto.worker.heart import Heart, HeartThread, lease_seconds
@@ -221,7 +221,7 @@ class Worker:
     async def _claim(self, index: int, n: int) -> None:
         """Claim up to n tasks for an agent and start them."""
         hosted, hints = self._hosted[index], self._hints
-        works = self._fitting(hosted.profile, await self._claimed(index, n))
+        works = self._fitting(hosted.profile.means, await self._claimed(index, n))
         self._asking -= 1
         self._reserved -= n
         if self._stopping:
@@ -234,19 +234,21 @@ class Worker:
         self._reach()  # first: the store takes the next ones while we start these
         await self._start_all(works, hosted.runtime)
 
-    def _fitting(self, agent: AgentProfile, works: list[Work]) -> list[Work]:
+    def _fitting(self, means: Means | None, works: list[Work]) -> list[Work]:
         """What can be run here; what cannot goes back, though no store should have given it."""
-        means, fitting = agent.means, []
+        if means is None:
+            return works
+        kinds = {_kind(work) for work in works}
+        lacking = {kind: lacks for kind in kinds if (lacks := means.lacks(*kind))}
+        if not lacking:
+            return works
         for work in works:
-            lacks = means and means.lacks(work.task_type, command=work.command is not None)
-            if not lacks:
-                fitting.append(work)
-                continue
-            log.error("cannot run %s: the worker %s", work.fence.task, lacks)
-            giving = self._loop.create_task(self._give_back(work))
-            self._claims.add(giving)
-            giving.add_done_callback(self._claims.discard)
-        return fitting
+            if lacks := lacking.get(_kind(work)):
+                log.error("cannot run %s: the worker %s", work.fence.task, lacks)
+                giving = self._loop.create_task(self._give_back(work))
+                self._claims.add(giving)
+                giving.add_done_callback(self._claims.discard)
+        return [work for work in works if _kind(work) not in lacking]
 
     async def _claimed(self, index: int, n: int) -> list[Work]:
         """What the store has for an agent; nothing when it does not answer."""
@@ -410,3 +412,8 @@ class Worker:
     def holds(self, task: UUID) -> bool:
         """Whether this worker runs an attempt of the task."""
         return self._leases.runs(task)
+
+
+def _kind(work: Work) -> tuple[str, bool]:
+    """What running a task takes: its type, and whether it brings a command."""
+    return work.task_type, work.command is not None
