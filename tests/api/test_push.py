@@ -122,3 +122,13 @@ async def test_health_shows_the_worst_gateway(api: Api, dispatching: Dispatching
         await gateways.broke("b", "HTTP 500", probe=True)
     assert await seen() == "unreachable"
     assert "HTTP 500" not in (await client.get("/health/coordinator")).text
+
+
+@pytest.mark.parametrize(("what", "body"), [("complete", {}), ("fail", {"error": "no"})])
+async def test_what_a_session_used_counts_once_though_it_ends_before_the_word(
+    owner: httpx2.AsyncClient, pushed: Pushed, what: str, body: dict[str, Any]
+) -> None:
+    used = {"inputTokens": 7, "costUsd": 0.5}
+    assert (await pushed.say(what, **body, usage=used)).status_code == 200
+    view = (await owner.get(f"{V1}/agent-tasks/{pushed.fence.task}")).json()
+    assert (view["inputTokens"], view["costUsd"]) == (7, 0.5)

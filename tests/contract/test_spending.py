@@ -134,6 +134,15 @@ async def test_what_is_told_with_the_result_counts_once(engine: Engine, watched:
     assert len(await claim_all(engine)) == int(watched)
 
 
+async def test_what_is_told_with_a_refused_result_counts_once(engine: Engine) -> None:
+    fence = await running(engine)
+    await engine.used(fence, usage(1, 1, number=1))
+    await engine.cancel(fence.task)
+    for _ in range(2):
+        assert await refusal(engine.complete(fence, usage=usage(5, 1))) == "cancel_requested"
+    assert await spent(engine, fence.task) == (6, 0, 2)
+
+
 async def test_what_is_told_with_a_failure_counts_once(engine: Engine) -> None:
     fence = await running(engine)
     await engine.fail(fence, failure(), usage=usage(5, 1))

@@ -109,7 +109,9 @@ class Ending:
     ) -> Change | None:
         """Apply a command, and count with it what its attempt has used."""
         task = command.fence.task
-        first = None if usage is None else partial(spend, self._core, command.fence, usage)
+        first = None
+        if usage is not None:
+            first = partial(spend, self._core, command.fence, usage, at_end=True)
         return await self._core.order(task, command, workspace=workspace, actor=actor, first=first)
 
     def _watched_script(self, results: list[_Result]) -> Script[Answers]:
@@ -152,7 +154,7 @@ class Ending:
         paying = []
         for each in results:
             if each.usage is not None:
-                yield from spend(self._core, each.command.fence, each.usage)
+                yield from spend(self._core, each.command.fence, each.usage, at_end=True)
                 paying.append(each)
         if not paying:
             return set()

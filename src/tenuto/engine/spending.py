@@ -16,6 +16,7 @@ from tenuto.model.commands import Command
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict, NotFound
 from tenuto.model.spending import (
+    AT_END,
     HOLD,
     NO_MODEL,
     Budget,
@@ -52,8 +53,11 @@ class SpendingStats(msgspec.Struct, frozen=True, rename="camel"):
     cost_usd: float
 
 
-def spend(core: "Core", fence: Fence, usage: Usage) -> Script[Row | None]:
-    """Add what an attempt used; nothing where its fence is not current or it was counted before."""
+def spend(core: "Core", fence: Fence, usage: Usage, *, at_end: bool = False) -> Script[Row | None]:
+    """Add what an attempt used; nothing where its fence is not current or it was counted before.
+
+    `at_end`: it comes with the attempt's end, which may be refused and told again.
+    """
     now = core.now()
     model = usage.model or NO_MODEL
     rows = yield Statement(
@@ -64,7 +68,7 @@ def spend(core: "Core", fence: Fence, usage: Usage) -> Script[Row | None]:
             "input_tokens": usage.input_tokens,
             "output_tokens": usage.output_tokens,
             "cost_usd": float(usage.cost_usd),
-            "number": usage.number or 0,
+            "number": usage.number or (AT_END if at_end else 0),
             "now": now,
         },
     )

@@ -13,6 +13,8 @@ HOLD = "budget"
 MOST_USD = 1e9
 NO_MODEL = "unknown"
 """Stands for the model where a report names none."""
+AT_END = limits.MAX_COUNT + 1
+"""The number of a report that has none and comes with its attempt's end: no other follows it."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
