@@ -282,6 +282,30 @@ async def test_a_change_that_somebody_else_overtook(owner: httpx2.AsyncClient) -
     assert kinds == ["submitted", "edited", "priority_changed", "edited"]
 
 
+@pytest.mark.parametrize("body", [{"status": "PAUSED"}, {}])
+async def test_a_hold_that_somebody_else_overtook(
+    owner: httpx2.AsyncClient, body: dict[str, str]
+) -> None:
+    made = await owner.post(TASKS, json={"title": "a"})
+    path, seen = f"{TASKS}/{made.json()['id']}", made.headers["etag"]
+    await owner.patch(path, json={"title": "b"})
+    late = await owner.patch(path, json=body, headers={"If-Match": seen})
+    assert problem(late) == (412, "version_conflict")
+    assert (await owner.get(path)).json()["status"] == "PENDING"
+
+
+async def test_a_hold_that_is_refused_changes_nothing_else(owner: httpx2.AsyncClient) -> None:
+    path = f"{TASKS}/{(await owner.post(TASKS, json={'title': 'a'})).json()['id']}"
+    change = {"title": "b", "priority": 9, "tags": ["x"]}
+    refused = await owner.patch(path, json=change | {"status": "PENDING"})
+    assert problem(refused) == (409, "out_of_turn")
+    shown = (await owner.get(path)).json()
+    assert (shown["title"], shown["priority"], shown["tags"]) == ("a", 5, [])
+    held = (await owner.patch(path, json=change | {"status": "PAUSED"})).json()
+    assert (held["title"], held["priority"], held["status"]) == ("b", 9, "PAUSED")
+    assert (await owner.patch(path, json={"status": "PENDING"})).json()["status"] == "PENDING"
+
+
 async def test_deleting_leaves_the_trail(owner: httpx2.AsyncClient) -> None:
     made = await owner.post(TASKS, json={"title": "a", "prompt": "p", "input": {"x": 1}})
     path = f"{TASKS}/{made.json()['id']}"

@@ -17,6 +17,7 @@ from tests.contract.conftest import (
 )
 from tests.contract.flowing import worked
 
+from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Invalid
 from tenuto.model.matching import AgentProfile
@@ -176,11 +177,17 @@ async def test_an_urgent_task_pulls_what_it_waits_for(engine: Engine) -> None:
     assert (await row_of(engine, far)).priority == 1
 
 
-async def test_a_task_that_becomes_urgent_pulls_what_it_waits_for(engine: Engine) -> None:
+@pytest.mark.parametrize("edited", [False, True])
+async def test_a_task_that_becomes_urgent_pulls_what_it_waits_for(
+    engine: Engine, edited: bool
+) -> None:
     first = await submit(engine, priority=1)
     last = await submit(engine, first, priority=1)
     usual = await submit(engine, priority=5)
-    await engine.reprioritise(last, 10)
+    if edited:
+        await engine.edit(last, Changes(priority=10, title="urgent"))
+    else:
+        await engine.reprioritise(last, 10)
     assert (await row_of(engine, first)).rank < (await row_of(engine, usual)).rank
 
 

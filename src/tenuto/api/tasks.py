@@ -191,22 +191,15 @@ async def change(
     desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[TaskPatch], if_match: IfMatch = None
 ) -> Response[TaskView]:
     """Change what a task says about itself, its priority, or hold it and let it go."""
-    version = version_of(if_match)
     changes = Changes(
         title=data.title,
         description=data.description,
         metadata=data.metadata,
         tags=data.tags if isinstance(data.tags, msgspec.UnsetType) else tuple(data.tags),
         priority=data.priority,
+        status=data.status,
     )
-    if changes.named():
-        await desk.engine.edit(task_id, changes, version)
-    elif version is not None and (await desk.engine.show(task_id)).version != version:
-        await desk.engine.edit(task_id, Changes(), version)
-    if data.status == "PAUSED":
-        await desk.engine.pause(task_id)
-    elif data.status == "PENDING":
-        await desk.engine.resume(task_id)
+    await desk.engine.edit(task_id, changes, version_of(if_match))
     return _shown(await desk.engine.show(task_id))
 
 

@@ -113,7 +113,7 @@ class Tasks:
         return await self._engine.show((await self._engine.rerun(found)).id)
 
     async def update(self, task: ID, *, version: int | None = None, **changes: Any) -> TaskView:
-        """Change `title`, `description`, `metadata`, `tags` or `priority`."""
+        """Change `title`, `description`, `metadata`, `tags`, `priority` or `status`."""
         found = await self._found(task)
         if "tags" in changes:
             changes["tags"] = tuple(changes["tags"])

@@ -196,10 +196,10 @@ class Core:
                 decided.append((change, order.command))
                 if row["watched"] and change.task.status in TERMINAL:
                     ended.append(Ended(order.task, row["workspace"], change.task.status))
-        cascade = yield from self._written(decided, ended, orders[0].actor)
+        cascade = yield from self.written(decided, ended, orders[0].actor)
         return _told([answers[index] for index in range(len(orders))], cascade)
 
-    def _written(
+    def written(
         self, decided: list[tuple[Change, Command]], ended: list[Ended], actor: str | None
     ) -> Script[Cascade | None]:
         """Write changes and whatever goes with them; what follows from ends, if anything does."""

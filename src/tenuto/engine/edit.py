@@ -1,16 +1,17 @@
 """Edit: what a task says about itself, and taking away what an ended one carried."""
 
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
 
+from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
-from tenuto.engine.rows import CorruptRow, write_changes
+from tenuto.engine.rows import CorruptRow
 from tenuto.model import commands, limits
-from tenuto.model.errors import Conflict, NotFound, TenutoError
+from tenuto.model.errors import Conflict, Invalid, NotFound, TenutoError
 from tenuto.model.task import Change
-from tenuto.store.protocol import Row, Rows, Script, Statement
+from tenuto.store.protocol import Row, Script, Statement
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,10 +22,19 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any] | msgspec.UnsetType | None = msgspec.UNSET
     tags: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     priority: int | msgspec.UnsetType = msgspec.UNSET
+    status: Literal["PAUSED", "PENDING"] | msgspec.UnsetType = msgspec.UNSET
+    """PAUSED holds the task, PENDING lets it go on."""
 
     def named(self) -> list[str]:
         """The fields that are set."""
         return [name for name in self.__struct_fields__ if getattr(self, name) is not msgspec.UNSET]
+
+
+class _Applied(msgspec.Struct, frozen=True):
+    """What orders have changed, and what followed."""
+
+    changed: list[Change]
+    cascades: list[Cascade]
 
 
 class Editing:
@@ -51,16 +61,21 @@ class Editing:
             orders.append(commands.Reprioritise(priority=changes.priority))
             named.remove("priority")
         statements = _statements(task, workspace, changes)
-        if named:
-            orders.append(commands.Edit(fields=tuple(named)))
+        if said := [name for name in named if name != "status"]:
+            orders.append(commands.Edit(fields=tuple(said)))
+        if "status" in named:
+            orders.append(commands.Pause() if changes.status == "PAUSED" else commands.Resume())
 
-        def script() -> Script[list[Change]]:
-            changed = yield from self._applied(task, workspace, orders, actor, version)
+        def script() -> Script[_Applied]:
+            applied = yield from self._applied(task, workspace, orders, actor, version)
             for statement in statements:  # noqa: UP028  a list cannot be sent the answers
                 yield statement
-            return changed
+            return applied
 
-        self._core.announce(await self._core.store.transact(script))
+        applied = await self._core.store.transact(script)
+        self._core.announce(applied.changed)
+        for cascade in applied.cascades:
+            self._core.announce_cascade(cascade)
 
     async def erase(self, task: UUID, workspace: UUID, actor: str | None) -> None:
         """Remove what an ended task carried, unless somebody alive may ask for it."""
@@ -81,13 +96,14 @@ class Editing:
         orders: list[commands.Command],
         actor: str | None,
         version: int | None,
-    ) -> Script[list[Change]]:
-        changed: list[Change] = []
-        for order in orders:
-            rows = yield Statement("tasks_locked", {"ids": [task]})
-            row = _own(rows, task, workspace)
-            if not changed and version is not None and row["version"] != version:
+    ) -> Script[_Applied]:
+        applied = _Applied([], [])
+        if version is not None:
+            row = yield from _own(task, workspace)
+            if row["version"] != version:
                 raise Conflict("somebody changed the task since", "version_conflict")
+        for order in orders:
+            row = yield from _own(task, workspace)
             try:
                 decided = self._core.consider(row, order, actor)
             except CorruptRow as error:
@@ -95,12 +111,16 @@ class Editing:
             if isinstance(decided, TenutoError):
                 raise decided
             if decided is not None:
-                yield write_changes([(decided, order)])
-                changed.append(decided)
-        return changed
+                applied.changed.append(decided)
+                cascade = yield from self._core.written([(decided, order)], [], actor)
+                if cascade is not None:
+                    applied.cascades.append(cascade)
+        return applied
 
 
-def _own(rows: Rows, task: UUID, workspace: UUID) -> Row:
+def _own(task: UUID, workspace: UUID) -> Script[Row]:
+    """The task's row, locked."""
+    rows = yield Statement("tasks_locked", {"ids": [task]})
     if not rows or rows[0]["workspace"] != workspace:
         raise NotFound(f"no task {task}")
     return rows[0]
@@ -113,6 +133,8 @@ def _check(changes: Changes) -> None:
         limits.text("description", changes.description, limits.MAX_TEXT)
     if isinstance(changes.priority, int):
         limits.number("priority", changes.priority, 1, 10)
+    if changes.status not in (msgspec.UNSET, "PAUSED", "PENDING"):
+        raise Invalid("status can be changed to PAUSED and PENDING", field="status")
     if isinstance(changes.tags, tuple):
         limits.number("the number of tags", len(changes.tags), 0, limits.MAX_TAGS)
         for tag in changes.tags:
