@@ -112,14 +112,16 @@ async def test_a_postgres_that_was_never_migrated(postgres_url: str) -> None:
 
 
 async def test_a_postgres_that_only_reads(postgres_url: str) -> None:
-    async with opened(postgres_url, ManualClock()):
-        pass
+    async with opened(postgres_url, ManualClock()) as store:
+        await running(Engine(store))
+        task = await Engine(store).submit(new())
     raw = Raw(postgres_url)
     name = urlsplit(postgres_url).path[1:]
     await raw.execute(f"alter database {name} set default_transaction_read_only = on")
     assert (await told(postgres_url))[0] == "database_unreachable"
     async with connect(Settings(database=postgres_url)) as engine:
-        assert (await engine.list()).tasks == []
+        assert (await engine.show(task.id)).status == "PENDING"
+        assert await refusal(claim_all(engine, 1)) == "database_unreachable"
 
 
 async def insisted(call: Callable[[], Awaitable[Any]]) -> Any:

@@ -335,6 +335,21 @@ async def test_a_claim_whose_answer_was_lost_is_found_by_its_token(
     await engine.complete(work.fence)
 
 
+async def test_a_claim_that_cannot_be_written_is_no_empty_queue(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.submit(new())
+    store: Any = engine.core.store
+
+    async def only_read(_script: Any) -> Any:
+        raise Unavailable("the database only reads")
+
+    monkeypatch.setattr(store, "once", only_read)
+    assert await refusal(claim_all(engine, 1)) == "database_unreachable"
+    monkeypatch.undo()
+    assert len(await claim_all(engine, 1)) == 1
+
+
 MATCHES: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
     ({}, {}, True),
     ({"task_type": "a"}, {"task_types": ("b",)}, False),

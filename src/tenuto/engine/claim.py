@@ -176,8 +176,8 @@ class Claiming:
                 rows = await self._taken(agent.id, params["token"])
             except Unavailable as away:
                 raise _Unheard(away) from error
-            if not rows and error.code == "storage_full":
-                raise
+            if not rows:
+                raise  # nobody knows whether there was something to take
             return rows
         if taken.held:
             self._core.lanes.hold(agent.workspace, found.version, taken.held)
