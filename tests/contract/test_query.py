@@ -2,10 +2,12 @@
 
 from contextlib import suppress
 from datetime import timedelta
+from itertools import combinations
 from typing import Any
 from uuid import UUID
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.contract.conftest import (
@@ -33,11 +35,34 @@ from tenuto.engine.report import Line
 from tenuto.engine.views import TaskView
 from tenuto.model.errors import TenutoError
 from tenuto.model.task import Status
+from tenuto.store import sql
+from tenuto.store.postgres import PostgresStore
 from tenuto.store.protocol import Script, Statement
 
 
 async def titles(engine: Engine, **where: Any) -> list[str]:
     return [task.title for task in (await engine.list(Filter(**where))).tasks]
+
+
+def spellings(engine: Engine) -> int:
+    """How many spellings of queries the store's fullest connection keeps."""
+    store: Any = engine.core.store
+    if isinstance(store, PostgresStore):
+        return len(store._means.compiled)
+    return max(len(each._prepared) for each in (store._connection, *store._reader_connections))
+
+
+async def test_however_many_filters_few_are_remembered(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql, "MOST_KEPT", 20)
+    await engine.submit(new("a"))
+    for n in range(1, 4):
+        for statuses in combinations(("PENDING", "RUNNING", "PAUSED", "DEAD", "FAILED"), n):
+            expected = ["a"] if "PENDING" in statuses else []
+            assert await titles(engine, status=statuses) == expected
+            assert await titles(engine, status=statuses, min_priority=1) == expected
+    assert spellings(engine) <= 20
 
 
 async def test_every_status_is_a_filter(engine: Engine) -> None:

@@ -363,7 +363,7 @@ class PostgresStore:
             settled = sql.variant(query, known, literals, set(cells))
             same = _NONE_SAME.union(*(each for _, each in shape))
             compiled = sql.for_postgres(settled, same)
-            self._means.compiled[key] = compiled
+            sql.keep(self._means.compiled, key, compiled)
         return compiled, cells
 
 

@@ -38,14 +38,18 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib import resources
+from typing import Any, TypeVar
 
 import msgspec
 
 from tenuto.model.task import Task
 
+T = TypeVar("T")
 Column = tuple[str, str]
 Literals = tuple[tuple[str, tuple[str, ...]], ...]
 
+MOST_KEPT = 2000
+"""Spellings that are kept at a time: callers choose their filters, of which there is no end."""
 _ROWS = re.compile(r"\{rows:(\w+)(?: of (\w+))?\}")
 _PLACES = re.compile(r"\{places:(\w+)\}")
 _PARAM = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)(?!\w)")
@@ -250,6 +254,13 @@ def _returned(text: str) -> tuple[str, ...]:
         return ()
     names = re.split(r",(?![^(]*\))", clause)
     return tuple(re.split(r"[\s.]+", name.strip())[-1] for name in names)
+
+
+def keep(kept: dict[Any, T], key: Any, spelled: T) -> None:
+    """Keep a spelling under its key, where there are too many in the place of the oldest."""
+    if len(kept) >= MOST_KEPT:
+        del kept[next(iter(kept))]
+    kept[key] = spelled
 
 
 def variant(query: Query, given: frozenset[str], literals: Literals, full: set[str]) -> Query:

@@ -266,7 +266,7 @@ class Connection:
             single = frozenset(name for name, size in sizes if size == 1)
             known = frozenset(given) | frozenset(statement.literals)
             prepared = _Prepared(sql.variant(query, known, literals, full), single)
-            self._prepared[key] = prepared
+            sql.keep(self._prepared, key, prepared)
         return prepared
 
     @contextmanager
