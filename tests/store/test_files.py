@@ -1,5 +1,6 @@
 """A database's files that are taken away below a running process: nothing is acknowledged then."""
 
+import asyncio
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable
@@ -30,6 +31,14 @@ def move(path: Path) -> None:
     path.rename(path.with_suffix(".moved"))
 
 
+def put_back(path: Path) -> None:
+    path.with_suffix(".moved").rename(path)
+
+
+def occupy(path: Path) -> None:
+    path.touch()
+
+
 def restore(path: Path) -> None:
     """As a copy is put in place: in one step."""
     shutil.copy(path, path.with_suffix(".copy"))
@@ -50,11 +59,43 @@ async def test_what_is_written_to_nowhere_is_refused(
         assert await refusal(call) == "database_unreachable"
 
 
+async def test_a_journal_is_beside_the_file_that_a_link_leads_to(tmp_path: Path) -> None:
+    link = tmp_path / "link.db"
+    link.symlink_to(tmp_path / "t.db")
+    store = SqliteStore(str(link))
+    await store.migrate()
+    engine = Engine(store)
+    await engine.submit(new())
+    remove_journal(tmp_path / "t.db")
+    assert await refusal(engine.submit(new())) == "database_unreachable"
+    await store.close()
+
+
+async def test_a_folder_that_is_none_any_more(engine: Engine, tmp_path: Path) -> None:
+    move(tmp_path)
+    occupy(tmp_path)
+    for call in (engine.submit(new()), engine.list()):
+        assert await refusal(call) == "database_unreachable"
+    remove(tmp_path)
+    put_back(tmp_path)
+    await engine.submit(new())
+
+
+async def test_the_writer_outlives_what_it_finds_missing(engine: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    move(path)
+    for _ in range(40):  # the journal has to be lengthened every so often
+        assert await refusal(engine.submit(new())) == "database_unreachable"
+    put_back(path)
+    async with asyncio.timeout(10):
+        assert (await engine.core.store.schema()).schema > 0
+
+
 async def test_a_file_that_is_put_back_is_the_same(engine: Engine, tmp_path: Path) -> None:
     path = tmp_path / "t.db"
     move(path)
     assert await refusal(engine.submit(new())) == "database_unreachable"
-    path.with_suffix(".moved").rename(path)
+    put_back(path)
     await engine.submit(new())
     assert len((await engine.list()).tasks) == 2
 

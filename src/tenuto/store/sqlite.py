@@ -48,8 +48,8 @@ class _Files:
     it acknowledges then is nowhere.
     """
 
-    def __init__(self, path: str) -> None:
-        self._seen: dict[str, tuple[int, int] | None] = {path: None, f"{path}-wal": None}
+    def __init__(self, *paths: str) -> None:
+        self._seen: dict[str, tuple[int, int] | None] = dict.fromkeys(paths)
 
     def are_there(self) -> bool:
         """Whether none of them was removed or replaced."""
@@ -87,7 +87,8 @@ class SqliteStore:
         self._writing = threading.Lock()
         """Held by whoever uses the writer's connection, here or in the thread."""
         self._in_thread_until = 0.0
-        self._journal = Path(f"{self.path}-wal")
+        # SQLite keeps it beside the file itself, wherever a link to that stands.
+        self._journal = Path(f"{os.path.realpath(self.path)}-wal")
         self._files: _Files | None = None
         self._written = 0
         self._may_grow = not self._inline
@@ -197,7 +198,7 @@ class SqliteStore:
         try:
             with self._writing:
                 self._transaction(lambda _: _fill(self._journal, _ROOM))
-        except (sqlite3.Error, OSError):  # it goes on as it was
+        except (sqlite3.Error, OSError, Unavailable):  # it goes on as it was
             self._may_grow = False
 
     async def once(self, script: Callable[[], Script[T]]) -> T:
@@ -246,7 +247,7 @@ class SqliteStore:
             connection = self._guard(lambda: Connection(self.path))
             self._local.connection = connection
             self._reader_connections.append(connection)
-        self._check_files()
+        self._guard(self._check_files)
         return self._guard(lambda: connection.read(statement))
 
     def _writer_connection(self) -> Connection:
@@ -271,7 +272,7 @@ class SqliteStore:
                 # Prompts and environments are nobody else's business. By name: closing a
                 # descriptor of the file would drop every lock that this process has on it.
                 Path(self.path).chmod(0o600)
-            self._files = _Files(self.path)
+            self._files = _Files(self.path, str(self._journal))
             self._check_files()
             return connection
         finally:
