@@ -16,10 +16,9 @@ from pathlib import Path
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import Listener
 from tenuto.clock import Clock
+from tenuto.folder import Stamp, stamp
 
 _LONGEST = 60_000
-_TICK_NS = 100_000_000
-"""A folder may change twice within a tick of its time of change; this is longer than any."""
 
 
 def _folder(database: str) -> Path:
@@ -42,8 +41,8 @@ class LocalWakeups:
         self._socket: socket.socket | None = None
         self._sender: socket.socket | None = None
         self._others: list[str] = []
-        self._listed = 0
-        """When the folder had changed last, if its list is known to be whole."""
+        self._listed: Stamp | None = None
+        """The folder as it was listed, if its list is known to be whole."""
 
     async def open(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -87,13 +86,11 @@ class LocalWakeups:
 
     def _look(self) -> None:
         """List who listens, unless the folder has not changed since it was listed."""
-        changed = os.stat(self._folder).st_mtime_ns  # noqa: PTH116  at every submit
-        if changed == self._listed:
-            return
-        mine = self._path.name
-        self._others = [each.path for each in os.scandir(self._folder) if each.name != mine]
-        settled = self._clock.now().timestamp() * 1e9 - changed > _TICK_NS
-        self._listed = changed if settled else 0
+        now = stamp(str(self._folder), self._clock)
+        if now is None or now != self._listed:
+            mine = self._path.name
+            self._others = [each.path for each in os.scandir(self._folder) if each.name != mine]
+            self._listed = now
 
     def _send(self, path: str, message: bytes) -> None:
         if self._sender is None:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from tenuto.clock import Clock
+from tenuto.folder import Stamp, stamp
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.store import schema
 from tenuto.store.protocol import Row, SchemaState, Script, Statement, gathered
@@ -31,10 +32,16 @@ T = TypeVar("T")
 
 _ROOM = 4000 * 4120 + 32
 """Bytes that the journal takes between two checkpoints: so many pages with their headers."""
-_LOOK_EVERY = 16
-"""Transactions after which a process looks whether the journal has that room."""
-_FILLED = 1 << 20
-"""Bytes that are written at once when the journal is lengthened."""
+_LOOK_EVERY = 64
+"""Transactions after which a process looks whether the journal has that room.
+
+Not more often: the sync after a look takes longer, for the file's time of change is written then.
+"""
+_FILLED = 1 << 14
+"""Bytes that are written at once when the journal is lengthened.
+
+The system keeps them together, and goes through all of them at each later write to one of them.
+"""
 _LONG_S = 0.005
 _REST = 3
 """After a transaction that took long, the thread writes for so many times as long."""
@@ -48,14 +55,29 @@ class _Files:
     it acknowledges then is nowhere.
     """
 
-    def __init__(self, *paths: str) -> None:
+    def __init__(self, *paths: str, clock: Clock) -> None:
         self._seen: dict[str, tuple[int, int] | None] = dict.fromkeys(paths)
+        self._folders = {str(Path(path).parent) for path in paths}
+        self._clock = clock
+        self._whole: list[Stamp | None] = [None]
+        """Their folders when the files were seen last."""
 
     def are_there(self) -> bool:
         """Whether none of them was removed or replaced."""
+        try:
+            now = [stamp(folder, self._clock) for folder in self._folders]
+        except OSError:
+            now = [None]
+        if now == self._whole and None not in now:
+            return True
+        found = self._look()
+        self._whole = now if found else [None]
+        return found
+
+    def _look(self) -> bool:
         for path, before in self._seen.items():
             try:
-                found = os.stat(path)  # noqa: PTH116  at every transaction: the plain call
+                found = Path(path).stat()
             except FileNotFoundError:
                 if before is not None:
                     return False
@@ -272,7 +294,7 @@ class SqliteStore:
                 # Prompts and environments are nobody else's business. By name: closing a
                 # descriptor of the file would drop every lock that this process has on it.
                 Path(self.path).chmod(0o600)
-            self._files = _Files(self.path, str(self._journal))
+            self._files = _Files(self.path, str(self._journal), clock=self.clock)
             self._check_files()
             return connection
         finally:

@@ -1,0 +1,61 @@
+"""A folder's stamp: the same while the same names are in it."""
+
+import os
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tenuto.clock import Clock
+from tenuto.folder import stamp
+
+
+class Later(Clock):
+    """A clock for which everything on disk is long settled."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(minutes=1)
+
+
+def test_it_is_equal_while_files_are_only_written(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.touch()
+    before = stamp(str(tmp_path), Later())
+    file.write_text("more")
+    assert before is not None
+    assert stamp(str(tmp_path), Later()) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "new").touch(),
+        lambda folder: (folder / "old").rename(folder / "new"),
+        lambda folder: (folder / "old").unlink(),
+    ],
+)
+def test_it_differs_after_a_name_came_changed_or_went(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    (tmp_path / "old").touch()
+    os.utime(tmp_path, (0, 0))
+    before = stamp(str(tmp_path), Later())
+    change(tmp_path)
+    assert stamp(str(tmp_path), Later()) != before
+
+
+def test_another_folder_of_that_name_is_another(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    before = stamp(str(folder), Later())
+    folder.rename(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError):
+        stamp(str(folder), Later())
+    folder.mkdir()
+    assert stamp(str(folder), Later()) != before
+
+
+def test_nothing_is_said_of_one_that_has_just_changed(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    assert stamp(str(tmp_path), Clock()) is None
