@@ -5,8 +5,8 @@ from uuid import uuid4
 
 import msgspec
 import pytest
-from tests.contract.conftest import Raw, refusal
-from tests.contract.flowing import WORKER, flow_status, group, start, task, worked
+from tests.contract.conftest import Raw, failure, refusal
+from tests.contract.flowing import WORKER, flow_status, group, start, statuses, task, worked
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.submit import Submitted
@@ -69,3 +69,35 @@ async def test_a_waiting_group_fails_with_one_that_joined_it(
     await engine.cancel(late.id)
     await worked(engine, agent)
     assert await flow_status(engine, flow) == "FAILED"
+
+
+@pytest.mark.parametrize("bound", [500, 2])
+@pytest.mark.parametrize("order", ["sequential", "parallel"])
+@pytest.mark.parametrize("children", [[], ["b"]])
+async def test_tasks_that_joined_a_waiting_group_are_revived_with_it(
+    engine: Engine,
+    agent: AgentProfile,
+    order: Any,
+    children: list[str],
+    bound: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They were skipped with their group, all of them or as many as are at once."""
+    monkeypatch.setattr("tenuto.engine.cascade.CASCADE", bound)
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "later"),
+        group("later", *children, order=order),
+        *(task(key) for key in ("a", *children)),
+    )
+    late = ["x", "y", "z"]
+    for key in late:
+        await engine.submit(task(key, group="later"))
+    [work] = await engine.claim(agent, WORKER, 5)
+    await engine.fail(work.fence, failure(retryable=False))
+    assert (await statuses(engine, flow))["z"] == ["SKIPPED" if bound > 2 else "WAITING"]
+    await engine.retry(work.fence.task, cascade=True)
+    done = await worked(engine, agent)
+    assert (done[0], sorted(done[1:])) == ("a", [*children, *late])
+    assert await flow_status(engine, flow) == "COMPLETED"

@@ -215,8 +215,8 @@ class Revival:
             yield Statement("tasks_locked", {"ids": ids})
             yield Statement("watch", {"ids": ids})
 
-    def _recounted(self, group: Group, slot: int) -> Script[Group]:
-        """The group as its children's rows have it, with this slot open."""
+    def _recounted(self, group: Group, slot: int | None) -> Script[Group]:
+        """The group, running, as its children's rows have it, with this slot open if any."""
         params = {"parent": group.id, "workspace": group.workspace}
         rows = yield Statement("slot_ends", params)
         ended = [row for row in rows if not row["open"] and row["slot"] != slot]
@@ -253,9 +253,10 @@ class Revival:
         if groups:
             found = yield Statement("groups_locked", {"ids": groups})
             for row in found:
-                waiting = msgspec.structs.replace(
-                    group_of(row), status=GroupStatus.WAITING, finished_at=None
-                )
+                child = group_of(row)
+                yield from self._revive_turns(child)  # those that joined it while it waited
+                counted = yield from self._recounted(child, None)
+                waiting = msgspec.structs.replace(counted, status=GroupStatus.WAITING)
                 yield self._cascade.group_change(waiting, "group_reopened")
         return {*tasks, *groups}
 
