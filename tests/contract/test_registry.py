@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from tests.contract.conftest import (
     AGENT,
@@ -195,6 +196,16 @@ async def test_without_a_word_of_people_a_worker_says_what_its_agent_is(engine: 
     await engine.register_agent(profile(max_concurrent=5, capabilities=("git",)))
     view = await shown(engine)
     assert (view.max_concurrent_tasks, view.capabilities, view.managed) == (5, ("git",), False)
+
+
+async def test_another_word_of_people_leaves_the_types_of_who_fetches_by_itself(
+    engine: Engine,
+) -> None:
+    known = await engine.register_agent(profile(runtimes=("http",), task_types=("x",)))
+    asked = msgspec.structs.replace(await registry(engine).profile(known.id), region="eu")
+    told_ = await engine.register_agent(asked, managed=True)
+    assert (told_.region, told_.task_types) == ("eu", ("x",))
+    assert (await shown(engine)).task_types == ("x",)
 
 
 async def test_a_limit_that_people_set_holds_for_a_worker_that_runs(

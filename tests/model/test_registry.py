@@ -110,6 +110,15 @@ def test_a_worker_s_means_do_not_bind_who_fetches_by_itself() -> None:
     assert types_of(both) == ("x", "y")
 
 
+@pytest.mark.parametrize("runtime", ["http", "gateway"])
+@pytest.mark.parametrize("before", ["http", "gateway", "function"])
+def test_types_of_who_fetches_by_itself_stay_as_they_were_shown(before: str, runtime: str) -> None:
+    kept = msgspec.structs.replace(PLAIN, runtimes=(before,), task_types=("x",)).hosted()
+    asked = msgspec.structs.replace(PLAIN, runtimes=(runtime,), task_types=types_of(kept))
+    for managed in (False, True):
+        assert types_of(told(kept, asked, managed=managed)) == ("x",)
+
+
 def test_rules_by_their_words() -> None:
     assert rules_of(["all", "exact", "superset"]) == ("superset", "exact")
     for bad in ([], ["some"]):

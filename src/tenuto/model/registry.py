@@ -117,12 +117,13 @@ def merged(kept: AgentProfile, brought: AgentProfile) -> AgentProfile:
 def told(kept: AgentProfile, asked: AgentProfile, *, managed: bool) -> AgentProfile:
     """What is known of an agent, `managed` already or not, after people have told of it.
 
-    Types that they leave as they were shown are not their word: those of a worker stay its own.
+    Types that they leave as they were shown are not their word where a worker's means bind: those
+    of the worker stay its own.
     """
-    types = asked.task_types
-    if types == types_of(kept):
-        types = kept.task_types if managed else None
-    return msgspec.structs.replace(asked, task_types=types, means=kept.means)
+    new = msgspec.structs.replace(asked, means=kept.means)
+    if means_of(new) is None or asked.task_types != types_of(kept):
+        return new
+    return msgspec.structs.replace(new, task_types=kept.task_types if managed else None)
 
 
 def types_of(profile: AgentProfile) -> tuple[str, ...] | None:
