@@ -323,6 +323,67 @@ async def test_a_flow_goes_on_though_what_failed_waits_for_what_failed(
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
+@pytest.mark.parametrize("bound", [500, 3])
+@pytest.mark.parametrize("step", [1, 2, 7])
+async def test_a_flow_goes_on_from_causes_first(
+    engine: Engine,
+    agent: AgentProfile,
+    clock: ManualClock,
+    bound: int,
+    step: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a chain longer than is tried again at once each was cancelled, or some were."""
+    monkeypatch.setattr("tenuto.engine.revival.CASCADE", bound)
+    keys = [f"x{number}" for number in range(16)]
+    chain = [task(key, depends_on=[before]) for before, key in pairwise(keys)]
+    flow = await start(engine, "g", group("g", *keys, order="parallel"), task(keys[0]), *chain)
+    ids = {each.title: each.id for each in (await engine.list()).tasks}
+    for key in reversed(keys[step::step]):
+        await engine.cancel(ids[key])
+    [work] = await engine.claim(agent, WORKER, 1)
+    await engine.fail(work.fence, failure(retryable=False))
+    await engine.flows.revive(flow)
+    for _ in range(3):
+        while await engine.flows.work_once():
+            pass
+        clock.advance(2)
+    assert await worked(engine, agent) == keys
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_flow_goes_on_without_what_waits_for_another_failure(
+    engine: Engine,
+    agent: AgentProfile,
+    clock: ManualClock,
+    raw: Raw,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One fails again before one that waits for it has been tried again."""
+    monkeypatch.setattr("tenuto.engine.revival.CASCADE", 2)
+    specs = [task("a"), task("b", depends_on=["a"]), task("c", depends_on=["b"])]
+    flow = await start(engine, "g", group("g", "a", "b", "c", order="parallel"), *specs)
+    ids = {each.title: each.id for each in (await engine.list()).tasks}
+    for key in "cb":
+        await engine.cancel(ids[key])
+    [work] = await engine.claim(agent, WORKER, 1)
+    await engine.fail(work.fence, failure(retryable=False))
+    clock.advance(1)
+    await engine.flows.revive(flow)
+    clock.advance(1)
+    [work] = await engine.claim(agent, WORKER, 1)
+    await engine.fail(work.fence, failure(retryable=False))
+    while await engine.flows.work_once():
+        pass
+    assert await raw.count("flow_work") == 0
+    assert await flow_status(engine, flow) == "FAILED"
+    await engine.flows.revive(flow)
+    while await engine.flows.work_once():
+        pass
+    assert await worked(engine, agent) == ["a", "b", "c"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
 async def test_a_flow_goes_on_from_all_that_failed(
     engine: Engine, agent: AgentProfile, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

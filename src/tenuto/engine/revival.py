@@ -31,8 +31,11 @@ from tenuto.store.protocol import Row, Script, Statement
 
 PAGE = 5_000
 """Rows of a group that one statement reads."""
+_REVIVING_S = 2.0
+"""How long until somebody looks again at what waits for tasks that are still to be revived."""
 _RETRIED = frozenset({Status.FAILED, Status.DEAD, Status.CANCELLED})
 _REVIVED = frozenset({Status.FAILED, Status.SKIPPED})
+_ENDED_BADLY = TERMINAL - {Status.COMPLETED}
 
 
 class _Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +56,8 @@ class Revival:
         self._workspace = workspace
         self._deep = deep
         self.revived = 0
+        self.unfinished = False
+        """Whether something that ended because of others was left for later."""
 
     def retry(self, task: UUID) -> Script[None]:
         """Give an ended task its tries again; deep, also what ended because of it."""
@@ -111,14 +116,12 @@ class Revival:
     def _victims(self, causes: list[UUID]) -> Script[None]:
         while causes:
             if self._cascade.spent >= CASCADE:
-                for cause in causes:
-                    self._cascade.later("revive", cause, self._workspace)
+                self._leave(causes)
                 return
             params = {"ids": sorted(causes), "most": CASCADE}
             rows = yield Statement("victims", params)
             if len(rows) == CASCADE:
-                for cause in causes:
-                    self._cascade.later("revive", cause, self._workspace)
+                self._leave(causes)
             pairs = sorted({(row["id"], row["needs"]) for row in rows})
             if not pairs:
                 return
@@ -133,6 +136,11 @@ class Revival:
             for task in causes:
                 places[task] = yield from self._reopen_slot(task, told=task not in untold)
             yield from self._revive(causes, left, places)
+
+    def _leave(self, causes: list[UUID]) -> None:
+        self.unfinished = True
+        for cause in causes:
+            self._cascade.later("revive", cause, self._workspace)
 
     def _revive(
         self, ids: list[UUID], unmet: dict[UUID, int], places: dict[UUID, _Place]
@@ -262,7 +270,8 @@ class Revival:
 
     def _unhindered(self, tasks: set[UUID]) -> Script[list[UUID]]:
         """Those of the tasks that wait for nothing that ended badly but for each other."""
-        rows = yield Statement("needs_failed", {"ids": sorted(tasks)})
+        found = yield Statement("needs_unmet", {"ids": sorted(tasks)})
+        rows = [row for row in found if row["failed"]]
         left = set(tasks)
         while lost := {row["id"] for row in rows if row["needs"] not in left} & left:
             left -= lost
@@ -303,34 +312,48 @@ def _with_slot(group: Group, turn: int | None, *, bad: bool) -> Group:
     return msgspec.structs.replace(group, open=group.open + 1, failed=failed, turn=turn)
 
 
-def from_failed(cascade: Cascade, flow: Flow, before: datetime) -> Script[int]:
+def from_failed(
+    cascade: Cascade, flow: Flow, before: datetime, *, asked: bool = True
+) -> Script[int]:
     """Try again what had failed in a flow by an instant; answers of how many that is true now.
 
-    Beyond a bound the rest is left for later.
+    Beyond a bound the rest is left for later. What waits for something that stays as it ended is
+    left alone; to who `asked` it is a `Conflict`, unless it is left for later.
     """
     params = {"flow": flow.id, "workspace": flow.workspace, "before": before, "most": CASCADE}
     rows = yield Statement("flow_failed", params)
-    ids = [row["id"] for row in rows]
+    left = [row["id"] for row in rows]
+    more = len(left) == CASCADE
     again = Revival(cascade, flow.workspace, deep=True)
-    for task in (yield from _causes_first(ids)):
-        yield from again.retry(task)
-    if len(ids) == CASCADE:
+    while found := (yield from _causes_first(left)):
+        for task in found:
+            yield from again.retry(task)
+        # What ended because of these lives again, and others may have waited for that.
+        left = [task for task in left if task not in found]
+    if again.revived and (more or (left and again.unfinished)):
         cascade.later("again", flow.id, flow.workspace, {"before": before})
+    elif left and asked:
+        yield from again.retry(left[0])  # it says what it waits for
+    elif left and (yield Statement("work_left", {"workspace": flow.workspace, "kind": "revive"})):
+        cascade.later("again", flow.id, flow.workspace, {"before": before}, _REVIVING_S)
     return again.revived
 
 
-def _causes_first(ids: list[UUID]) -> Script[list[UUID]]:
-    """The tasks, none before what it waits for: that has to be alive when it is tried again."""
-    rows = yield Statement("needs_failed", {"ids": sorted(ids)})
-    found: list[UUID] = []
-    left = dict.fromkeys(ids)
-    while left:
-        hindered = {row["id"] for row in rows if row["needs"] in left}
-        free = [task for task in left if task not in hindered]
-        assert free, "tasks never wait for each other in a circle"
-        found += free
+def _causes_first(ids: list[UUID]) -> Script[dict[UUID, None]]:
+    """Those of the tasks that wait for nothing that ended badly but for each other, in order.
+
+    None is before what it waits for: that has to be alive when it is tried again.
+    """
+    rows = yield Statement("needs_unmet", {"ids": sorted(ids)})
+    causes: dict[UUID, set[UUID]] = {task: set() for task in ids}
+    for row in rows:
+        if row["status"] in _ENDED_BADLY:
+            causes[row["id"]].add(row["needs"])
+    found: dict[UUID, None] = {}
+    while free := [task for task in causes if causes[task] <= found.keys()]:
+        found |= dict.fromkeys(free)
         for task in free:
-            del left[task]
+            del causes[task]
     return found
 
 
@@ -344,7 +367,7 @@ def go_on_from_failed(cascade: Cascade, work: Row) -> Script[None]:
     flow = flow_of(rows[0])
     if flow.status in FLOW_OPEN or flow.status is FlowStatus.FAILED:
         before = msgspec.json.decode(work["data"], type=_Again).before
-        yield from from_failed(cascade, flow, before)
+        yield from from_failed(cascade, flow, before, asked=False)
 
 
 def go_on(cascade: Cascade, work: Row) -> Script[None]:

@@ -446,6 +446,12 @@ delete from flow_work where flow_work.kind = 'ended'
   and flow_work.subject in (select value from {each:ids})
 returning subject as id;
 
+-- name: work_left
+-- Whether there is anything of a kind left to do in a workspace.
+-- params: workspace uuid, kind text
+select flow_work.id from flow_work
+where flow_work.workspace = :workspace and flow_work.kind = :kind limit 1;
+
 -- name: work_later
 -- Put a piece off that cannot be done now.
 -- params: id uuid, at timestamptz
@@ -628,11 +634,12 @@ where dependency.needs in (select value from {each:ids}) and dependency.failed
   and task.status in ('FAILED', 'SKIPPED')
 order by task.id, dependency.needs limit :most {fragment:lock_tasks};
 
--- name: needs_failed
--- What these tasks waited for and what did not end well.
+-- name: needs_unmet
+-- What these tasks wait for, or waited for in vain, and how that stands now.
 -- params: ids uuid[]
-select dependency.task as id, dependency.needs from task_dependency dependency
-where dependency.task in (select value from {each:ids}) and dependency.failed
+select dependency.task as id, dependency.needs, dependency.failed, task.status
+from task_dependency dependency join task on task.id = dependency.needs
+where dependency.task in (select value from {each:ids}) and not dependency.met
 order by dependency.task, dependency.needs;
 
 -- name: dependency_reopen
@@ -703,11 +710,13 @@ select found.id, found.is_group, found.hold from (
 
 -- name: flow_failed
 -- Tasks of a flow that by an instant did not end well by themselves, in id order; first those that
--- waited for none which did not.
+-- wait for none which has ended so.
 -- params: flow uuid, workspace uuid, before timestamptz, most bigint
 select found.id from (
   select body.task as id, (select count(*) from task_dependency dependency
-    where dependency.task = body.task and dependency.failed) as failed
+    join task needed on needed.id = dependency.needs
+    where dependency.task = body.task and not dependency.met
+      and needed.status in ('FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')) as failed
   from task_body body join task on task.id = body.task
   where body.flow = :flow and body.workspace = :workspace
     and task.status in ('FAILED', 'DEAD', 'CANCELLED') and task.finished_at <= :before
