@@ -405,3 +405,29 @@ async def test_a_flow_goes_on_from_all_that_failed(
     assert await engine.flows.revive(flow) == 1
     assert len(await worked(engine, agent)) == 1
     assert await flow_status(engine, flow) == "COMPLETED"
+
+
+@pytest.mark.parametrize("meanwhile", [True, False])
+async def test_all_of_a_cancelled_flow_is_tried_again_unless_it_is_cancelled_meanwhile(
+    engine: Engine,
+    agent: AgentProfile,
+    clock: ManualClock,
+    meanwhile: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tenuto.engine.revival.CASCADE", 3)
+    keys = [f"c{number}" for number in range(10)]
+    all_ = group("g", *keys, order="parallel")
+    flow = await start(engine, "g", all_, *(task(key) for key in keys))
+    if meanwhile:
+        for work in await engine.claim(agent, WORKER, 10):
+            await engine.fail(work.fence, failure(retryable=False))
+    else:
+        await engine.flows.cancel(flow)
+    clock.advance(1)
+    assert await engine.flows.revive(flow) == 3
+    clock.advance(1)
+    if meanwhile:
+        await engine.flows.cancel(flow)
+    assert len(await worked(engine, agent)) == (0 if meanwhile else 10)
+    assert await flow_status(engine, flow) == "CANCELLED"

@@ -362,12 +362,17 @@ class _Again(msgspec.Struct):
 
 
 def go_on_from_failed(cascade: Cascade, work: Row) -> Script[None]:
-    """A piece of work: try more of a flow again, unless it was ended meanwhile."""
+    """A piece of work: try more of a flow again, unless it was ended meanwhile.
+
+    One that had been cancelled before stays so, but for those of its tasks that are tried again.
+    """
     rows = yield Statement("flows_locked", {"ids": [work["subject"]]})
     flow = flow_of(rows[0])
-    if flow.status in FLOW_OPEN or flow.status is FlowStatus.FAILED:
-        before = msgspec.json.decode(work["data"], type=_Again).before
-        yield from from_failed(cascade, flow, before, asked=False)
+    before = msgspec.json.decode(work["data"], type=_Again).before
+    ended = flow.finished_at is not None and flow.finished_at > before
+    if flow.status is FlowStatus.COMPLETED or (flow.status is FlowStatus.CANCELLED and ended):
+        return
+    yield from from_failed(cascade, flow, before, asked=False)
 
 
 def go_on(cascade: Cascade, work: Row) -> Script[None]:
