@@ -101,3 +101,41 @@ async def test_tasks_that_joined_a_waiting_group_are_revived_with_it(
     done = await worked(engine, agent)
     assert (done[0], sorted(done[1:])) == ("a", [*children, *late])
     assert await flow_status(engine, flow) == "COMPLETED"
+
+
+@pytest.mark.parametrize("children", [[], ["b"]])
+@pytest.mark.parametrize("meanwhile", ["nothing", "pause", "cancel"])
+async def test_many_that_joined_a_waiting_group_have_their_turn_some_at_a_time(
+    engine: Engine,
+    agent: AgentProfile,
+    children: list[str],
+    meanwhile: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their flow is held or ended while some of them have still to be let run."""
+    monkeypatch.setattr("tenuto.engine.latecomers.CASCADE", 2)
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "later", next="end"),
+        group("later", *children, order="parallel"),
+        *(task(key) for key in ("a", "end", *children)),
+    )
+    late = [f"x{number}" for number in range(7)]
+    for key in late:
+        await engine.submit(task(key, group="later"))
+    [work] = await engine.claim(agent, WORKER, 10)
+    await engine.complete(work.fence)
+    found = await statuses(engine, flow)
+    assert [found[key] for key in late] == [["PENDING"]] * 2 + [["WAITING"]] * 5
+    if meanwhile == "cancel":
+        await engine.flows.cancel(flow)
+        assert await worked(engine, agent) == []
+        return
+    if meanwhile == "pause":
+        await engine.flows.pause(flow)
+        assert await worked(engine, agent) == []
+        await engine.flows.resume(flow)
+    done = await worked(engine, agent)
+    assert (sorted(done[:-1]), done[-1]) == ([*children, *late], "end")
+    assert await flow_status(engine, flow) == "COMPLETED"

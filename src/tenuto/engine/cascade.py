@@ -13,6 +13,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.clock import Clock
+from tenuto.engine import latecomers
 from tenuto.engine.births import Births, Fresh, Grown
 from tenuto.engine.consequences import (
     Ended,
@@ -418,12 +419,7 @@ class Cascade:
             return group
         if group.kind == "sequential":
             return (yield from self.pass_turn(group))
-        place = {"group_id": group.id, "workspace": group.workspace, "most": CASCADE}
-        rows = yield Statement("group_tasks_open", place)
-        while rows:
-            ids = [row["id"] for row in rows]
-            yield from self.each(ids, on_turn)
-            rows = yield Statement("group_tasks_open", place | {"after": ids[-1]})
+        yield from latecomers.admit(self, group)
         return group
 
     def finish(self, group: Group, status: GroupStatus) -> Script[None]:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine import revival, tree, turns
+from tenuto.engine import latecomers, revival, tree, turns
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import Ended
 from tenuto.engine.flow_rows import flow_of, group_of
@@ -143,4 +143,5 @@ PIECES: dict[str, Callable[[Cascade, Row], Script[None]]] = {
     "turn": turns.go_on,
     "supersede": turns.go_on_superseding,
     tree.BELOW: tree.go_on,
+    latecomers.ADMIT: latecomers.go_on,
 }

@@ -587,6 +587,15 @@ where body.group_id in (select inside.id from inside) and body.workspace = :work
   [after: and body.task > :after]
 order by body.task limit :most;
 
+-- name: waiting_in_turn
+-- Tasks of a group itself that wait for their turn, in id order.
+-- params: group_id uuid, workspace uuid, after uuid, most bigint
+select body.task as id from task_body body join task on task.id = body.task
+where body.group_id = :group_id and body.workspace = :workspace
+  and task.status in ('WAITING', 'PAUSED') and task.hold = 'turn'
+  [after: and body.task > :after]
+order by body.task limit :most;
+
 -- name: group_show
 -- One run of a group.
 -- params: id uuid, workspace uuid
