@@ -292,3 +292,55 @@ def test_a_child_cannot_wait_for_one_that_comes_after_it(specs: list[Any]) -> No
     with pytest.raises(Invalid) as caught:
         plan("g", *specs)
     assert caught.value.code == "dependency_cycle"
+
+
+@pytest.mark.parametrize("how", ["retried", "joined"])
+@pytest.mark.parametrize("what", ["flow", "g", "outer"])
+async def test_a_turn_that_comes_in_a_pause_is_had_after_it(
+    engine: Engine, agent: AgentProfile, what: str, how: str
+) -> None:
+    """The one before is cancelled while everything is held, and another has come meanwhile."""
+    flow = await start(
+        engine,
+        "outer",
+        group("outer", "g", order="parallel"),
+        group("g", "a", "b", join="all_done"),
+        task("a"),
+        task("b"),
+    )
+    ids = {each.title: each.id for each in (await engine.list()).tasks}
+    await engine.cancel(ids["b"])
+    flows = engine.flows
+    run = None if what == "flow" else await flows.live_group(what)
+    await (flows.pause(flow) if run is None else flows.pause_group(run))
+    if how == "retried":
+        await engine.retry(ids["b"])
+    else:
+        ids["b"] = (await engine.submit(task("b", group="g"))).id
+    await engine.cancel(ids["a"])
+    assert await worked(engine, agent) == []
+    assert await status(engine, ids["b"]) == "PAUSED"
+    await (flows.resume(flow) if run is None else flows.resume_group(run))
+    assert await worked(engine, agent) == ["b"]
+    assert await status(engine, ids["b"]) == "COMPLETED"
+
+
+async def test_a_child_made_in_a_pause_has_its_turn_after_it(
+    engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All children that were there when the pause came are cancelled while it lasts."""
+    monkeypatch.setattr("tenuto.engine.births.CASCADE", 2)
+    keys = [f"c{number}" for number in range(6)]
+    flow = await start(
+        engine, "g", group("g", *keys, join="all_done"), *(task(key) for key in keys)
+    )
+    await engine.flows.pause(flow)
+    there = [each.id for each in (await engine.list()).tasks]
+    while await engine.flows.work_once():
+        pass
+    for each in there:
+        await engine.cancel(each)
+    assert len(there) < 6
+    assert await worked(engine, agent) == []
+    await engine.flows.resume(flow)
+    assert await worked(engine, agent) == keys[len(there) :]

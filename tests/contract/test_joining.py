@@ -139,3 +139,19 @@ async def test_many_that_joined_a_waiting_group_have_their_turn_some_at_a_time(
     done = await worked(engine, agent)
     assert (sorted(done[:-1]), done[-1]) == ([*children, *late], "end")
     assert await flow_status(engine, flow) == "COMPLETED"
+
+
+@pytest.mark.parametrize("what", ["flow", "g", "outer"])
+async def test_a_task_that_joins_in_a_pause_runs_after_it(
+    engine: Engine, agent: AgentProfile, what: str
+) -> None:
+    outer = group("outer", "g", order="parallel")
+    flow = await start(engine, "outer", outer, group("g", "a", order="parallel"), task("a"))
+    flows = engine.flows
+    run = None if what == "flow" else await flows.live_group(what)
+    await (flows.pause(flow) if run is None else flows.pause_group(run))
+    await engine.submit(task("x", group="g"))
+    assert await worked(engine, agent) == []
+    await (flows.resume(flow) if run is None else flows.resume_group(run))
+    assert sorted(await worked(engine, agent)) == ["a", "x"]
+    assert await flow_status(engine, flow) == "COMPLETED"

@@ -9,7 +9,8 @@ from uuid import UUID, uuid5
 import msgspec
 
 from tenuto.clock import Clock
-from tenuto.engine.flow_rows import awaiting, context_of, flow_of, group_of
+from tenuto.engine.consequences import held
+from tenuto.engine.flow_rows import awaiting, context_of, flow_of, group_of, is_paused
 from tenuto.engine.newborns import Birth, context_text, for_item, hold_of, named, new_group
 from tenuto.engine.plans import Plans
 from tenuto.engine.rows import (
@@ -284,6 +285,8 @@ class Births:
             cascade.spent += len(nested)
         yield from self._insert(flow, children, cascade, grown)
         yield from self._await(flow, children, deps["found"], cascade)
+        if flow.status is FlowStatus.PAUSED or group.status is GroupStatus.PAUSED:
+            yield from cascade.each([child.id for child in children], held)
 
     def _await(
         self, flow: Flow, children: list[_Child], found: dict[UUID, Row], cascade: "Cascade"
@@ -310,10 +313,11 @@ class Births:
             self._growing.append(born)
         return row
 
-    def joined(
-        self, flow: Flow, group: Group, new: NewTask, cascade: "Cascade"
-    ) -> Script["Joined"]:
+    def joined(self, group: Group, new: NewTask, cascade: "Cascade") -> Script["Joined"]:
         """A child that the plan does not know of; its slot is after those of the plan."""
+        paused = yield from is_paused(group)
+        flows = yield Statement("flows_locked", {"ids": [group.flow]})
+        flow = flow_of(flows[0])
         rows = yield Statement("last_slot", {"parent": group.id, "workspace": group.workspace})
         slot = max(rows[0]["slot"] or 0, LATECOMERS) + 1
         key = new.key or f"joined-{slot - LATECOMERS}"
@@ -331,6 +335,8 @@ class Births:
         child = msgspec.structs.replace(child, print=fingerprint(new))
         grown = Grown(set(), [], [], [])
         yield from self._insert(flow, [child], cascade, grown)
+        if paused:
+            yield from cascade.each([child.id], held)
         return Joined(child.id, slot, mine, grown.lanes, grown.acts)
 
     def _specs(

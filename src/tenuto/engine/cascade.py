@@ -155,8 +155,7 @@ class Cascade:
 
     def join(self, group: Group, new: NewTask) -> Script[UUID]:
         """One more child for a group that has not ended, after all others."""
-        flows = yield Statement("flows_locked", {"ids": [group.flow]})
-        child = yield from self._births.joined(flow_of(flows[0]), group, new, self)
+        child = yield from self._births.joined(group, new, self)
         turn = child.slot if group.kind == "sequential" and child.mine else group.turn
         yield self.group_change(msgspec.structs.replace(group, open=group.open + 1, turn=turn))
         self.lanes |= child.lanes

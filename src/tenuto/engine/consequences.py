@@ -88,6 +88,16 @@ def cancelled(task: Task) -> Command | None:
     return commands.Cancel(reason="its group has ended")
 
 
+def held(task: Task) -> Command | None:
+    """For what waits in a flow or group that is paused, unless it waits for that alone.
+
+    What has its turn to come would run with it, whatever its flow is by then.
+    """
+    if (task.hold or "").partition(":")[0] == "paused":
+        return None
+    return commands.Pause(reason="its flow was paused")
+
+
 def birth(row: Row, step: Step) -> Birth:
     context = context_of(row["context"])
     return Birth(

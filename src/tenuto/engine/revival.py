@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.cascade import Cascade
-from tenuto.engine.consequences import place_of_turn
+from tenuto.engine.consequences import held, place_of_turn
 from tenuto.engine.flow_rows import flow_of, group_of, is_by_engine, is_paused
 from tenuto.model import commands
 from tenuto.model.errors import Conflict
@@ -42,7 +42,13 @@ class _Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where a task is tried again: whether its end matters, and what it has to wait for there."""
 
     counts: bool
-    hold: str | None = None
+    to_come: bool = False
+    """Whether its turn in a sequence is still to come."""
+    paused: bool = False
+
+    @property
+    def hold(self) -> str | None:
+        return "turn" if self.to_come else "paused" if self.paused else None
 
 
 _NOWHERE = _Place(counts=False)
@@ -81,6 +87,8 @@ class Revival:
         if not changed:
             raise Conflict("only a task that failed, died or was cancelled can be retried")
         self.revived += 1
+        if place.paused:
+            yield from self._cascade.each([task], held)
         if self._deep:
             yield from self._victims([task])
 
@@ -155,6 +163,8 @@ class Revival:
 
         changed = yield from self._cascade.each(ids, again, ended=True)
         self.revived += len(changed)
+        if paused := [task for task in ids if places[task].paused]:
+            yield from self._cascade.each(paused, held)
 
     # Where the task stands.
 
@@ -184,13 +194,13 @@ class Revival:
                 turn = slot if group.kind == "sequential" and group.turn is None else group.turn
                 yield self._cascade.group_change(_with_slot(group, turn, bad=bad))
             paused = yield from is_paused(group)
-            return _Place(counts=True, hold="turn" if to_come else "paused" if paused else None)
+            return _Place(counts=True, to_come=to_come, paused=paused)
         if not self._deep or group.status is not GroupStatus.FAILED:
             return _NOWHERE  # ended from outside, it has left more behind than this one
         above = yield from self._reopen_above(group)
         if not above.counts:
             return _NOWHERE
-        waiting = yield from self._revive_turns(group)
+        waiting = yield from self._revive_turns(group, paused=above.paused)
         yield from self._watch_open(group)
         again = yield from self._recounted(group, slot)
         if group.kind == "sequential":
@@ -200,8 +210,7 @@ class Revival:
             self._cascade.later("expand", group.id, group.workspace)
         to_come = again.turn is not None and again.turn < slot
         # A group that runs again does so at once, in a sequence, too: only its own turns are kept.
-        hold = "paused" if above.hold == "paused" else None
-        return _Place(counts=True, hold="turn" if to_come else hold)
+        return _Place(counts=True, to_come=to_come, paused=above.paused)
 
     def _from_first(self, group: Group, waiting: set[UUID]) -> Script[Group]:
         """The sequence with the turn at its first open child, which has it if it waits for it."""
@@ -246,7 +255,7 @@ class Revival:
             return (yield from self._reopen_flow(group.flow))
         return (yield from self._reopen_group(group.parent, group.slot))
 
-    def _revive_turns(self, group: Group) -> Script[set[UUID]]:
+    def _revive_turns(self, group: Group, *, paused: bool) -> Script[set[UUID]]:
         """Let what never had its turn wait for it again; the ids of all that does."""
         where = {"parent": group.id, "workspace": group.workspace}
         rows = yield from _all("skipped_in_turn", where)
@@ -255,14 +264,15 @@ class Revival:
             yield Statement("work_forget", {"ids": tasks})
             unmet = yield Statement("unmet", {"ids": tasks})
             left = {row["id"]: row["n"] for row in unmet}
-            in_turn = _Place(counts=True, hold="turn")
+            in_turn = _Place(counts=True, to_come=True, paused=paused)
             yield from self._revive(tasks, left, dict.fromkeys(tasks, in_turn))
         groups = sorted(row["id"] for row in rows if row["is_group"])
         if groups:
             found = yield Statement("groups_locked", {"ids": groups})
             for row in found:
                 child = group_of(row)
-                yield from self._revive_turns(child)  # those that joined it while it waited
+                # Those that joined it while it waited.
+                yield from self._revive_turns(child, paused=paused)
                 counted = yield from self._recounted(child, None)
                 waiting = msgspec.structs.replace(counted, status=GroupStatus.WAITING)
                 yield self._cascade.group_change(waiting, "group_reopened")
@@ -288,8 +298,7 @@ class Revival:
         if flow.status in FLOW_OPEN:
             if told:
                 yield self._cascade.flow_change(after)
-            hold = "paused" if flow.status is FlowStatus.PAUSED else None
-            return _Place(counts=True, hold=hold)
+            return _Place(counts=True, paused=flow.status is FlowStatus.PAUSED)
         if not self._deep or flow.status is not FlowStatus.FAILED:
             return _NOWHERE
         again = msgspec.structs.replace(after, status=FlowStatus.RUNNING, finished_at=None)
