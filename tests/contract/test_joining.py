@@ -71,6 +71,28 @@ async def test_a_waiting_group_fails_with_one_that_joined_it(
     assert await flow_status(engine, flow) == "FAILED"
 
 
+@pytest.mark.parametrize("order", ["sequential", "parallel"])
+@pytest.mark.parametrize("children", [[], ["b"]])
+async def test_a_task_that_is_tried_again_in_a_waiting_group_waits_with_it(
+    engine: Engine, agent: AgentProfile, order: Any, children: list[str]
+) -> None:
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "later"),
+        group("later", *children, order=order, join="all_done"),
+        *(task(key) for key in ("a", *children)),
+    )
+    late = [(await engine.submit(task(key, group="later"))).id for key in "xy"]
+    await engine.cancel(late[0])
+    await engine.retry(late[0])
+    [work] = await engine.claim(agent, WORKER, 10)
+    assert work.key == "a"
+    await engine.complete(work.fence)
+    assert sorted(await worked(engine, agent)) == [*children, "x", "y"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
 @pytest.mark.parametrize("bound", [500, 2])
 @pytest.mark.parametrize("order", ["sequential", "parallel"])
 @pytest.mark.parametrize("children", [[], ["b"]])

@@ -43,7 +43,7 @@ class _Place(msgspec.Struct, frozen=True, kw_only=True):
 
     counts: bool
     to_come: bool = False
-    """Whether its turn in a sequence is still to come."""
+    """Whether its turn is still to come, in a sequence or with its group."""
     paused: bool = False
 
     @property
@@ -189,9 +189,11 @@ class Revival:
         rows = yield Statement("groups_locked", {"ids": [group_id]})
         group = group_of(rows[0])
         if group.status in GROUP_OPEN:
-            to_come = group.kind == "sequential" and group.turn is not None and group.turn < slot
+            waits = group.status is GroupStatus.WAITING
+            in_turn = group.kind == "sequential" and not waits
+            to_come = waits or (in_turn and group.turn is not None and group.turn < slot)
             if told:
-                turn = slot if group.kind == "sequential" and group.turn is None else group.turn
+                turn = slot if in_turn and group.turn is None else group.turn
                 yield self._cascade.group_change(_with_slot(group, turn, bad=bad))
             paused = yield from is_paused(group)
             return _Place(counts=True, to_come=to_come, paused=paused)
