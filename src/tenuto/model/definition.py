@@ -92,6 +92,7 @@ class Reference(msgspec.Struct, frozen=True):
 def check_key(field: str, key: str) -> None:
     """Raise `Invalid` unless a definition may have the key."""
     if not _KEY.fullmatch(key):
+        limits.text(field, key, len(key))  # what no database could keep has a code of its own
         raise Invalid(
             f"{field} must begin with a letter or digit and have at most {limits.MAX_NAME}"
             " letters, digits, '.', '_', ':', '/' or '-'",
