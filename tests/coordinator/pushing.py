@@ -19,6 +19,7 @@ from tenuto.model.task import Fence
 from tenuto.settings import Settings
 
 SETTINGS = Settings(dispatch_per_s=40, public_url="http://api.test", grace_s=10)
+KEY = "key-5d2c-of-the-operator"
 
 
 class Stage:
@@ -39,9 +40,7 @@ class Stage:
             return self.leads
 
         means = Means(
-            gateways={
-                "default": Gateway("default", self.gateway.url, "key", deadline_s=deadline_s)
-            },
+            gateways={"default": Gateway("default", self.gateway.url, KEY, deadline_s=deadline_s)},
             issue=self._issue,
             leads=leads,
         )

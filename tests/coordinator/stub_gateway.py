@@ -19,6 +19,7 @@ class StubGateway:
         self.headers: list[str] = []
         self.answer: Callable[[], Awaitable[Answer]] | None = None
         self.kill_status = 200
+        self.kill_said = b"{}"
         self.url = ""
         self._server: asyncio.Server | None = None
         self._port = 0
@@ -67,7 +68,7 @@ class StubGateway:
     async def _answered(self, path: str, body: dict[str, Any]) -> Answer:
         if path.endswith("/kill"):
             self.killed.append(unquote(path.split("/")[-2]))
-            return self.kill_status, b"{}"
+            return self.kill_status, self.kill_said
         assert path == "/api/agents/spawn"
         self.spawned.append(body)
         if self.answer is not None:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 from tests.contract.conftest import ManualClock, row_of
-from tests.coordinator.pushing import Stage, staged
+from tests.coordinator.pushing import KEY, Stage, staged
 from tests.coordinator.stub_gateway import always, session
 
 from tenuto.coordinator.dispatch import in_turn
@@ -68,7 +68,7 @@ async def test_a_task_is_pushed_and_runs_once_its_session_is_told(stage: Stage) 
             "idempotencyKey": f"{task}:1",
         }
     ]
-    assert "authorization: bearer key" in stage.gateway.headers[0].lower()
+    assert f"authorization: bearer {KEY}" in stage.gateway.headers[0].lower()
     assert HERE.value(SPAWNED) == before + 1
     await stage.engine.complete(stage.fences[task], {"c": 3})
     assert await stage.outcomes(task) == ["COMPLETED"]

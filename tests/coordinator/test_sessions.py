@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from tests.contract.conftest import Raw, row_of
-from tests.coordinator.pushing import SETTINGS, Stage, staged
-from tests.coordinator.stub_gateway import session
+from tests.coordinator.pushing import KEY, SETTINGS, Stage, staged
+from tests.coordinator.stub_gateway import always, session
 from tests.secrets.conftest import dump
 from tests.waiting import eventually
 
@@ -331,3 +331,23 @@ async def test_a_gateway_that_repeats_what_it_was_told_gives_no_secret_away(
     assert await stage.outcomes(task) == ["NOT_STARTED"] * 4
     stored = await dump(Raw(database_url))
     assert [told for told in (secret[:8], "token of") if told in stored] == []
+
+
+async def test_a_gateway_that_repeats_our_key_to_it_does_not_give_it_away(
+    stage: Stage, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = f"who is Bearer {KEY}?".encode()
+    await stage.agent()
+    await stage.submit(max_attempts=5)
+    for status in (401, 400):
+        stage.gateway.answer = always(status, said)
+        assert await stage.push() == 1
+        await stage.later(3600)
+    stage.gateway.answer = None
+    [task] = await stage.submit()
+    await stage.push()
+    await stage.engine.cancel(task)
+    stage.gateway.kill_status, stage.gateway.kill_said = 500, said
+    await stage.push()
+    assert "was not killed: HTTP 500: who is Bearer ***?" in caplog.text
+    assert KEY not in await dump(Raw(database_url)) + caplog.text

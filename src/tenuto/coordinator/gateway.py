@@ -44,6 +44,7 @@ class Gateway:
         self.name = name
         self.deadline_s = deadline_s
         self._base = url.rstrip("/")
+        self._token = token
         self._headers = {"content-type": "application/json", "user-agent": "Tenuto/1"}
         if token:
             self._headers["authorization"] = f"Bearer {token}"
@@ -62,9 +63,9 @@ class Gateway:
         content = msgspec.json.encode(body)
         status, said = await self._post("/api/agents/spawn", content, self.deadline_s)
         if 400 <= status < 500 and status not in _OURS:
-            raise Refused(_told(status, said, secrets))
+            raise Refused(self._told(status, said, secrets))
         if not 200 <= status < 300:
-            raise Broken(_told(status, said, secrets))
+            raise Broken(self._told(status, said, secrets))
         try:
             key = msgspec.json.decode(said, type=_Spawned).session.session_key
             return limits.text("sessionKey", key, limits.MAX_TITLE, empty=False)
@@ -79,7 +80,7 @@ class Gateway:
             return "gone"
         if 200 <= status < 300:
             return "killed"
-        raise Broken(_told(status, said))
+        raise Broken(self._told(status, said))
 
     async def _post(self, path: str, content: bytes, deadline_s: float) -> tuple[int, bytes]:
         try:
@@ -99,9 +100,8 @@ class Gateway:
             said_ = limits.clean(str(error) or type(error).__name__, MAX_SAID)
             raise Broken(f"cannot be reached: {said_}") from error
 
-
-def _told(status: int, body: bytes, secrets: Iterable[str] = ()) -> str:
-    # Struck before it is cut: half of a secret is not known again.
-    whole = Redactor(secrets).text(body.decode("utf-8", "replace"))
-    said = limits.clean(whole, MAX_SAID)
-    return f"HTTP {status}: {said}" if said else f"HTTP {status}"
+    def _told(self, status: int, body: bytes, secrets: Iterable[str] = ()) -> str:
+        # Struck before it is cut: half of a secret is not known again. Our key to it is one, too.
+        whole = Redactor([*secrets, self._token]).text(body.decode("utf-8", "replace"))
+        said = limits.clean(whole, MAX_SAID)
+        return f"HTTP {status}: {said}" if said else f"HTTP {status}"
