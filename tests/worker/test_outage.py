@@ -91,6 +91,9 @@ class Broken:
         del busy
         return None
 
+    def unused(self) -> None:
+        pass
+
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
         raise AssertionError("never mind")
 

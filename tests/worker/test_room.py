@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.proof.crash.inside import working
+from tests.proof.crash.inside import Inside, working
+from tests.waiting import eventually
 
 from tenuto.worker.room import Room
+from tenuto.worker.runtime.command import CommandRuntime
 from tenuto.worker.session import SpawnError, Supervisor
 
 FEW = 48 + 3 * 5
@@ -100,3 +102,58 @@ def test_after_a_failure_one_is_tried_at_a_time_and_more_seldom() -> None:
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
     room.started()
     assert room.left(0) > 1
+
+
+def test_who_finds_nothing_to_start_has_not_tried() -> None:
+    at = [0.0]
+    room = Room(lambda: at[0])
+    room.failed()
+    room.unused()  # asked for before the failure
+    assert room.left(0) == 0
+    at[0] = 1.0
+    for _ in range(3):
+        assert room.left(0) == 1
+        room.unused()
+    assert room.left(0) == 1
+    room.failed()
+    at[0] = 2.5
+    assert room.left(0) == 0, "and failures are counted as before"
+
+
+class Watched(Room):
+    """Room on a machine where one start failed, at a time that stands still."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        super().__init__(lambda: self.at)
+        self.failed()
+        self.at = 1.0
+        self.looks: list[int] = []
+
+    def left(self, busy: int) -> int:
+        self.looks.append(super().left(busy))
+        return self.looks[-1]
+
+
+async def after_a_failure(inside: Inside) -> Watched:
+    await inside.ended(await inside.shell("exit 0"))
+    [hosted] = inside.worker._hosted
+    assert isinstance(hosted.runtime, CommandRuntime)
+    hosted.runtime._room = room = Watched()
+    return room
+
+
+async def test_an_idle_worker_takes_a_task_at_once_after_failures(sqlite_url: str) -> None:
+    async with working(sqlite_url) as inside:
+        room = await after_a_failure(inside)
+        await eventually(lambda: len(room.looks) > 2)
+        task = await inside.shell("exit 0")
+        assert (await inside.ended(task)).status == "COMPLETED"
+
+
+async def test_a_command_that_cannot_run_shows_that_the_machine_can(sqlite_url: str) -> None:
+    async with working(sqlite_url) as inside:
+        room = await after_a_failure(inside)
+        task = await inside.submit(command=["/no/such/program"])
+        assert (await inside.ended(task)).status == "FAILED"
+        assert room.left(0) > 1

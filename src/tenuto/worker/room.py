@@ -64,6 +64,12 @@ class Room:
         self._pause = min(max(_FIRST_PAUSE_S, 2 * self._pause), _LONGEST_PAUSE_S)
         self._next = self._now() + self._pause
 
+    def unused(self) -> None:
+        """Who was let through found nothing to start: the next one may try at once."""
+        if self._tried:
+            self._tried = False
+            self._next = self._now()
+
     def started(self) -> None:
         """A session was started."""
         self._pause = 0.0

@@ -224,6 +224,8 @@ class Worker:
         works = self._fitting(hosted.profile.means, await self._claimed(index, n))
         self._asking -= 1
         self._reserved -= n
+        if not works:
+            hosted.runtime.unused()
         if self._stopping:
             await self._give_all_back(works)
             return

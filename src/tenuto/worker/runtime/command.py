@@ -83,6 +83,9 @@ class CommandRuntime:
     def room(self, busy: int) -> int | None:
         return self._room.left(busy)
 
+    def unused(self) -> None:
+        self._room.unused()
+
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
         try:
             session = await self._spawn(context)
@@ -133,6 +136,8 @@ class CommandRuntime:
             temporary = error.code == "spawn_failed"
             if temporary:
                 self._room.failed()
+            else:
+                self._room.started()  # the machine could: it is the command that cannot run
             raise CannotStart(
                 Failure(
                     message=f"cannot run {argv[0]}: {error}",

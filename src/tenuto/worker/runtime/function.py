@@ -41,6 +41,9 @@ class FunctionRuntime:
         del busy
         return None
 
+    def unused(self) -> None:
+        pass
+
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
         handler = self.handlers.get(context.work.task_type) or self.handlers[None]
         try:

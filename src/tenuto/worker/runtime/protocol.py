@@ -31,8 +31,11 @@ class Runtime(Protocol):
     def room(self, busy: int) -> int | None:
         """Sessions that can be started now beside so many; `None` for as many as there are slots.
 
-        Whoever asks is taken to start them.
+        Whoever asks is taken to start them, unless it says that there were none.
         """
+
+    def unused(self) -> None:
+        """What `room` allowed found nothing to start."""
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
         """The output. When cancelled: end the session, note in `receipt` how, and re-raise."""
