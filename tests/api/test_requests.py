@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -160,8 +161,16 @@ async def test_an_answer_too_long_to_keep_is_not_given_twice(
     assert len((await owner.get(TASKS)).json()["tasks"]) == 2
 
 
+async def pruned_later(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few minutes pass, and a coordinator removes what is past its age."""
+    clock = type(api.service.store.clock)
+    now = clock.now
+    monkeypatch.setattr(clock, "now", lambda self: now(self) + timedelta(minutes=5))
+    await api.service.engine(DEFAULT_WORKSPACE).upkeep.prune_once()
+
+
 async def test_what_may_have_been_done_is_not_done_again(
-    owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    api: Api, owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = (await owner.post(TASKS, json={"title": "a"})).json()["id"]
     rerun, headers = f"{TASKS}/{made}/rerun", {"Idempotency-Key": "k7"}
@@ -173,7 +182,11 @@ async def test_what_may_have_been_done_is_not_done_again(
         broken.setattr(Engine, "show", away)  # the task is made, and cannot be shown
         lost = await owner.post(rerun, headers=headers)
     assert problem(lost) == (503, "database_unreachable")
-    assert problem(await owner.post(rerun, headers=headers)) == (409, "in_progress")
+    for _ in range(2):
+        again = await owner.post(rerun, headers=headers)
+        assert problem(again) == (409, "idempotency_conflict")
+        assert "whether it was done is not known" in again.json()["detail"]
+        await pruned_later(api, monkeypatch)
     assert len((await owner.get(TASKS)).json()["tasks"]) == 2
 
 
@@ -195,6 +208,8 @@ async def test_an_answer_that_cannot_be_kept_is_given(
         first = await owner.post(rerun, headers=headers)
     assert (first.status_code, first.json()["rerunOf"]) == (201, made)
     assert problem(await owner.post(rerun, headers=headers)) == (409, "in_progress")
+    await pruned_later(api, monkeypatch)
+    assert problem(await owner.post(rerun, headers=headers)) == (409, "idempotency_conflict")
     assert len((await owner.get(TASKS)).json()["tasks"]) == 2
 
 

@@ -6,6 +6,7 @@ whose answer holds a secret: what is shown once is stored nowhere.
 
 import hmac
 import logging
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -24,6 +25,8 @@ LARGEST = 1024 * 1024
 """Bytes of an answer that are kept, enough for the largest bulk; a repetition of a request with a
 larger one is refused, so that what it made is not made twice."""
 PURPOSE = "idempotency"
+ANSWERED_WITHIN = timedelta(minutes=2)
+"""For how long a request without an answer is taken to be under way."""
 _LOOKS = 3
 ROUTES = frozenset(
     {
@@ -94,8 +97,14 @@ class Answers:
             return
         if row["fingerprint"] not in (said, *before):
             raise Conflict("the key was used for another request", "idempotency_conflict")
-        if row["status"] is None:
+        if row["status"] is None and now - row["created_at"] < ANSWERED_WITHIN:
             raise Conflict("the first request with the key is not answered yet", "in_progress")
+        if row["status"] is None or row["status"] >= FAULT:
+            raise Conflict(
+                "the first request with the key ended in a fault or an outage:"
+                " whether it was done is not known",
+                "idempotency_conflict",
+            )
         if row["body"] is None:
             raise Conflict(
                 "the request was answered before, at a length that is not kept",
@@ -106,15 +115,13 @@ class Answers:
     async def end(self, key: str, route: str, status: int, body: bytes) -> None:
         """Keep the answer, unless it is too long; forget a request that was refused.
 
-        After a fault or an outage nobody knows whether it was done: it stays unanswered, so that a
-        repetition does not do it again.
+        Of a fault or an outage its status is kept: nobody knows whether the request was done, so a
+        repetition must not do it.
         """
-        if status >= FAULT:
-            return
         params: dict[str, Any] = {"workspace": self._workspace, "key": key, "route": route}
         wanted = Statement("idempotency_forget", params)
-        if status < 300:
-            kept = body.decode() if len(body) <= LARGEST else None
+        if status < 300 or status >= FAULT:
+            kept = body.decode() if status < 300 and len(body) <= LARGEST else None
             wanted = Statement("idempotency_end", params | {"status": status, "body": kept})
 
         def script() -> Script[None]:

@@ -30,7 +30,6 @@ AUDIT_AFTER = timedelta(days=365)
 DELIVERY_AFTER = timedelta(days=30)
 LANE_AFTER = timedelta(days=1)
 ANSWER_AFTER = timedelta(days=1)
-UNANSWERED_AFTER = timedelta(minutes=2)
 WORKER_LOST_AFTER = timedelta(minutes=2)
 WORKER_FORGET_AFTER = timedelta(days=1)
 
@@ -231,10 +230,7 @@ class Upkeep:
             Statement("prune_other", {"before": now - AUDIT_AFTER, "most": BATCH}),
             Statement("deliveries_prune", {"before": now - DELIVERY_AFTER, "most": BATCH}),
             Statement("lane_prune", {"before": now - LANE_AFTER, "most": BATCH}),
-            Statement(
-                "idempotency_prune",
-                {"before": now - ANSWER_AFTER, "unanswered_before": now - UNANSWERED_AFTER},
-            ),
+            Statement("idempotency_prune", {"before": now - ANSWER_AFTER}),
             Statement("worker_lost", {"before": now - WORKER_LOST_AFTER}),
             Statement("worker_forget", {"before": now - WORKER_FORGET_AFTER}),
         ]

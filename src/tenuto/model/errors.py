@@ -35,7 +35,7 @@ CODES: dict[str, str] = {
     "expression_failed": "The expression has no answer: a name is missing or types do not fit.",
     "expression_invalid": "The expression cannot be understood, or is too costly.",
     "forbidden": "The caller's role or token does not allow it.",
-    "idempotency_conflict": "The idempotency key was used before with other content.",
+    "idempotency_conflict": "The key was used before: with other content, or without an answer.",
     "in_progress": "A request with the same idempotency key is still being answered.",
     "internal": "A fault in this program.",
     "invalid_filter": "The filter names something that cannot be filtered by.",

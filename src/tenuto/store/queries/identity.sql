@@ -143,23 +143,21 @@ returning key;
 -- name: idempotency_kept
 -- What is known of a request.
 -- params: workspace uuid, key text, route text
-select fingerprint, status, body from idempotency
+select fingerprint, status, body, created_at from idempotency
 where workspace = :workspace and key = :key and route = :route;
 
 -- name: idempotency_end
--- Keep an answer.
+-- Keep an answer, or that there was none.
 -- params: workspace uuid, key text, route text, status bigint, body text
 update idempotency set status = :status, body = :body
 where workspace = :workspace and key = :key and route = :route;
 
 -- name: idempotency_forget
--- Forget a request that failed: it may be made again.
+-- Forget a request that was refused: it may be made again.
 -- params: workspace uuid, key text, route text
 delete from idempotency where workspace = :workspace and key = :key and route = :route;
 
 -- name: idempotency_prune
--- Forget requests of long ago, and those whose server died before it answered.
--- params: before timestamptz, unanswered_before timestamptz
-delete from idempotency
-where created_at < :before or (status is null and created_at < :unanswered_before)
-returning key;
+-- Forget requests of long ago.
+-- params: before timestamptz
+delete from idempotency where created_at < :before returning key;
