@@ -85,7 +85,7 @@ class Attempt:
             self._held.asked_at = self._engine.clock.elapsed()
             self._held.reason = reason
         if reason == "timeout":
-            self._context.longest_grace_s = TIMEOUT_GRACE_S
+            self._held.longest_grace_s = self._context.longest_grace_s = TIMEOUT_GRACE_S
         if self._running is not None and not self._stopping:
             # Once: a second cancel would cut the killing short and tell of an end too early.
             self._stopping = True

@@ -150,19 +150,21 @@ class Heart:
                 self._ask(held, "drain")
 
     async def _end_stuck(self) -> None:
-        limit = self._settings.grace_s + 2.0
         now = self._engine.clock.elapsed()
         stopping = [each for each in self._leases.all() if each.reason and not each.ended]
         for each in stopping:
             each.looks += 1
-        # Both by the clock and by looks: a machine that slept gave the handler no time to stop.
-        enough = limit / self._pause()
-        stuck = [each for each in stopping if now - each.asked_at > limit and each.looks > enough]
+        stuck = [each for each in stopping if self._is_stuck(each, now)]
         if stuck:
             log.error("%d handlers do not stop; ending this worker to stop them", len(stuck))
             self._drain()  # what is given back must not be claimed here again
             await self._give_back(stuck)
             self._die()
+
+    def _is_stuck(self, held: Held, now: float) -> bool:
+        # Both by the clock and by looks: a machine that slept gave the handler no time to stop.
+        limit = min(self._settings.grace_s, held.longest_grace_s) + 2.0
+        return now - held.asked_at > limit and held.looks > limit / self._pause()
 
     async def _give_back(self, stuck: list[Held]) -> None:
         receipt = {"state": "killed", "how": "the worker process ended itself"}

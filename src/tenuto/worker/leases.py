@@ -1,5 +1,6 @@
 """What a worker holds. Shared by the worker's loop and its heart, which may be another thread."""
 
+import math
 from collections.abc import Callable
 from typing import Literal
 from uuid import UUID
@@ -22,6 +23,8 @@ class Held(msgspec.Struct, eq=False):
     stop: Callable[[Reason], None]
     reason: Reason | None = None
     asked_at: float = 0.0
+    longest_grace_s: float = math.inf
+    """Seconds at most that it has to stop."""
     looks: int = 0
     """How often the heart has found it still running since it was asked to stop."""
     ended: bool = False
