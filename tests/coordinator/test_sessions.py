@@ -107,6 +107,25 @@ async def test_a_session_that_cannot_be_killed_keeps_no_other_from_its_gateway(
     assert (attempt.receipt or {})["state"] == "killed", "and it is tried again and again"
 
 
+async def test_nor_while_spawns_wait_for_the_pace(stage: Stage) -> None:
+    await stage.agent()
+    await stage.submit(max_attempts=1)
+    await stage.push()
+    await stage.later(91)
+    stage.gateway.kill_status = 500
+    for _ in range(20):
+        await stage.push()
+        stage.clock.advance(60)
+    [task] = await stage.submit()
+    pace, tried = stage.dispatcher._pace, len(stage.gateway.killed)
+    pace.grant(pace.burst, stage.clock.now())
+    assert await stage.push() == 0
+    stage.clock.advance(1)
+    await stage.push()
+    assert await stage.status(task) == "RUNNING"
+    assert len(stage.gateway.killed) == tried
+
+
 async def test_a_pause_leaves_time_for_a_checkpoint(stage: Stage) -> None:
     await stage.agent()
     [task] = await stage.submit()

@@ -80,6 +80,8 @@ class Dispatcher:
         self._turn = 0
         self._paced = False
         """Whether tasks wait for nothing but the pace."""
+        self._unasked: set[str | None] = set()
+        """Gateways last tried out by a kill that a spawn waits for, and nothing but the pace."""
         self._full = False
         """Whether something waits for a call to end."""
         self._served = -math.inf
@@ -134,6 +136,7 @@ class Dispatcher:
     async def once(self) -> int:
         """Start kills and spawns, as many as may be; answers how many, without waiting for them."""
         self._paced = self._full = False
+        self._unasked = set()
         if not await self._means.leads():
             return 0
         await self._serve()
@@ -145,13 +148,13 @@ class Dispatcher:
         probes = {each.name for each in states if each.probing(now)}
         self._well -= {each.name for each in states if each.failures}
         # Where a kill had the last try a spawn has the next, if any waits: one session that cannot
-        # be killed must not keep its gateway from all others.
+        # be killed must not keep its gateway from all others, however long those wait for the pace.
         after = probes & self._kill_tried
         first = probes - after
         started = await self._kill(ready, first)
         probes = first | after
         started += await self._push(ready, probes)
-        return started + await self._kill(set(), probes & after)
+        return started + await self._kill(set(), (probes & after) - self._unasked)
 
     async def _serve(self) -> None:
         if self._clock.elapsed() - self._served > SERVE_EVERY_S:
@@ -169,7 +172,8 @@ class Dispatcher:
         pushed, mine = 0, set[int]()
         while waiting and busy:
             again = []
-            for number, target in enumerate(in_turn(waiting, self._turn)):
+            order = in_turn(waiting, self._turn)
+            for number, target in enumerate(order):
                 if number % OTHERS_TURN == OTHERS_TURN - 1:
                     await self._clock.sleep(0)
                 lanes = await self._engine.lanes_of(target.agent)
@@ -181,6 +185,7 @@ class Dispatcher:
                     continue
                 if not (left := self._pace.left(self._clock.now())):
                     self._paced = True
+                    self._unasked = await self._held_up(order[number:], busy)
                     return pushed
                 taken = await self._offer(target, left // len(waiting), probes)
                 pushed += taken
@@ -190,6 +195,16 @@ class Dispatcher:
             waiting = again
         self._lanes.clear()
         return pushed
+
+    async def _held_up(self, targets: Iterable[Target], busy: set[int]) -> set[str | None]:
+        """Gateways last tried out by a kill whose agents could be given something."""
+        return {
+            each.agent.gateway
+            for each in targets
+            if each.agent.gateway in self._kill_tried
+            and not each.is_full
+            and await self._engine.lanes_of(each.agent) & busy
+        }
 
     async def _offer(self, target: Target, n: int, probes: set[str]) -> int:
         """Claim about so many tasks for an agent and have their sessions spawned."""
