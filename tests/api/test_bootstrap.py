@@ -14,6 +14,11 @@ from tenuto.settings import Settings
 SERVERS = 4
 
 
+def names(folder: Path) -> set[str]:
+    """The files of tokens in a folder."""
+    return {each.name for each in folder.glob("token*")}
+
+
 async def test_servers_that_start_at_once_make_one_token(
     settings: Settings, tmp_path: Path
 ) -> None:
@@ -45,8 +50,36 @@ async def test_a_token_that_cannot_be_written_does_not_hold(
             broken.setattr(Path, "write_text", full)
             with pytest.raises(OSError, match="no space left"):
                 await _bootstrap(service)
+        assert names(tmp_path) == set()
     path = tmp_path / "token"
     async with running(settings) as api:
         client = await api.client(path.read_text().strip())
         assert (await client.get(f"{V1}/me")).json()["role"] == "OWNER"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_token_that_holds_is_found_though_its_server_died(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Died(Exception):
+        """The process ends here."""
+
+    def die(*args: object) -> None:
+        raise Died
+
+    async with app.service(settings) as service:
+        with monkeypatch.context() as dying:
+            dying.setattr(Path, "replace", die)
+            with pytest.raises(Died):
+                await _bootstrap(service)
+    path = tmp_path / "token"
+    [kept] = names(tmp_path)
+    holding = (tmp_path / kept).read_text()
+    others = {"token.another": "tnt_another", "token.bytes": "\udcff", "token.empty": ""}
+    for name, text in others.items():
+        (tmp_path / name).write_text(text, errors="surrogateescape")
+    for _ in range(2):
+        async with running(settings):
+            assert path.read_text() == holding
+    assert names(tmp_path) == {"token", *others}
     assert path.stat().st_mode & 0o777 == 0o600

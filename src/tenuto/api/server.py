@@ -4,7 +4,8 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import uvicorn
 from litestar import Litestar
@@ -13,7 +14,7 @@ from tenuto.api.app import make_app
 from tenuto.api.metrics import watch
 from tenuto.api.service import Service
 from tenuto.engine.engine import DEFAULT_WORKSPACE
-from tenuto.model.errors import Unavailable
+from tenuto.model.errors import Unauthenticated, Unavailable
 from tenuto.settings import Settings
 
 log = logging.getLogger("tenuto.api")
@@ -97,17 +98,41 @@ async def _bootstrap(service: Service) -> None:
     one. Until then it has a name of its own, because servers that start at once may share a folder.
     """
     identity = service.identity
-    if not await identity.unowned():
-        return
-    made = identity.fresh()
     folder = service.settings.folder()
     path = folder / TOKEN_FILE
+    if not await identity.unowned():
+        await _find(service, path)
+        return
+    made = identity.fresh()
     kept = folder / f"{TOKEN_FILE}.{made.id}"
     await asyncio.to_thread(folder.mkdir, 0o700, True, True)
     kept.touch(mode=0o600)
-    kept.write_text(made.token + "\n")
+    try:
+        kept.write_text(made.token + "\n")
+    except OSError:
+        kept.unlink()
+        raise
     if await identity.bootstrap(DEFAULT_WORKSPACE, made):
-        kept.replace(path)
-        log.info("the first owner's token is in %s", path)
+        _hand_over(kept, path)
     else:
         kept.unlink()
+
+
+async def _find(service: Service, path: Path) -> None:
+    """Hand over a first owner's token whose server died between making it hold and saying so."""
+    for kept in _untold(path):
+        with suppress(Unauthenticated, OSError, ValueError):  # what does not hold is nobody's
+            await service.identity.caller(kept.read_text().strip(), None)
+            _hand_over(kept, path)
+            return
+
+
+def _untold(path: Path) -> list[Path]:
+    """Where tokens are of which nobody was told, if nobody was told of any."""
+    return [] if path.exists() else [*path.parent.glob(f"{TOKEN_FILE}.*")]
+
+
+def _hand_over(kept: Path, path: Path) -> None:
+    with suppress(FileNotFoundError):  # a server that starts beside this one may have done it
+        kept.replace(path)
+    log.info("the first owner's token is in %s", path)
