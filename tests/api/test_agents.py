@@ -42,7 +42,7 @@ async def test_an_agent_cannot_raise_its_own_limits(
 async def test_heartbeats_are_kept_as_health(
     owner: httpx2.AsyncClient, itself: httpx2.AsyncClient, agent: str
 ) -> None:
-    said = {"status": "degraded", "progressPercent": 40.5, "currentStep": "s", "memoryMb": 12.5}
+    said = {"status": "degraded", "progressPercent": 40.5, "memoryMb": 12.5}
     answer = await itself.post(
         f"{V1}/agents/{agent}/heartbeat", json=said | {"cpuPercent": 7, "unheardOf": 1}
     )
@@ -54,6 +54,20 @@ async def test_heartbeats_are_kept_as_health(
     assert {name: sample[name] for name in said} == said
     assert (health["healthy"], sample["cpuPercent"]) == (True, 7)
     assert (await owner.get(f"{V1}/agents/{agent}/health?limit=0")).status_code in (400, 422)
+
+
+async def test_without_its_task_an_agent_has_no_words_of_its_own(
+    owner: httpx2.AsyncClient, itself: httpx2.AsyncClient, agent: str
+) -> None:
+    secret = "canary-0123456789"
+    given = {"secrets": {"key": secret}}
+    await owner.post(f"{V1}/agent-tasks", json={"title": "t", "input": given})
+    assert (await itself.post(f"{V1}/agents/{agent}/claim", json={})).json()["tasks"]
+    said = {"status": secret, "currentStep": f"with {secret}"}
+    beat = await itself.post(f"{V1}/agents/{agent}/heartbeat", json=said)
+    assert beat.status_code == 200
+    current = (await owner.get(f"{V1}/agents/{agent}/health")).json()["current"]
+    assert (current["status"], current["currentStep"]) == ("unknown", None)
 
 
 async def test_an_agent_that_ends_takes_no_more_and_hears_of_its_kill(

@@ -35,7 +35,7 @@ from tenuto.model.attempts import HUNG
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict, Invalid, TenutoError
 from tenuto.model.matching import AgentProfile
-from tenuto.model.redact import NOTHING, Redactor
+from tenuto.model.redact import Redactor
 from tenuto.model.spending import check_usage
 from tenuto.model.task import Fence
 from tenuto.store.protocol import Statement
@@ -44,6 +44,8 @@ T = TypeVar("T")
 ESCALATES = "escalation"
 LONGEST_WAIT_S = 60
 MOST = 100
+PLAIN = frozenset({"healthy", "degraded", "unhealthy"})
+"""What an agent may say of itself without saying what task it is at."""
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -366,7 +368,7 @@ async def heartbeat(
     said = data or HeartbeatBody()
     agent = await desk.registry.profile(agent_id)
     if said.current_task_id is None and desk.caller.fence is None:
-        return Alive(messages=await desk.registry.seen(agent_id, _felt(said, NOTHING)))
+        return Alive(messages=await desk.registry.seen(agent_id, _felt(said, None)))
     try:
         fence, pulse = await _renewed(desk, agent, said)
         redactor = await desk.engine.sealing.redactor(fence)
@@ -404,10 +406,17 @@ async def _renewed(desk: AtDesk, agent: AgentProfile, said: HeartbeatBody) -> tu
 
 
 def _felt(said: HeartbeatBody, redactor: Redactor | None) -> Felt:
-    """How an agent says it is, with its task's secrets struck; nothing in words if they cannot."""
+    """How an agent says it is, with its task's secrets struck; no words of its own without one.
+
+    Without its task nobody knows what it was ever handed, and may be saying.
+    """
     status, step = said.status or "healthy", said.current_step
+    if redactor is not None:
+        status = redactor.text(status)
+    elif status not in PLAIN:
+        status = "unknown"
     return Felt(
-        status="unknown" if redactor is None else redactor.text(status),
+        status=status,
         current_task_id=said.current_task_id,
         progress_percent=said.progress_percent,
         current_step=None if redactor is None or step is None else redactor.text(step),
