@@ -128,7 +128,7 @@ async def test_a_person_logs_in_and_out(api: Api, owner: httpx2.AsyncClient) -> 
     wrong = await nobody.post(f"{V1}/login", json={"name": "ada", "password": "wrong password"})
     unknown = await nobody.post(f"{V1}/login", json={"name": "bob", "password": "wrong password"})
     assert wrong.content == unknown.content
-    assert problem(wrong) == (401, "unauthenticated")
+    assert problem(wrong) == (401, "login_refused")
     right = {name: user[name] for name in ("name", "password")}
     login = (await nobody.post(f"{V1}/login", json=right)).json()
     ada = await api.client(login["token"])
@@ -169,7 +169,7 @@ async def test_what_is_made_in_two_steps_is_made_whole_or_not_at_all(
 async def test_nobody_is_called_what_cannot_be_a_name(api: Api, name: str) -> None:
     nobody = await api.client()
     body = {"name": name, "password": "not the password"}
-    assert problem(await nobody.post(f"{V1}/login", json=body)) == (401, "unauthenticated")
+    assert problem(await nobody.post(f"{V1}/login", json=body)) == (401, "login_refused")
 
 
 async def test_guessing_a_password_gets_slow(api: Api) -> None:

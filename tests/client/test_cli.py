@@ -261,9 +261,8 @@ def test_a_login_is_remembered_for_its_own_server(cli: Remote) -> None:
     assert not file.exists()
     password = _file(cli, "correct horse battery\n")
     cli("user", "create", "bob", "--password-file", password, TENUTO_URL=url, TENUTO_TOKEN=token)
-    assert (
-        cli("login", url, "--name", "bob", "--password-file", "-", stdin="wrong password").code == 1
-    )
+    wrong = cli("login", url, "--name", "bob", "--password-file", "-", stdin="wrong password")
+    assert (wrong.code, wrong.err) == (1, "error: name or password is wrong [login_refused]\n")
     cli.ok("login", url, "--name", "bob", "--password-file", password)
     assert cli.json("task", "list")["tasks"]
     session = re.search(r'token = "(\S+)"', file.read_text())

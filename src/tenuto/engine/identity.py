@@ -170,7 +170,7 @@ class Identity:
         stored = known["password"] if known is not None else None
         right = await self._matches(stored, password)
         if known is None or not right or known["disabled_at"] is not None:
-            raise Unauthenticated("name or password is wrong")
+            raise Unauthenticated("name or password is wrong", "login_refused")
         token = LOGIN + self.clock.new_token() + self.clock.new_token()
         now = self.clock.now()
         params: dict[str, Any] = {

@@ -44,6 +44,7 @@ CODES: dict[str, str] = {
     "keys_invalid": "The keys that seal secrets are missing, weak, malformed or open to others.",
     "last_owner": "A workspace keeps at least one owner.",
     "lease_lost": "The attempt no longer owns the task.",
+    "login_refused": "The name or the password is wrong.",
     "mailbox_full": "As many messages wait for the agent as may.",
     "method_not_allowed": "The path knows other methods.",
     "name_taken": "Something of that name exists already.",
