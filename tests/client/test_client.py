@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
 from tests.api.conftest import Api, running
@@ -14,11 +15,13 @@ from tests.waiting import eventually
 
 import tenuto
 from tenuto import AsyncClient, Client, TaskFailed, Worker, app, task
+from tenuto.client import link
 from tenuto.client.follow import OUTAGE_S
+from tenuto.client.problems import unreachable
 from tenuto.client.worker import Worker as Facade
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import Coordinator
-from tenuto.model.errors import Conflict, Invalid, NotFound
+from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
 from tenuto.settings import Settings
 
 PATIENCE = 30
@@ -281,7 +284,14 @@ def test_importing_the_package_loads_nothing() -> None:
 async def test_following_goes_on_after_the_server_was_away(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, quiet_s: int
 ) -> None:
-    elapsed = Clock.elapsed
+    elapsed, refused = Clock.elapsed, asyncio.Event()
+
+    def heard(url: str, error: Exception) -> Unavailable:
+        if isinstance(error, httpx2.ConnectError):
+            refused.set()
+        return unreachable(url, error)
+
+    monkeypatch.setattr(link, "unreachable", heard)
     async with running(settings) as first:
         fixed = msgspec.structs.replace(settings, port=int(first.url.rpartition(":")[2]))
         token = await first.token()
@@ -291,7 +301,7 @@ async def test_following_goes_on_after_the_server_was_away(
         seen = [await anext(events)]
         following = asyncio.ensure_future(anext(events))
         monkeypatch.setattr(Clock, "elapsed", lambda clock: elapsed(clock) + quiet_s)
-    await asyncio.wait([following], timeout=1)  # nobody answers
+    await eventually(refused.is_set, PATIENCE)
     async with running(fixed):
         await client.tasks.cancel(made.id)
         seen.append(await following)
