@@ -79,7 +79,7 @@ def swap(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
 FENCE = "where task.id = done.id and task.attempt = done.attempt and task.lease_token = done.token"
 
 
-@plant("I5", harsh=True)
+@plant("I5", harsh=True, near=45)
 def complete_guarded_by_status(stack: ExitStack) -> None:
     """As River does: whoever comes first finishes the task, whichever attempt it is."""
     rewrite(
@@ -90,7 +90,7 @@ def complete_guarded_by_status(stack: ExitStack) -> None:
     )
 
 
-@plant("I5", harsh=True)
+@plant("I5", harsh=True, near=45)
 def complete_guarded_by_owner(stack: ExitStack) -> None:
     """The right agent is enough, though it may be its attempt before."""
     same = (
@@ -318,7 +318,7 @@ def bulk_in_parts(stack: ExitStack) -> None:
     swap(stack, submit.Submitting, "many", one_by_one)
 
 
-@plant("I3", "I5", harsh=True, near=299)
+@plant("I3", "I5", harsh=True, near=568)
 def checkpoint_not_fenced(stack: ExitStack) -> None:
     """Any attempt may save as long as the task runs."""
     owned = report.Reporting.owned
