@@ -7,6 +7,8 @@ SHELL := /bin/sh
 
 PY := .venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start the program some thousand times: where no bytecode is kept, it is compiled each time.
+export PYTHONDONTWRITEBYTECODE :=
 
 help: ## Print this help
 	@echo 'usage: make TARGET'
