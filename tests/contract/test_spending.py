@@ -67,7 +67,7 @@ async def test_reports_add_up(engine: Engine, raw: Raw) -> None:
     assert (attempt.input_tokens, attempt.output_tokens, attempt.cost_usd) == (300, 17, 0.75)
     assert await raw.count("spending") == 2
     assert HERE.value("tenuto_tokens_total", model="m1") - before[0] == 310
-    assert HERE.value("tenuto_cost_usd_total") - before[1] == 0.75
+    assert HERE.value("tenuto_cost_usd_total") - before[1] == pytest.approx(0.75)
 
 
 async def test_each_attempt_has_its_own(engine: Engine) -> None:
