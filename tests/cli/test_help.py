@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -120,3 +121,11 @@ def test_little_is_loaded_before_an_interrupt_is_heard() -> None:
         timeout=60,
     )
     assert said.stdout == "False\n"
+
+
+def test_a_short_command_imports_no_servers(tmp_path: Path) -> None:
+    data = str(tmp_path)
+    assert probe("task", "create", "--name", "x", "--prompt", "y", "--data", data)[1] == 0
+    out, code, modules = probe("task", "list", "--data", data, "--json")
+    assert (len(json.loads(out)["tasks"]), code) == (1, 0)
+    assert modules & {"prometheus_client", "litestar", "uvicorn", "asyncpg", "http.server"} == set()

@@ -10,7 +10,6 @@ import msgspec
 
 from tenuto.clock import Clock
 from tenuto.engine.rates import charge
-from tenuto.metrics import HERE, OTHER
 from tenuto.model import commands
 from tenuto.model.commands import Command
 from tenuto.model.decide import token_hash
@@ -96,6 +95,8 @@ def spent_by_attempt(rows: Sequence[Row]) -> defaultdict[int, dict[str, Any]]:
 
 def counted(usage: Usage) -> None:
     """Count a report in this process's metrics."""
+    from tenuto.metrics import HERE, OTHER  # noqa: PLC0415  short commands do without
+
     model = usage.model or NO_MODEL
     if model not in _named and len(_named) >= MODELS:
         model = OTHER
