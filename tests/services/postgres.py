@@ -144,6 +144,10 @@ class PostgresServer:
         """The address through the loopback port, which a proxy can stand in front of."""
         return f"postgresql://{USER}:{self._password}@127.0.0.1:{self._port}/{database}"
 
+    def program(self, name: str) -> Path:
+        """Where a program of this PostgreSQL is, such as `psql`."""
+        return self._binaries / name
+
     @property
     def _data(self) -> Path:
         return self._folder / "data"
@@ -169,7 +173,7 @@ class PostgresServer:
         account = self._account
         with (self._folder / "log").open("ab") as log:
             process = subprocess.Popen(
-                [str(self._binaries / command[0]), *command[1:]],
+                [str(self.program(command[0])), *command[1:]],
                 cwd=self._folder,
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
@@ -217,7 +221,7 @@ class PostgresServer:
 
     def _execute(self, statement: str) -> None:
         """Run one statement; through psql, so that it works with and without an event loop."""
-        command = [str(self._binaries / "psql"), "-X", "-q", "-d", self.url("postgres")]
+        command = [str(self.program("psql")), "-X", "-q", "-d", self.url("postgres")]
         done = subprocess.run(
             [*command, "-c", statement],
             env=_environment(),
