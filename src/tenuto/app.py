@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tenuto import telemetry, tracing
+from tenuto import private, telemetry, tracing
 from tenuto.broker.local import LocalWakeups
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import Wakeups
@@ -138,7 +138,7 @@ def open_store(url: str, *, many: bool = False) -> Store:
     if path is not None:
         if path != ":memory:":
             try:
-                Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                private.make_folder(Path(path).parent)
             except OSError as error:
                 raise Unavailable(f"cannot make a folder for {path}: {error}") from error
         return SqliteStore(path)

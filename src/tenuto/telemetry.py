@@ -1,4 +1,4 @@
-"""Logs: one line each on standard error, for people or as JSON, with every secret struck out."""
+"""Logs: one line each on standard error, for people or as JSON, escaped and without secrets."""
 
 import logging
 import re
@@ -10,9 +10,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from uuid import UUID
 
-import msgspec
-
 from tenuto import tracing
+from tenuto.model.printable import encodable, indented, printable, printable_json
 from tenuto.model.redact import LEAST, MASK, Redactor, words
 
 REQUEST: ContextVar[str | None] = ContextVar("request", default=None)
@@ -22,6 +21,8 @@ TASK: ContextVar[UUID | str | None] = ContextVar("task", default=None)
 
 MOST_SECRETS = 1000
 """Values that are known at a time; those heard of longest ago are given up."""
+STACK_MARK = "    | "
+"""Begins each line of a stack, so that no text in it can be taken for a record."""
 _TOKENS = re.compile(r"(?:tnt|tns)_[\w-]{8,}|whsec_[\w+/=-]{8,}|eyJ[\w-]{5,}\.[\w-]{5,}\.[\w-]*")
 _PASSWORD = re.compile(r"(://[^/@:\s]*):[^/@\s]*@")
 
@@ -80,36 +81,52 @@ def struck(text: str) -> str:
 
 
 class _Striking(logging.Filter):
-    """Makes a record say what may be seen of it, before anything writes it."""
+    """Makes a record say what may be seen of it, before anything writes it.
+
+    Afterwards `msg` and the fields are text without secrets, and `exc_text` holds every stack.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        try:
-            said = record.getMessage()
-        except (TypeError, ValueError):
-            said = f"{record.msg!r} does not go with {record.args!r}"
-        record.msg, record.args = struck(said), None
+        record.msg, record.args = _seen(_message(record)), None
         if (fields := getattr(record, "fields", None)) is not None:
             record.fields = {
-                name: struck(value) if isinstance(value, str) else value
+                name: _seen(value) if isinstance(value, str) else value
                 for name, value in fields.items()
             }
+        stacks = [record.exc_text, record.stack_info]
         if record.exc_info and not record.exc_text:
-            record.exc_text = logging.Formatter().formatException(record.exc_info)
-        if record.exc_text:
-            record.exc_text = struck(record.exc_text)
+            stacks[0] = logging.Formatter().formatException(record.exc_info)
+        record.exc_text = _seen("\n".join(filter(None, stacks))) or None
+        record.stack_info = None
         return True
 
 
-class _OneLine(logging.Formatter):
-    """A record as one printable line; a stack trace keeps its line breaks."""
+def _message(record: logging.LogRecord) -> str:
+    """What the record says. An argument may be a stranger's object, whose text cannot be made."""
+    try:
+        return record.getMessage()
+    except Exception as error:  # noqa: BLE001  a line of the log must not end what it is about
+        where = f"{record.pathname}:{record.lineno}"
+        return f"a record from {where} cannot be formatted: {type(error).__name__}"
+
+
+def _seen(text: str) -> str:
+    return encodable(struck(text))
+
+
+class _Plain(logging.Formatter):
+    """A record as one printable line; the lines of a stack follow it, each with a mark."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-8s %(name)s: %(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        if text.isprintable():
-            return text
-        return "".join(
-            char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text
-        )
+        record.message = str(record.msg)
+        record.asctime = self.formatTime(record, self.datefmt)
+        line = printable(self.formatMessage(record))
+        if record.exc_text:
+            line += f"\n{STACK_MARK}{indented(record.exc_text, STACK_MARK)}"
+        return line
 
 
 class _Json(logging.Formatter):
@@ -127,21 +144,19 @@ class _Json(logging.Formatter):
             "stack": record.exc_text,
             **getattr(record, "fields", {}),
         }
-        told = {name: value for name, value in said.items() if value is not None}
-        return msgspec.json.encode(told).decode()
+        return printable_json({name: value for name, value in said.items() if value is not None})
 
 
 def handler(style: str = "") -> logging.Handler:
     """What writes records to standard error: `json`, or for people."""
     made = logging.StreamHandler(sys.stderr)
     made.addFilter(_Striking())
-    lines = _OneLine("%(asctime)s %(levelname)-8s %(name)s: %(message)s", "%H:%M:%S")
-    made.setFormatter(_Json() if style == "json" else lines)
+    made.setFormatter(_Json() if style == "json" else _Plain())
     return made
 
 
 def set_up(level: str = "INFO", style: str = "") -> None:
-    """Send this program's log to standard error, and what others warn of."""
+    """Send this program's log to standard error, and the warnings of libraries and of Python."""
     made = handler(style)
     ours = logging.getLogger("tenuto")
     ours.handlers[:] = [made]
@@ -149,3 +164,4 @@ def set_up(level: str = "INFO", style: str = "") -> None:
     ours.propagate = False
     if not logging.root.handlers:
         logging.root.addHandler(made)
+    logging.captureWarnings(capture=True)

@@ -18,6 +18,7 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto import private
 from tenuto.model.errors import Incompatible, Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -192,8 +193,8 @@ def _read(folder: Path) -> Keys:
 def _turn(folder: Path) -> Iterator[None]:
     """Nobody else changes the folder's keys meanwhile."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{FILE}.lock").open("a") as lock:
+        private.make_folder(folder)
+        with open(folder / f"{FILE}.lock", "a", opener=private.opener) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
     except OSError as error:
@@ -207,7 +208,7 @@ def _write(folder: Path, keys: Keys) -> None:
     fresh.unlink(missing_ok=True)
     entries = [f"{key_id}:{b64encode(key).decode()}" for key_id, key in keys.items()]
     try:
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with open(fresh, "xb", opener=private.opener) as file:
             file.write(msgspec.json.encode(entries))
             file.flush()
             os.fsync(file.fileno())

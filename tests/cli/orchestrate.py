@@ -108,7 +108,7 @@ def serving(cli: Orchestrate, *words: str) -> Iterator[str]:
     """A server, by `serve` or the words, until the block ends; answers its address."""
     with started(cli, *(words or ("serve",))) as log:
         found = eventually_sync(
-            lambda: re.search(r"API on (\S+)", log.read_text()), timeout=PATIENCE
+            lambda: re.search(r"API on ([\w.:/-]+)", log.read_text()), timeout=PATIENCE
         )
         eventually_sync((cli.data / "token").exists, timeout=PATIENCE)
         yield found[1]

@@ -13,6 +13,7 @@ from tests.cli.orchestrate import PATIENCE, Orchestrate
 
 from tenuto.cli import render
 from tenuto.cli.parse import parse_span
+from tenuto.model.printable import indented, printable
 
 EVIL = "\x1b]0;title\x07 \x1b[2J \x9b31m \u202egnp.exe \x7f [red]bold[/red]"
 HARMFUL = [chr(code) for code in (*range(32), *range(127, 160), 0x202E, 0x2066, 0x200E, 0x2028)]
@@ -20,16 +21,16 @@ HARMFUL = [chr(code) for code in (*range(32), *range(127, 160), 0x202E, 0x2066, 
 
 def test_every_harmful_character_is_spelled_out() -> None:
     for char in HARMFUL:
-        said = render.printable(f"a{char}b")
+        said = printable(f"a{char}b")
         assert said.isprintable()
         assert len(said) > 3
-    assert render.printable("naïve 日本 👩‍💻 \\x1b") == "naïve 日本 👩‍💻 \\x1b"
-    assert render.printable("a\n\tb\r", lines=True) == "a\n\tb\\r"
+    assert printable("naïve 日本 👩‍💻 \\x1b") == "naïve 日本 👩‍💻 \\x1b"
+    assert printable("a\n\tb\r", lines=True) == "a\n\tb\\r"
 
 
 @given(st.text(st.characters()))
 def test_printed_text_is_harmless_and_complete(text: str) -> None:
-    said = render.printable(text)
+    said = printable(text)
     assert not set(said) & set(HARMFUL)
     assert len(said) >= len(text)
 
@@ -45,7 +46,7 @@ def test_printed_json_is_harmless_and_the_same(text: str) -> None:
 
 
 def test_further_lines_cannot_pass_for_ours() -> None:
-    assert render.indented("one\ntwo\n", 4) == "one\n    two"
+    assert indented("one\ntwo\n", "    ") == "one\n    two"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.manifest.examples import FLOW, S2
 
-from tenuto.cli.render import printable
 from tenuto.engine.definitions import encoded
 from tenuto.manifest.diff import FieldChange, changes, same
 from tenuto.manifest.drafting import drafted, spec_from
@@ -19,6 +18,7 @@ from tenuto.manifest.writing import camel, dump, kind_of, said_by, snake, yaml_o
 from tenuto.model.commands import Escalation
 from tenuto.model.definition import Approval, Condition, Foreach, Goto, GroupSpec
 from tenuto.model.plan import Spec
+from tenuto.model.printable import printable
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.spending import Budget
 from tenuto.model.submission import NewTask

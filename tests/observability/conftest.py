@@ -1,10 +1,16 @@
-"""An engine on each kind of store, and a hub whose events are counted."""
+"""An engine on each kind of store, a hub whose events are counted, and the log as it is written."""
 
-from collections.abc import AsyncIterator
+import io
+import logging
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
+import msgspec
 import pytest
 from tests.contract.conftest import AnyStore, ManualClock, opened
 
+from tenuto import telemetry
 from tenuto.api.hub import Hub
 from tenuto.engine.core import Core
 from tenuto.engine.counting import Counting
@@ -52,3 +58,35 @@ async def counted(engine: Engine) -> Counted:
     made = Counted(engine)
     await made.listen()
     return made
+
+
+class Log:
+    """The program's log as it is written."""
+
+    def __init__(self, stream: io.StringIO) -> None:
+        self._stream = stream
+
+    @property
+    def text(self) -> str:
+        return self._stream.getvalue()
+
+    @property
+    def json(self) -> list[dict[str, Any]]:
+        return [msgspec.json.decode(line) for line in self.text.splitlines()]
+
+
+@pytest.fixture(params=["", "json"])
+def style(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def log(style: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    ours = logging.getLogger("tenuto")
+    before = ours.handlers[:], ours.level, ours.propagate
+    telemetry.set_up("DEBUG", style)
+    yield Log(stream)
+    ours.handlers[:], _, ours.propagate = before
+    ours.setLevel(before[1])

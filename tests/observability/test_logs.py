@@ -1,16 +1,15 @@
 """Logs: lines for people or JSON, and no secret in any of them."""
 
-import io
 import logging
+import subprocess
 import sys
 from base64 import b64encode
-from collections.abc import Iterator
 from datetime import datetime
-from typing import Any
 
-import msgspec
 import pytest
 from tests.contract.conftest import claim_one, new
+from tests.observability.conftest import Log
+from tests.observability.hostile import STORABLE, check_log
 from tests.secrets.conftest import OLD
 
 from tenuto import telemetry
@@ -20,38 +19,6 @@ from tenuto.vault import Vault
 
 CANARY = "canary-Zq8w-4711"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
-
-
-class Log:
-    """The program's log as it is written."""
-
-    def __init__(self, stream: io.StringIO) -> None:
-        self._stream = stream
-
-    @property
-    def text(self) -> str:
-        return self._stream.getvalue()
-
-    @property
-    def json(self) -> list[dict[str, Any]]:
-        return [msgspec.json.decode(line) for line in self.text.splitlines()]
-
-
-@pytest.fixture(params=["", "json"])
-def style(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def log(style: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    ours = logging.getLogger("tenuto")
-    before = ours.handlers[:], ours.level, ours.propagate
-    telemetry.set_up("DEBUG", style)
-    yield Log(stream)
-    ours.handlers[:], _, ours.propagate = before
-    ours.setLevel(before[1])
 
 
 def boom(message: str) -> None:
@@ -142,5 +109,53 @@ def test_json_says_where_a_line_belongs(log: Log) -> None:
 
 @pytest.mark.parametrize("style", [""], indirect=True)
 def test_a_line_for_people_has_no_control_characters(log: Log) -> None:
-    logging.getLogger("tenuto.test").info("a\x1b[31mb\rc")
-    assert log.text.endswith("INFO     tenuto.test: a\\x1b[31mb\\rc\n")
+    logging.getLogger("tenuto.test").info("a\x1b[31mb\rc\nd\u2028\u202e\x9b\ud800")
+    said = "a\\x1b[31mb\\rc\\nd\\u2028\\u202e\\x9b\\ud800\n"
+    assert log.text.endswith(f"INFO     tenuto.test: {said}")
+
+
+@pytest.mark.parametrize("style", [""], indirect=True)
+def test_each_line_of_a_stack_is_marked(log: Log) -> None:
+    try:
+        boom("x\n12:00:00 CRITICAL tenuto: forged")
+    except ValueError:
+        logging.getLogger("tenuto.test").exception("failed", stack_info=True)
+    first, *further = log.text.removesuffix("\n").split("\n")
+    assert first.endswith("ERROR    tenuto.test: failed")
+    assert "    | 12:00:00 CRITICAL tenuto: forged" in further
+    assert "    | Stack (most recent call last):" in further
+    assert all(line.startswith("    | ") for line in further)
+
+
+class _Unspeakable:
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_an_argument_without_text_ends_nobody_s_work(log: Log) -> None:
+    logging.getLogger("tenuto.test").info("%s", _Unspeakable())
+    assert "cannot be formatted: RuntimeError" in log.text
+
+
+OTHERS = """
+import logging, sys, warnings
+from tenuto import telemetry
+telemetry.set_up(style=sys.argv[1])
+text = sys.stdin.read()
+for name in ("uvicorn.error", "asyncio", "httpx2", "litestar"):
+    logging.getLogger(name).error("odd: %s", text)
+warnings.warn(text)
+"""
+
+
+def test_what_other_libraries_say_is_escaped_too(style: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OTHERS, style],
+        input=STORABLE,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    check_log(done.stderr, style)
+    assert done.stderr.count("\n") == 5
+    assert "UserWarning" in done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 import uvicorn
 from litestar import Litestar
 
+from tenuto import private
 from tenuto.api.app import make_app
 from tenuto.api.metrics import watch
 from tenuto.api.service import Service
@@ -105,8 +106,8 @@ async def _bootstrap(service: Service) -> None:
         return
     made = identity.fresh()
     kept = folder / f"{TOKEN_FILE}.{made.id}"
-    await asyncio.to_thread(folder.mkdir, 0o700, True, True)
-    kept.touch(mode=0o600)
+    await asyncio.to_thread(private.make_folder, folder)
+    kept.touch(mode=private.FILE)
     try:
         kept.write_text(made.token + "\n")
     except OSError:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from tenuto import app
+from tenuto import app, private
 from tenuto.chaos.plan import SHORT, Plan
 from tenuto.chaos.record import FILE
 from tenuto.clock import Clock
@@ -75,7 +75,7 @@ class Deployment:
         self._clock = clock
         self.log = folder / "processes.log"
         self.record = folder / "record"
-        self.record.touch()
+        self.record.touch(private.FILE)
         self.alive: list[Process] = []
         self.armed: dict[str, str] = {}
         """The crash point of the next process of a kind."""
@@ -160,7 +160,7 @@ class Deployment:
     def _start(self, kind: str, place: int) -> None:
         point = self.armed.pop(kind, None)
         module, *words = self._words(kind, place)
-        with self.log.open("ab") as log:
+        with open(self.log, "ab", opener=private.opener) as log:
             popen = subprocess.Popen(
                 [sys.executable, "-m", *self._plan.program, module, *words],
                 env=self._environment(point),

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tenuto import private
 from tenuto.clock import Clock
 from tenuto.loop import wait_any
 from tenuto.model.errors import Unavailable
@@ -92,7 +93,8 @@ class Server:
 
     def _launch(self, program: str, *words: str) -> subprocess.Popen[bytes]:
         account = self._account
-        with (self.folder.parent / "postgres.log").open("ab") as log:
+        path = self.folder.parent / "postgres.log"
+        with open(path, "ab", opener=private.opener) as log:
             return subprocess.Popen(
                 [str(self._binaries / program), *words],
                 cwd=self.folder,

@@ -216,7 +216,8 @@ def health(given: Globals, name: str, limit: int) -> int:
 @click.pass_obj
 def explain(given: Globals, name: str) -> None:
     """Say what an agent may take, how much of it waits, and why it takes nothing else."""
-    from tenuto.cli.render import moment, print_json, printable
+    from tenuto.cli.render import moment, print_json
+    from tenuto.model.printable import printable
 
     found = ask(given, lambda client: client.agents.explain(name))
     if given.json:

@@ -95,7 +95,7 @@ def _node(task: "TaskView | TaskSummary") -> Node:
 
 
 def _line(node: Node) -> str:
-    from tenuto.cli.render import printable
+    from tenuto.model.printable import printable
 
     return printable(f"{node.title}  {node.status}  {node.id}")
 

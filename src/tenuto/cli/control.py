@@ -170,7 +170,8 @@ def confirm(question: str) -> None:
 
 def print_result(given: Globals, action: str, result: "ActionResult", *, dry_run: bool) -> None:
     """Print which tasks an action changed, or would, and why it left others."""
-    from tenuto.cli.render import print_json, printable
+    from tenuto.cli.render import print_json
+    from tenuto.model.printable import printable
 
     if given.json:
         print_json({"done": result.done, "refused": result.refused, "dryRun": dry_run})

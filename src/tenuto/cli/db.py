@@ -51,8 +51,9 @@ def check(given: Globals) -> int:
     Events that were restored from another server are numbered anew, so run it once after a restore.
     """
     from tenuto import app
-    from tenuto.cli.render import print_json, printable
+    from tenuto.cli.render import print_json
     from tenuto.engine.engine import Engine
+    from tenuto.model.printable import printable
 
     store = app.open_store(settings(given).url())
 

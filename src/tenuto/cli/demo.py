@@ -17,12 +17,12 @@ from uuid import UUID
 import msgspec
 
 from tenuto import app
-from tenuto.cli.render import printable
 from tenuto.cli.signals import as_ctrl_c
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import Engine
 from tenuto.engine.views import AttemptView, TaskSummary
 from tenuto.loop import wait_any
+from tenuto.model.printable import printable
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.submission import NewTask
 from tenuto.model.task import TERMINAL

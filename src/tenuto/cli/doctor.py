@@ -55,7 +55,14 @@ def doctor(given: Globals) -> int:
 
     where = target(given)
     chosen = where.settings
-    checks = [_python(), _supervision(), *_server(where), *app.run(_sqlite()), *_disk(chosen)]
+    checks = [
+        _python(),
+        _supervision(),
+        *_server(where),
+        *app.run(_sqlite()),
+        *_disk(chosen),
+        *_modes(chosen),
+    ]
     path = app.sqlite_path(chosen.url())
     if path is None or path == ":memory:" or Path(path).exists():
         checks += app.run(_database(chosen))
@@ -128,6 +135,26 @@ def _disk(chosen: "Settings") -> list[Check]:
         detail = f"{kind}: SQLite over a network file system can damage the database"
         checks.append(Check("file system", "fail", detail))
     return checks
+
+
+def _modes(chosen: "Settings") -> list[Check]:
+    """That others can look into the data folder or into what programs keep, if they can."""
+    import shlex
+
+    from tenuto import app, private
+    from tenuto.vault import FILE
+
+    keys = app.key_folder(chosen) / FILE
+    places = [chosen.folder(), keys, chosen.folder() / "token"]
+    path = app.sqlite_path(chosen.url())
+    if path not in (None, ":memory:"):
+        places += [Path(f"{path}{end}") for end in ("", "-wal", "-shm", "-lock", "-wake")]
+    found = [(private.exposed(place), place) for place in dict.fromkeys(places)]
+    wide = [f"{place} has mode {mode}" for mode, place in found if mode]
+    if not wide:
+        return []
+    run = " ".join(shlex.quote(str(place)) for mode, place in found if mode)
+    return [Check("modes", "warn", f"{', '.join(wide)}; run: chmod go= {run}")]
 
 
 def _file_system(folder: Path) -> str:

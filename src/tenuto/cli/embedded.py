@@ -1,6 +1,8 @@
 """How a command reaches the engine: behind a server, or on the database itself."""
 
+import shlex
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -39,7 +41,27 @@ def target(given: Globals) -> "Target":
     """The server or database that a command is for."""
     from tenuto.client.target import choose
 
-    return choose(given.url, given.token, given.workspace, database=given.database, data=given.data)
+    found = choose(
+        given.url, given.token, given.workspace, database=given.database, data=given.data
+    )
+    if found.url is not None:
+        _warn_of_login()
+    return found
+
+
+@cache
+def _warn_of_login() -> None:
+    """Say once per command that others can read the token that `login` keeps."""
+    from tenuto import private
+    from tenuto.cli.render import print_note
+    from tenuto.client.target import config_path
+
+    path = config_path()
+    if mode := private.exposed(path):
+        print_note(
+            f"warning: {path} has mode {mode}: others can use the login in it; run: chmod 600"
+            f" {shlex.quote(str(path))}"
+        )
 
 
 def actor() -> str:

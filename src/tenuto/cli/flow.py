@@ -178,7 +178,8 @@ def tell_view(
     fields: Columns = FIELDS,
 ) -> None:
     """Print a flow or group: its fields, or its graph in the form that was asked for."""
-    from tenuto.cli.render import print_json, printable
+    from tenuto.cli.render import print_json
+    from tenuto.model.printable import printable
 
     if graph is None:
         tell_one(given, view, fields)

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from typing import Protocol, Self
 from uuid import UUID
 
-from tenuto.cli.render import indented, is_terminal, print_note, printable, span, style_of
+from tenuto.cli.render import is_terminal, print_note, span, style_of
 from tenuto.client.follow import looks
 from tenuto.client.remote import AnyEngine
 from tenuto.engine.query import LEVELS
 from tenuto.engine.views import LogLine, TaskView
 from tenuto.model.errors import Invalid
+from tenuto.model.printable import indented, printable
 from tenuto.model.task import LEASED, TERMINAL
 
 PATIENCE = 5
@@ -29,7 +30,7 @@ def log_text(line: LogLine) -> str:
     start = f"{line.at.astimezone():%H:%M:%S.%f}"[:12]
     start += f" {line.level:<8} {f'#{line.attempt}' if line.attempt else '':<4} "
     text = f"{line.text}\n{line.stack_trace}" if line.stack_trace else line.text
-    return start + indented(text, len(start))
+    return start + indented(text, " " * len(start))
 
 
 class Screen(Protocol):

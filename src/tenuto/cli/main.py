@@ -120,7 +120,7 @@ def _named(error: Exception) -> str:
 
 
 def _print_problem(code: str, message: str, hint: str, *, as_json: bool) -> None:
-    from tenuto.cli.render import printable
+    from tenuto.model.printable import printable
 
     if as_json and _printed({"error": {"code": code, "message": printable(message, lines=True)}}):
         return

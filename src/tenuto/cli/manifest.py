@@ -179,7 +179,7 @@ def _files_in(path: str) -> list[str]:
 
 def _print_change(change: "DefinitionChange") -> None:
     """One definition, and below it how each field changed."""
-    from tenuto.cli.render import printable
+    from tenuto.model.printable import printable
 
     mark, colour = _MARKS[change.action]
     told = f"{mark} {change.kind} {change.key} {change.action}"

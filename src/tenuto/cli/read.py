@@ -317,7 +317,8 @@ def attempts(given: Globals, task: str | None, named: str | None) -> None:
 @click.pass_obj
 def explain(given: Globals, task: str | None, named: str | None) -> None:
     """Say why a task is not running: every gate, and for each agent what keeps it away."""
-    from tenuto.cli.render import moment, print_json, printable
+    from tenuto.cli.render import moment, print_json
+    from tenuto.model.printable import printable
 
     name = the_task(task, named)
 

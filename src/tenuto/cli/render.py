@@ -1,22 +1,19 @@
 """What people see: tables, statuses in colour, times, and text that cannot harm a terminal.
 
 Names, logs and errors come from tasks and so from strangers. Whatever of them is printed goes
-through `printable` or, as JSON, through `print_json`; both leave no character that a terminal acts
-upon or that hides what is really there.
+through `printable` of `tenuto.model.printable` or, as JSON, through `print_json`.
 """
 
 import os
 import sys
-import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal, TextIO
 
 import msgspec
 
-_HARMFUL = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-_HARMLESS = frozenset("\u00ad\u200c\u200d")
-"""Soft hyphen and the joiners: words and emoji need them."""
+from tenuto.model.printable import indented, printable, printable_json
+
 _STYLES = {
     "COMPLETED": "green",
     "RUNNING": "cyan",
@@ -41,29 +38,6 @@ _STYLES = {
 }
 
 
-def printable(text: str, *, lines: bool = False) -> str:
-    """The text with every control, invisible or direction-changing character spelled out.
-
-    With `lines`, line ends and tabs stay.
-    """
-    kept = "\n\t" if lines else ""
-    return _replaced(text, kept, lambda char: char.encode("unicode_escape").decode())
-
-
-def _replaced(text: str, kept: str, spell: Callable[[str], str]) -> str:
-    if text.isprintable():
-        return text
-    harmful = {
-        char for char in set(text) - _HARMLESS - set(kept) if unicodedata.category(char) in _HARMFUL
-    }
-    return text.translate({ord(char): spell(char) for char in harmful})
-
-
-def indented(text: str, width: int) -> str:
-    """Printable text whose further lines are set in, so that none can pass for a line of ours."""
-    return printable(text.rstrip("\n"), lines=True).replace("\n", "\n" + " " * width)
-
-
 def cut(text: str, longest: int) -> str:
     """The text's first line, shortened with an ellipsis."""
     lines = text.strip().splitlines()
@@ -72,15 +46,9 @@ def cut(text: str, longest: int) -> str:
     return short if len(lines) < 2 or short.endswith("…") else short[: longest - 1] + "…"
 
 
-def _json_escape(char: str) -> str:
-    units = char.encode("utf-16-be")
-    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
-
-
 def print_json(value: Any) -> None:
     """Print the one JSON document of a command."""
-    # Outside of strings JSON has none of these characters, so an escape is valid where they are.
-    print(_replaced(msgspec.json.encode(value).decode(), "", _json_escape))
+    print(printable_json(value))
 
 
 def is_terminal(stream: TextIO | None = None) -> bool:
@@ -138,7 +106,7 @@ def print_fields(pairs: Iterable[tuple[str, str | None]]) -> None:
     given = [(name, value) for name, value in pairs if value not in (None, "")]
     width = max((len(name) for name, _ in given), default=0) + 2
     for name, value in given:
-        print(f"{name + ':':<{width}}{indented(value or '', width)}")
+        print(f"{name + ':':<{width}}{indented(value or '', ' ' * width)}")
 
 
 def print_note(text: str) -> None:

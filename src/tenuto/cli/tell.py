@@ -54,7 +54,8 @@ def tell_one(given: Globals, found: Any, fields: Columns) -> None:
 
 def tell_done(given: Globals, text: str, **said: Any) -> None:
     """Print that something was done."""
-    from tenuto.cli.render import print_json, printable
+    from tenuto.cli.render import print_json
+    from tenuto.model.printable import printable
 
     if given.json:
         print_json({"ok": True, **said})

@@ -72,7 +72,8 @@ class Seen:
         return "  ".join(told) or "no tasks"
 
     def worker_rows(self) -> list[list[str]]:
-        from tenuto.cli.render import printable, span
+        from tenuto.cli.render import span
+        from tenuto.model.printable import printable
 
         return [
             [
@@ -86,7 +87,8 @@ class Seen:
         ]
 
     def task_rows(self) -> list[list[str]]:
-        from tenuto.cli.render import printable, span
+        from tenuto.cli.render import span
+        from tenuto.model.printable import printable
 
         return [
             [
@@ -149,7 +151,8 @@ def _drawn(seen: Seen, note: str) -> "Group":
     from rich.table import Table
     from rich.text import Text
 
-    from tenuto.cli.render import printable, style_of
+    from tenuto.cli.render import style_of
+    from tenuto.model.printable import printable
 
     head = Text()
     for status, n in seen.counts.items():

@@ -92,7 +92,8 @@ class _Said:
         return found
 
     def _text(self, node: "GraphNode") -> str:
-        from tenuto.cli.render import cut, printable
+        from tenuto.cli.render import cut
+        from tenuto.model.printable import printable
 
         why = self._why.get(node.id)
         name = node.key or node.title
@@ -124,7 +125,7 @@ def _parted(nodes: "list[GraphNode]", most: int) -> "tuple[list[GraphNode], list
 
 def heading(view: "FlowView | GroupView") -> str:
     """One line on how a flow or group is doing."""
-    from tenuto.cli.render import printable
+    from tenuto.model.printable import printable
 
     title = "" if view.title == view.key else f"  {view.title}"
     done = f" {view.progress_percent}%" if view.finished_at is None else ""

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto import private
 from tenuto.model import limits
 from tenuto.model.errors import Invalid, Unavailable
 from tenuto.settings import Settings, expanded, load
@@ -70,10 +71,10 @@ def write_login(login: Login) -> Path:
         if value is not None
     ]
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.make_folder(path.parent)
         fresh = path.with_suffix(".new")
         fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        with open(fresh, "x", opener=private.opener) as file:
             file.writelines(lines)
         fresh.replace(path)
     except OSError as error:

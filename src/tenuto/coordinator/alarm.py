@@ -11,6 +11,7 @@ import msgspec
 
 from tenuto.clock import Clock
 from tenuto.metrics import HERE
+from tenuto.model.printable import printable
 
 log = logging.getLogger("tenuto.coordinator")
 
@@ -129,6 +130,6 @@ class Outage:
         return away if missed else None
 
     def _tell(self, alert: Literal["database_down", "database_up"], message: str) -> None:
-        self._alarm.tell(
-            Alert(alert=alert, message=message, since=self._since, instance=self._instance)
-        )
+        # The reasons are a server's words, and whoever is told shows them as they come.
+        told, instance = printable(message), printable(self._instance)
+        self._alarm.tell(Alert(alert=alert, message=told, since=self._since, instance=instance))

@@ -212,7 +212,7 @@ class Coordinator:
         epoch = found.epoch if found else before
         who = "another" if leadership or found is None else found.holder
         message = f"lost the lead to {who}, epoch {epoch - 1 if leadership else epoch}"
-        log.warning(message)
+        log.warning("%s", message)
         HERE.count("tenuto_coordinator_conflicts_total")
         data = {"before": before, "epoch": epoch}
         await self.engine.upkeep.note("coordinator.conflict", "WARN", message, self.name, data)

@@ -1,7 +1,6 @@
 """Definitions as files have them: plain values under the names that people write, and YAML text."""
 
 import re
-import unicodedata
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -13,15 +12,13 @@ from tenuto.manifest.reading import fields_of
 from tenuto.manifest.tasks import CONTROLS, NAMES, TOOLS
 from tenuto.model.definition import Approval, Control, GroupSpec
 from tenuto.model.plan import Spec
+from tenuto.model.printable import is_hidden
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.submission import NewTask
 
 WIDTH = 100
 _NESTED = ("retry", "approval", "escalation", "budget", "next", "next_task", "children")
 """Fields whose own fields have names of ours; the names in all others are the caller's."""
-_HARMLESS = frozenset("\n\u00ad\u200c\u200d")
-"""Line ends, and what words and emoji need."""
-_HIDDEN = frozenset({"Cc", "Cf", "Zl", "Zp"})
 _FIRST = ("key", "title", "prompt", "input")
 _PLAIN = NewTask(title="")
 _EMPTY_GROUP = GroupSpec(title="", key="-")
@@ -135,7 +132,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    odd = not text.isprintable() and any(map(_is_hidden, text))
+    odd = not text.isprintable() and _hidden(text)
     style = '"' if odd else "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -146,9 +143,9 @@ for _pattern in (INT, FLOAT, ODD_FLOAT):
     _Dumper.add_implicit_resolver("tag:tenuto", _whole, list("-+.0123456789"))
 
 
-def _is_hidden(char: str) -> bool:
-    """Whether people do not see a character, or readers differ on whether it ends a line."""
-    return char not in _HARMLESS and unicodedata.category(char) in _HIDDEN
+def _hidden(text: str) -> set[str]:
+    """The characters that people do not see, or that readers take for the end of a line or not."""
+    return {char for char in set(text) - {"\n"} if is_hidden(char)}
 
 
 def _spelled(char: str) -> str:
@@ -161,7 +158,7 @@ def yaml_of(said: Any) -> str:
         said, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH, indent=2
     )
     # Text with such a character is in double quotes, where an escape stands for it.
-    hidden = {ord(char): _spelled(char) for char in set(text) if _is_hidden(char)}
+    hidden = {ord(char): _spelled(char) for char in _hidden(text)}
     return text.translate(hidden)
 
 

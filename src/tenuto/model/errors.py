@@ -34,6 +34,7 @@ CODES: dict[str, str] = {
     "escalation_required": "The agent must say why it failed, and what is to be done.",
     "expression_failed": "The expression has no answer: a name is missing or types do not fit.",
     "expression_invalid": "The expression cannot be understood, or is too costly.",
+    "folder_unsafe": "A folder that must be private is somebody else's, or open to others.",
     "forbidden": "The caller's role or token does not allow it.",
     "idempotency_conflict": "The key was used before: with other content, or without an answer.",
     "in_progress": "A request with the same idempotency key is still being answered.",

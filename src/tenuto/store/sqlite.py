@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
+from tenuto import private
 from tenuto.clock import Clock
 from tenuto.folder import Stamp, stamp
 from tenuto.model.errors import Conflict, Invalid, Unavailable
@@ -278,7 +279,9 @@ class SqliteStore:
                 if Path(self.path).is_dir():
                     raise Unavailable(f"{self.path} is a directory, not a database file")
                 if self._lock_file is None:
-                    self._lock_file = open(f"{self.path}-lock", "a")  # noqa: SIM115, PTH123
+                    self._lock_file = open(  # noqa: SIM115  closed with the store
+                        f"{self.path}-lock", "a", opener=private.opener
+                    )
             self._connection = self._connect()
         return self._connection
 
@@ -288,12 +291,13 @@ class SqliteStore:
             return Connection(self.path)
         fcntl.flock(self._lock_file, fcntl.LOCK_EX)
         try:
-            made = not Path(self.path).exists()
+            # Prompts and environments are nobody else's business: SQLite makes a file that all may
+            # read, and gives its journal the mode of the file. Only where there is none: closing a
+            # descriptor of the file would drop every lock that this process has on it.
+            if not Path(self.path).exists():
+                with open(os.path.realpath(self.path), "xb", opener=private.opener):
+                    pass
             connection = Connection(self.path)
-            if made:
-                # Prompts and environments are nobody else's business. By name: closing a
-                # descriptor of the file would drop every lock that this process has on it.
-                Path(self.path).chmod(0o600)
             self._files = _Files(self.path, str(self._journal), clock=self.clock)
             self._check_files()
             return connection

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import shlex
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -96,10 +97,12 @@ class Worker:
         """Take an agent in; it is known to everybody when this returns."""
         known = await self.engine.register_agent(profile.hosted())
         if profile.accept_commands and not known.accept_commands:
-            text = (
-                "agent %s does not accept commands: `orchestrate agent update %s --accept-commands`"
+            log.warning(
+                "agent %s does not accept commands; run: orchestrate agent update --accept-commands"
+                " -- %s",
+                known.name,
+                shlex.quote(known.name),
             )
-            log.warning(text, known.name, known.name)
         self._hosted.append(Hosted(known, runtime))
         self._who.agents.append(known.name)
         return known
@@ -166,8 +169,12 @@ class Worker:
             room = hosted.runtime.room(0)
             usable.append(slots if room is None else min(slots, room))
             if usable[-1] < slots:
-                text = "%d slots, but the limit of open files is enough for %d sessions of agent %s"
-                log.warning(text, slots, usable[-1], hosted.profile.name)
+                log.warning(
+                    "%d slots, but the limit of open files is enough for %d sessions of agent %s",
+                    slots,
+                    usable[-1],
+                    hosted.profile.name,
+                )
         return max(usable, default=slots)
 
     def _reach(self) -> None:
@@ -399,13 +406,19 @@ class Worker:
         self._who.status = "DRAINING"
         crash_point("worker.draining")
         if self._running:
-            text = "takes no more; %d running tasks get %g s to finish"
-            log.info(text, len(self._running), self.settings.drain_s)
+            log.info(
+                "takes no more; %d running tasks get %g s to finish",
+                len(self._running),
+                self.settings.drain_s,
+            )
         if under_way := self._claims | self._running:
             await asyncio.wait(under_way, timeout=self.settings.drain_s)
         if self._running:
-            text = "stops %d tasks, within %g s, and gives them back"
-            log.info(text, len(self._running), self.settings.grace_s)
+            log.info(
+                "stops %d tasks, within %g s, and gives them back",
+                len(self._running),
+                self.settings.grace_s,
+            )
         for held in self._leases.all():
             held.stop("drain")
         if self._running:

@@ -1,0 +1,121 @@
+"""The folder for hint sockets: nobody else's, and refused if it could be."""
+
+import os
+import socket
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.contract.test_bad_database import without_privileges
+from tests.waiting import eventually
+
+from tenuto.broker.local import LocalWakeups, _folder
+from tenuto.clock import Clock
+from tenuto.model.errors import Unavailable
+
+LONG = "a-rather-long-name-of-a-file-" * 3
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A database whose path is too long for sockets beside it, and a folder for temporary files."""
+    with tempfile.TemporaryDirectory(prefix="tenuto-test-") as common:
+        Path(common).chmod(0o1777)
+        monkeypatch.setattr(tempfile, "tempdir", common)
+        yield f"{common}/{LONG}.db"
+
+
+def wide(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+
+
+def readable(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o750)
+
+
+def link(folder: Path) -> None:
+    target = folder.with_name("target")
+    target.mkdir(0o700)
+    folder.symlink_to(target)
+
+
+def dangling(folder: Path) -> None:
+    folder.symlink_to(folder.with_name("nowhere"))
+
+
+def file(folder: Path) -> None:
+    folder.touch(0o600)
+
+
+def foreign(folder: Path) -> None:
+    with without_privileges():
+        folder.mkdir(0o700)
+
+
+# Only root can be somebody else; for others a mode stands for it.
+PLANTED = [wide, readable, link, dangling, file, foreign if os.geteuid() == 0 else wide]
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+async def test_a_planted_folder_is_refused(elsewhere: str, plant: Callable[[Path], None]) -> None:
+    folder = _folder(elsewhere)
+    assert folder.parent == Path(tempfile.gettempdir())
+    plant(folder)
+    with pytest.raises(Unavailable, match="remove it") as caught:
+        await LocalWakeups(elsewhere, "w", Clock()).open()
+    assert caught.value.code == "folder_unsafe"
+    assert str(folder) in caught.value.message
+    assert not folder.is_dir() or not list(folder.iterdir())
+
+
+async def test_a_link_makes_nobody_remove_files(elsewhere: str) -> None:
+    folder = _folder(elsewhere)
+    link(folder)
+    kept = folder.with_name("target") / "letter"
+    kept.write_text("dear reader")
+    LocalWakeups(elsewhere, "w", Clock()).announce(["lane:1"])
+    assert kept.exists()
+
+
+async def test_nothing_is_told_to_a_stranger(elsewhere: str) -> None:
+    folder = _folder(elsewhere)
+    wide(folder)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as spy:
+        spy.bind(str(folder / "spy"))
+        spy.setblocking(False)
+        LocalWakeups(elsewhere, "w", Clock()).announce(["lane:1"])
+        with pytest.raises(BlockingIOError):
+            spy.recv(100)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+async def test_the_folder_and_its_sockets_are_private(elsewhere: str, umask: int) -> None:
+    heard: list[str] = []
+    listener = LocalWakeups(elsewhere, "listener", Clock())
+    before = os.umask(umask)
+    try:
+        await listener.open()
+    finally:
+        os.umask(before)
+    listener.subscribe(heard.append)
+    folder = _folder(elsewhere)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [stat.S_IMODE(each.stat().st_mode) for each in folder.iterdir()] == [0o600]
+    speaker = LocalWakeups(elsewhere, "speaker", Clock())
+    speaker.announce(["lane:1"])
+    await eventually(lambda: heard == ["lane:1"])
+    await speaker.close()
+    await listener.close()
+
+
+async def test_root_listens_in_the_folder_of_the_database_s_owner(elsewhere: str) -> None:
+    foreign(_folder(elsewhere))
+    with without_privileges(), open(elsewhere, "x"):  # noqa: ASYNC230, PTH123
+        pass
+    listener = LocalWakeups(elsewhere, "listener", Clock())
+    await listener.open()
+    await listener.close()
