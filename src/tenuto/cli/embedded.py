@@ -35,11 +35,12 @@ def settings(given: Globals, **flags: object) -> "Settings":
     return settings_of(given.database, given.data, **flags)
 
 
-def target(given: Globals) -> "Target":
-    """The server or database that a command is for."""
+def target(given: Globals, **flags: str | None) -> "Target":
+    """The server or database that a command is for; flags are settings that were said."""
     from tenuto.client.target import choose
 
-    return choose(given.url, given.token, given.workspace, database=given.database, data=given.data)
+    where = (given.url, given.token, given.workspace)
+    return choose(*where, database=given.database, data=given.data, **flags)
 
 
 def actor() -> str:
