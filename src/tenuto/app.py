@@ -26,7 +26,7 @@ from tenuto.engine.engine import Engine
 from tenuto.engine.tree import Tree
 from tenuto.model.errors import Invalid, Unavailable
 from tenuto.model.matching import AgentProfile
-from tenuto.settings import Settings
+from tenuto.settings import Settings, listed
 from tenuto.store.protocol import Store
 from tenuto.store.schema import NEEDS
 from tenuto.store.sqlite import SqliteStore
@@ -334,6 +334,7 @@ async def _worker(
 
 async def _host(worker: "Worker", supervisor: "Supervisor", options: WorkerOptions) -> None:
     from tenuto.worker.runtime.command import CommandRuntime  # noqa: PLC0415  not for every command
+    from tenuto.worker.runtime.place import allowed_by  # noqa: PLC0415
 
     if options.app is not None:
         await _host_app(worker, options)
@@ -348,7 +349,8 @@ async def _host(worker: "Worker", supervisor: "Supervisor", options: WorkerOptio
         runtimes=("command",) if options.command else (),
         accept_commands=options.accept_commands,
     )
-    await worker.host(profile, CommandRuntime(supervisor, options.command))
+    runtime = CommandRuntime(supervisor, options.command, allowed_by(worker.settings))
+    await worker.host(profile, runtime)
 
 
 async def _host_app(worker: "Worker", options: WorkerOptions) -> None:
@@ -387,12 +389,8 @@ async def service(settings: Settings) -> AsyncIterator["Service"]:
     from tenuto.webhooks.guard import Guard  # noqa: PLC0415
 
     async with opened(settings, listen=True, many=True) as (store, wakeups):
-        guard = Guard(_listed(settings.webhook_allow))
+        guard = Guard(listed(settings.webhook_allow))
         yield Service(store, wakeups, open_vault(settings), settings, guard.look_up)
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 async def _api(settings: Settings) -> int:
@@ -422,7 +420,7 @@ async def _coordinate(engine: Engine, settings: Settings, stop: asyncio.Event) -
     name = process_name(engine.clock)
     engine.actor = name
     log.info("coordinator %s", name)
-    sender = Sender(Guard(_listed(settings.webhook_allow)), settings.webhook_timeout_s)
+    sender = Sender(Guard(listed(settings.webhook_allow)), settings.webhook_timeout_s)
     deliverer = Deliverer(Deliveries(engine.system), sender, settings.tick_s)
     duties = [Coordinator(engine, settings, name=name).run(stop), deliverer.run(stop)]
     if settings.gateways:

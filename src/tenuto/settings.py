@@ -54,6 +54,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seconds between asking a session to end and killing it."""
     drain_s: float = 10.0
     """Seconds that running tasks get to finish when a worker is asked to stop."""
+    task_env: str = ""
+    """Variables that tasks may set for a worker's commands: names or patterns, by commas."""
+    task_folders: str = ""
+    """Folders that tasks may work in, and below, by commas; empty: where the worker was started."""
     transcript_kb: int = 1024
     """Kilobytes of output kept per attempt."""
     max_depth: int = 16
@@ -92,6 +96,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
         return expanded("XDG_DATA_HOME", base) / "tenuto"
 
+    def allowed_names(self) -> tuple[str, ...]:
+        """The variables that tasks may set, as names and patterns."""
+        return tuple(listed(self.task_env))
+
+    def allowed_folders(self) -> tuple[Path, ...]:
+        """The folders that tasks may work in; the present one if none is set."""
+        named = [expanded("the setting task_folders", each) for each in listed(self.task_folders)]
+        return tuple(named) or (Path(),)
+
     def gateway_urls(self) -> dict[str, str]:
         """Where the gateways are, by name."""
         pairs = (part.partition("=") for part in self.gateways.split(",") if part.strip())
@@ -104,6 +117,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def url(self) -> str:
         """The database's address."""
         return self.database or f"sqlite:///{self.folder() / 'tenuto.db'}"
+
+
+def listed(text: str) -> list[str]:
+    """The words that commas part."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def expanded(name: str, path: str) -> Path:
@@ -152,13 +170,14 @@ def _check(settings: Settings) -> None:
 
 def _check_places(settings: Settings) -> None:
     """Refuse what names no place: where to listen, and where to keep things."""
-    for name in ("database", "data", "host"):
+    for name in ("database", "data", "host", "task_folders"):
         if "\0" in getattr(settings, name):
             raise Invalid(f"the setting {name} holds a NUL character")
     if not _can_be_host(settings.host):  # an empty one would listen everywhere
         raise Invalid("the setting host must be an address or a name; 0.0.0.0 listens everywhere")
     if settings.data or not settings.database:
         settings.folder()
+    settings.allowed_folders()
 
 
 def _can_be_host(text: str) -> bool:

@@ -16,7 +16,9 @@ def up(cli: Orchestrate) -> Iterator[Orchestrate]:
     """A command line beside a running `orchestrate up` with a live worker."""
     log = cli.home / "up.log"
     with log.open("wb") as out:
-        process = cli.start("up", "--data", str(cli.data), stdout=out, stderr=out)
+        process = cli.start(
+            "up", "--data", str(cli.data), "--allow-env", "WHO", stdout=out, stderr=out
+        )
     try:
         eventually_sync(
             lambda: process.poll() is not None or cli.json("worker", "list")["workers"],
@@ -65,6 +67,19 @@ def test_a_failing_command_is_exit_code_1(up: Orchestrate) -> None:
 def test_a_command_gets_its_folder_and_variables(up: Orchestrate, tmp_path: Path) -> None:
     answer = up("run", "--follow", "--env", "WHO=you", "--", "sh", "-c", 'echo "$WHO"; pwd')
     assert answer.out.splitlines() == ["you", str(tmp_path)]
+
+
+def test_what_a_task_may_not_set_is_said_with_what_to_do(up: Orchestrate) -> None:
+    answer = up("run", "--follow", "--env", "DEPTH=2", "--", "true")
+    assert (answer.code, "start it with --allow-env DEPTH" in answer.err + answer.out) == (1, True)
+    answer = up("run", "--follow", "--cwd", "/etc", "--", "true")
+    assert (answer.code, "start it with --allow-folder /etc" in answer.err + answer.out) == (
+        1,
+        True,
+    )
+    answer = up("run", "--env", "BASH_ENV=/tmp/x", "--", "true")
+    assert answer.code == 2
+    assert "tasks may never set BASH_ENV" in answer.err
 
 
 def test_cancel_kills_a_running_command(up: Orchestrate, tmp_path: Path) -> None:

@@ -14,3 +14,20 @@ def test_everything_is_sealed_with_a_new_key(cli: Orchestrate) -> None:
     assert before.isdisjoint(after)
     again = cli.json("secret", "rotate", "--keep-key")
     assert (again["key"], again["sealed"]) == (done["key"], 0)
+
+
+def test_who_may_use_a_secret_is_said_and_shown(cli: Orchestrate) -> None:
+    use = ("--role", "ADMIN", "--agent", "payer", "--agent", "b", "--definition", "pay")
+    assert cli("secret", "set", "payroll", *use, stdin="value\n").code == 0
+    rule = {"role": "ADMIN", "agents": ["payer", "b"], "definitions": ["pay"]}
+    assert cli.json("secret", "list")["secrets"][0]["use"] == rule
+    assert cli("secret", "set", "payroll", stdin="another\n").code == 0
+    assert cli.json("secret", "list")["secrets"][0]["use"] == rule
+    assert "payer, b" in cli.ok("secret", "list")
+    cli.ok("secret", "set", "payroll", "--keep-value", "--role", "MEMBER")
+    plain = {"role": "MEMBER", "agents": [], "definitions": []}
+    assert cli.json("secret", "list")["secrets"][0]["use"] == plain
+    refused = cli("secret", "set", "payroll", "--keep-value")
+    assert (refused.code, "--keep-value" in refused.err) == (2, True)
+    missing = cli("secret", "set", "gone", "--keep-value", "--role", "ADMIN")
+    assert (missing.code, "no secret 'gone'" in missing.err) == (1, True)

@@ -30,8 +30,13 @@ async def stage(database_url: str) -> AsyncIterator[Stage]:
 async def test_a_task_is_pushed_and_runs_once_its_session_is_told(stage: Stage) -> None:
     agent = await stage.agent(stale_threshold_s=70)
     before = HERE.value(SPAWNED)
-    [task] = await stage.submit(
-        prompt="do it", description="more", input={"a": 1}, metadata={"b": 2}
+    [task] = await stage.submit(  # a gateway is not told what a task would set: env, cwd
+        prompt="do it",
+        description="more",
+        input={"a": 1},
+        metadata={"b": 2},
+        env={"A": "1"},
+        cwd="/etc",
     )
     held, go = asyncio.Event(), asyncio.Event()
 

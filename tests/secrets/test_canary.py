@@ -19,6 +19,7 @@ from tests.secrets.conftest import OLD, stored_bytes
 
 from tenuto.clock import Clock
 from tenuto.engine.engine import Engine
+from tenuto.model.environment import Allowed
 from tenuto.model.matching import AgentProfile
 from tenuto.model.redact import Redactor
 from tenuto.model.submission import NewTask
@@ -119,7 +120,7 @@ async def working(url: str, given: dict[str | None, Callable[[Any], Any]]) -> As
             accept_commands=True,
             task_types=("command",),
         )
-        await worker.host(commands, CommandRuntime(supervisor))
+        await worker.host(commands, CommandRuntime(supervisor, None, Allowed(("TOKEN", "OUT"))))
         running = asyncio.create_task(worker.run(stop))
         try:
             yield Inside(engine, worker)

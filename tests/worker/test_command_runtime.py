@@ -57,10 +57,8 @@ async def test_a_command_sees_its_task_and_nothing_of_the_worker(
 ) -> None:
     monkeypatch.setenv("WORKER_SECRET", "canary-7f3a")
     monkeypatch.setenv("TENUTO_DATABASE", "postgresql://user:canary-7f3a@host/db")
-    async with working(database_url) as inside:
-        task = await inside.submit(
-            command=["env"], input={"a": 1}, env={"MINE": "yes", "TENUTO_ATTEMPT": "99"}
-        )
+    async with working(database_url, task_env="OTHER, MI*") as inside:
+        task = await inside.submit(command=["env"], input={"a": 1}, env={"MINE": "yes"})
         assert (await inside.ended(task)).status == "COMPLETED"
         seen = dict(line.split("=", 1) for line in await inside.transcript(task) if "=" in line)
     assert "canary-7f3a" not in str(seen)
@@ -280,7 +278,7 @@ def resident() -> int:
 
 
 async def test_a_command_that_cannot_start_fails_at_once(database_url: str) -> None:
-    async with working(database_url) as inside:
+    async with working(database_url, task_folders="/no") as inside:
         for command, cwd in (
             (["no-such-program-7f3a"], None),
             (["/etc/passwd"], None),

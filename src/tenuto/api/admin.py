@@ -248,8 +248,8 @@ async def secrets(desk: AtDesk) -> Sequence[SecretView]:
 
 @put("/secrets/{name:str}", status_code=204)
 async def put_secret(desk: AtDesk, name: FromPath[str], data: JSONBody[SecretBody]) -> None:
-    """Keep a value that only running attempts get to see."""
-    await desk.engine.secrets.put(name, data.value)
+    """Keep a value that only running attempts get to see, and say who may use it."""
+    await desk.engine.secrets.put(name, data.value, data.use)
 
 
 @delete("/secrets/{name:str}")

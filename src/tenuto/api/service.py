@@ -105,6 +105,7 @@ class Service:
         """The means of a request by that caller."""
         engine = copy.copy(self.engine(caller.workspace))
         engine.actor = caller.actor
+        engine.caller = caller
         return Desk(caller, engine, self, token)
 
     async def still_holds(

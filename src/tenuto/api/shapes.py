@@ -23,6 +23,7 @@ from tenuto.model.commands import Escalation, Failure
 from tenuto.model.definition import Join, Kind, Order
 from tenuto.model.errors import Invalid
 from tenuto.model.retry import ErrorClass, RetryPolicy
+from tenuto.model.secret_use import Use
 from tenuto.model.spending import Budget, Usage
 from tenuto.model.submission import Complexity, NewTask, OnFailure
 from tenuto.model.turns import Concurrency
@@ -500,9 +501,10 @@ class WorkspaceBody(Written):
 
 
 class SecretBody(Written):
-    """A value that only running attempts get to see."""
+    """A value that only running attempts get to see, and who may use it; what is left out stays."""
 
-    value: str
+    value: str | None = None
+    use: Use | None = None
 
 
 class WebhookBody(Written):

@@ -37,13 +37,12 @@ def settings(given: Globals, **flags: object) -> "Settings":
     return settings_of(given.database, given.data, **flags)
 
 
-def target(given: Globals) -> "Target":
-    """The server or database that a command is for."""
+def target(given: Globals, **flags: str | None) -> "Target":
+    """The server or database that a command is for; flags are settings that were said."""
     from tenuto.client.target import choose
 
-    found = choose(
-        given.url, given.token, given.workspace, database=given.database, data=given.data
-    )
+    where = (given.url, given.token, given.workspace)
+    found = choose(*where, database=given.database, data=given.data, **flags)
     if found.url is not None:
         _warn_of_login()
     return found

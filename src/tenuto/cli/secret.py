@@ -19,6 +19,9 @@ def list_(given: Globals) -> None:
     columns: Columns = {
         "NAME": lambda each: each.name,
         "KEY": lambda each: each.key_id,
+        "ROLE": lambda each: each.use.role,
+        "AGENTS": lambda each: ", ".join(each.use.agents) or "any",
+        "DEFINITIONS": lambda each: ", ".join(each.use.definitions) or "any",
         "CHANGED": lambda each: each.updated_at,
         "BY": lambda each: each.created_by,
     }
@@ -29,7 +32,8 @@ def list_(given: Globals) -> None:
 @command(
     "set",
     "orchestrate secret set api-key --value-file key.txt",
-    "orchestrate secret set api-key --value-file -",
+    "orchestrate secret set payroll --role ADMIN --agent payer --value-file key.txt",
+    "orchestrate secret set deploy-key --definition deploy --keep-value",
 )
 @click.argument("name")
 @click.option(
@@ -38,16 +42,49 @@ def list_(given: Globals) -> None:
     metavar="FILE",
     help="The value's file, less one line end; standard input if not given.",
 )
+@click.option(
+    "--role",
+    type=click.Choice(["MEMBER", "ADMIN", "OWNER"]),
+    help="The lowest role that may name it and claim its tasks; MEMBER if not given.",
+)
+@click.option(
+    "--agent", "agents", multiple=True, metavar="NAME", help="An agent that gets it; repeatable."
+)
+@click.option(
+    "--definition",
+    "definitions",
+    multiple=True,
+    metavar="KEY",
+    help="A definition whose tasks get it; repeatable.",
+)
+@click.option("--keep-value", is_flag=True, help="Change only who may use it; read no value.")
 @click.pass_obj
-def set_(given: Globals, name: str, value_file: str) -> None:
-    """Keep a value under a name, in place of any other.
+def set_(
+    given: Globals,
+    name: str,
+    value_file: str,
+    role: str | None,
+    agents: tuple[str, ...],
+    definitions: tuple[str, ...],
+    keep_value: bool,
+) -> None:
+    """Keep a value under a name, in place of any other, and say who may use it.
 
-    The value is read from a file or from standard input, where no other process can see it.
+    The value is read from a file or from standard input, where no other process can see it. With
+    --role, --agent or --definition these replace the rule that was there; without them it stays.
     """
-    from tenuto.cli.parse import read_text
+    import msgspec
 
-    value = read_text("value", value_file).removesuffix("\n")
-    ask(given, lambda client: client.secrets.put(name, value))
+    from tenuto.cli.parse import read_text
+    from tenuto.model.secret_use import Use
+
+    said = {"role": role, "agents": agents, "definitions": definitions}
+    rule = {key: each for key, each in said.items() if each}
+    if keep_value and not rule:
+        raise click.UsageError("--keep-value changes who may use it: add --role, --agent or so")
+    use = msgspec.convert(rule, Use) if rule else None
+    value = None if keep_value else read_text("value", value_file).removesuffix("\n")
+    ask(given, lambda client: client.secrets.put(name, value, use))
     tell_done(given, f"kept {name}", name=name)
 
 

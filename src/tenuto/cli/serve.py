@@ -21,6 +21,31 @@ def _listening(function: F) -> F:
     )(function)
 
 
+def _allowing(function: F) -> F:
+    """Adds what tasks may set for the commands of workers."""
+    function = click.option(
+        "--allow-folder",
+        multiple=True,
+        metavar="DIR",
+        help="A folder that tasks may work in, and below; repeatable. This one if not given.",
+    )(function)
+    return click.option(
+        "--allow-env",
+        multiple=True,
+        metavar="NAME",
+        help="A variable that tasks may set, or a pattern such as 'BUILD_*'; repeatable.",
+    )(function)
+
+
+def _allowed(env: tuple[str, ...], folders: tuple[str, ...]) -> dict[str, str | None]:
+    """The settings that the options stand for; nothing where none is given."""
+    for option, values in (("--allow-env", env), ("--allow-folder", folders)):
+        for value in values:
+            if "," in value or not value.strip():
+                raise click.UsageError(f"{option} wants one value without commas, not {value!r}")
+    return {"task_env": ",".join(env) or None, "task_folders": ",".join(folders) or None}
+
+
 COORDINATOR = {
     "status": ("tenuto.cli.fleet:coordinator_status", "Say which coordinator leads."),
     "recover": ("tenuto.cli.fleet:coordinator_recover", "Look after what is due now."),
@@ -50,9 +75,18 @@ METRICS_PORT = click.option(
     is_flag=True,
     help="Half a minute of examples in a temporary folder, and nothing else; takes no options.",
 )
+@_allowing
 @_listening
 @click.pass_context
-def up(ctx: click.Context, workers: int, demo: bool, host: str | None, port: int | None) -> int:
+def up(
+    ctx: click.Context,
+    /,
+    workers: int,
+    demo: bool,
+    allow_env: tuple[str, ...],
+    allow_folder: tuple[str, ...],
+    **listening: Any,
+) -> int:
     """Run API, coordinator and workers on an embedded database until Ctrl-C, which drains.
 
     With --demo, six tasks on two workers of their own show a retry, a kill and a cancel instead.
@@ -65,16 +99,16 @@ def up(ctx: click.Context, workers: int, demo: bool, host: str | None, port: int
         from tenuto.cli import demo as performance
 
         return performance.demo()
-    chosen = settings(given, host=host, port=port)
+    chosen = settings(given, **listening, **_allowed(allow_env, allow_folder))
     return app.serve_up(chosen, workers)
 
 
 def _check_alone(ctx: click.Context, given: Globals) -> None:
     """Refuse what the demo would not heed: it has its own folder, workers and output."""
     said = [f"--{name}" for name, value in vars(given).items() if value]
-    for name in ("workers", "host", "port"):
+    for name in ("workers", "host", "port", "allow_env", "allow_folder"):
         if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            said.append(f"--{name}")
+            said.append(f"--{name.replace('_', '-')}")
     if said:
         raise click.UsageError(f"--demo does not go with {', '.join(said)}")
 
@@ -97,6 +131,7 @@ def serve(given: Globals, host: str | None, port: int | None) -> int:
     "worker",
     "orchestrate worker --agent builder --slots 4 --accept-commands",
     "orchestrate worker --agent claude --task-tag python --command 'claude -p'",
+    "orchestrate worker --allow-env 'BUILD_*' --allow-folder /srv/work",
     "orchestrate worker --app myproject.agents:handlers",
     "orchestrate worker --url http://tenuto.example:8484 --agent builder",
     "orchestrate worker list",
@@ -121,9 +156,18 @@ def serve(given: Globals, host: str | None, port: int | None) -> int:
 @click.option("--agent-type", metavar="T", help="The kind of agent it is.")
 @click.option("--command", "command_", metavar="'CMD...'", help="Run this for each task.")
 @click.option("--app", "app_", metavar="MODULE:HANDLERS", help="Python handlers by task type.")
+@_allowing
 @METRICS_PORT
 @click.pass_context
-def worker(ctx: click.Context, /, command_: str | None, app_: str | None, **options: Any) -> int:
+def worker(
+    ctx: click.Context,
+    /,
+    command_: str | None,
+    app_: str | None,
+    allow_env: tuple[str, ...],
+    allow_folder: tuple[str, ...],
+    **options: Any,
+) -> int:
     """Take tasks for an agent and run them, until Ctrl-C, which drains."""
     if ctx.invoked_subcommand is not None:
         return 0
@@ -138,7 +182,7 @@ def worker(ctx: click.Context, /, command_: str | None, app_: str | None, **opti
         raise click.UsageError("--command and --app are two ways to say what a task runs")
     argv = None if command_ is None else tuple(_split(command_))
     chosen = app.WorkerOptions(command=argv, app=app_, **options)
-    where = target(ctx.ensure_object(Globals))
+    where = target(ctx.ensure_object(Globals), **_allowed(allow_env, allow_folder))
     return app.serve_worker(where.settings, chosen, _reach(where))
 
 

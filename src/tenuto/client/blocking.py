@@ -54,6 +54,7 @@ from tenuto.model.gates import EVERYTHING, GateKind
 from tenuto.model.plan import Spec
 from tenuto.model.rates import RateLimit
 from tenuto.model.schedule import ScheduleSpec
+from tenuto.model.secret_use import Use
 from tenuto.model.spending import Budget
 from tenuto.model.submission import NewTask
 
@@ -129,8 +130,8 @@ class BlockingTasks(Group[Tasks]):
 class BlockingSecrets(Group[Secrets | RemoteSecrets]):
     """The named secrets of a workspace."""
 
-    def put(self, name: str, value: str) -> None:
-        return self._wait(self._awaited.put(name, value))
+    def put(self, name: str, value: str | None = None, use: Use | None = None) -> None:
+        return self._wait(self._awaited.put(name, value, use))
 
     def list(self) -> Sequence[SecretView]:
         return self._wait(self._awaited.list())

@@ -32,6 +32,7 @@ from tenuto.engine.views import (
     WorkerView,
 )
 from tenuto.model.complexity import ComplexityRules
+from tenuto.model.secret_use import Use
 from tenuto.model.submission import NewTask
 
 if TYPE_CHECKING:
@@ -329,10 +330,14 @@ class RemoteSecrets:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    async def put(self, name: str, value: str) -> None:
-        """Keep a value under a name, in place of any other; tasks get it by their next claim."""
+    async def put(self, name: str, value: str | None = None, use: Use | None = None) -> None:
+        """Keep a value under a name, and who may use it; tasks get it by their next claim.
+
+        What is not given stays as it is.
+        """
         path = f"{V1}/secrets/{part(name)}"
-        body = {"value": value}
+        given = {"value": value, "use": use}
+        body = {key: each for key, each in given.items() if each is not None}
         await self._link.ask(type(None), Ask(method="PUT", path=path, body=body, repeatable=True))
 
     async def list(self) -> Sequence[SecretView]:

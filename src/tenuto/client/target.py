@@ -94,13 +94,14 @@ def choose(
     *,
     database: str | None = None,
     data: str | None = None,
+    **flags: str | None,
 ) -> Target:
     """What is meant: said outweighs the environment and settings, and those the login.
 
     Whoever names a database or a folder means that, and no server. The login's token goes to the
     login's server only.
     """
-    settings = settings_of(database, data)
+    settings = settings_of(database, data, **flags)
     if url is None and (database is not None or data is not None):
         return _near(settings, token, workspace)
     login = read_login()

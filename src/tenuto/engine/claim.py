@@ -18,7 +18,9 @@ from tenuto.engine.plans import refers
 from tenuto.engine.rates import Taken
 from tenuto.engine.rows import decode
 from tenuto.engine.sealing import Opened, Sealing
+from tenuto.engine.secret_use import Claimant
 from tenuto.model import commands, limits
+from tenuto.model.access import Caller
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Forbidden, TenutoError, Unavailable
 from tenuto.model.matching import AgentProfile
@@ -113,18 +115,20 @@ class Claiming:
         lease_s: int = DEFAULT_LEASE_S,
         token: str | None = None,
         status: Status = Status.RUNNING,
+        caller: Caller | None = None,
     ) -> list[Work]:
         """Up to n tasks that the agent may take, best rank first, now RUNNING and its own.
 
-        A caller that may not hear the answer brings the token, and asks `claimed` by it. One that
-        still has to start a session has them ASSIGNED.
+        `caller` decides which secrets they are handed; none is the database itself. A caller that
+        may not hear the answer brings the token, and asks `claimed` by it. One that still has to
+        start a session has them ASSIGNED.
         """
         limits.text("worker", worker, limits.MAX_TITLE, empty=False)
         limits.number("n", max(n, 0), 0, limits.MAX_CLAIM)
         limits.number("lease_s", lease_s, 1, limits.MAX_LEASE_S)
         who = (agent.id, worker)
         asked = n > 0 and token is None and who in self._unheard
-        if asked and (late := await self._heard_late(who, n)):
+        if asked and (late := await self._heard_late(who, n, caller)):
             return late
         taken: list[Work] = []
         while len(taken) < n:
@@ -139,7 +143,7 @@ class Claiming:
                     if token is None:
                         self._unheard.setdefault(who, []).append(mine)
                     raise error.why from error
-                taken += await self._understand(rows, mine)
+                taken += await self._understand(rows, mine, Claimant(agent.id, caller))
                 if rows:
                     break
             if not await self._core.lanes.moved(agent.workspace):
@@ -183,7 +187,7 @@ class Claiming:
             self._core.lanes.hold(agent.workspace, found.version, taken.held)
         return taken.rows
 
-    async def _heard_late(self, who: tuple[UUID, str], n: int) -> list[Work]:
+    async def _heard_late(self, who: tuple[UUID, str], n: int, caller: Caller | None) -> list[Work]:
         """Up to n tasks that earlier claims took unheard; what is more goes back.
 
         While the store is away nothing else is claimed, so that there are never many of them.
@@ -192,7 +196,7 @@ class Claiming:
         taken: list[Work] = []
         try:
             while tokens:
-                taken += await self.claimed(who[0], tokens[-1])
+                taken += await self.claimed(who[0], tokens[-1], caller)
                 tokens.pop()
         except Unavailable:
             self._unheard[who] = [*tokens, *self._unheard.get(who, [])]
@@ -204,9 +208,10 @@ class Claiming:
                 await self._core.order(work.fence.task, command, actor="engine")
         return taken[:n]
 
-    async def claimed(self, agent: UUID, token: str) -> list[Work]:
+    async def claimed(self, agent: UUID, token: str, caller: Caller | None = None) -> list[Work]:
         """What an earlier claim took with that token and still holds."""
-        return await self._understand(await self._taken(agent, token_hash(token)), token)
+        rows = await self._taken(agent, token_hash(token))
+        return await self._understand(rows, token, Claimant(agent, caller))
 
     async def _taken(self, agent: UUID, token: str) -> Rows:
         params = {"agent": agent, "token": token}
@@ -255,7 +260,7 @@ class Claiming:
         load: int = (yield Statement("workspace_load", workspace))[0]["load"]
         return min(n, most - load)
 
-    async def _understand(self, rows: Rows, token: str) -> list[Work]:
+    async def _understand(self, rows: Rows, token: str, claimant: Claimant) -> list[Work]:
         works = []
         secret = []
         placed = []
@@ -274,7 +279,7 @@ class Claiming:
                 placed.append(row)
         # Secrets first: what a result says in the place of a reference names none.
         if secret:
-            works = await self._with_secrets(works, await self._sealing.open(secret))
+            works = await self._with_secrets(works, await self._sealing.open(secret, claimant))
         if placed:
             works = await self._in_place(works, placed)
         for work in works:

@@ -12,8 +12,10 @@ from tenuto.engine.registry import Registry
 from tenuto.engine.revival import Revival
 from tenuto.engine.rows import decode
 from tenuto.engine.sealing import Sealing
+from tenuto.engine.secret_use import check_tasks
 from tenuto.engine.submit import Submitted, Submitting
 from tenuto.model import commands, limits
+from tenuto.model.access import Caller
 from tenuto.model.controls import check_whole
 from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.retry import RetryPolicy
@@ -154,9 +156,12 @@ class Controlling:
                 done.append(task)
         return ActionResult(done, refused)
 
-    async def rerun(self, task: UUID, workspace: UUID, actor: str | None) -> Submitted:
+    async def rerun(
+        self, task: UUID, workspace: UUID, actor: str | None, caller: Caller | None
+    ) -> Submitted:
         """A new task that asks for the same; the old one stays as it is."""
         new = await self._asked_for(task, workspace)
+        await self._core.read(check_tasks(workspace, caller, [new]))
         new = await self._sealing.reveal(new, task, workspace)
         return (await self._submitting.many([new], workspace, actor, rerun_of=task))[0]
 

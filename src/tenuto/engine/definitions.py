@@ -12,6 +12,7 @@ from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
 from tenuto.engine.flows import Flows, spec_of
 from tenuto.engine.rules import RuleChange, keep_rules
+from tenuto.engine.secret_use import check_definitions
 from tenuto.manifest.diff import FieldChange, changes, same
 from tenuto.manifest.drafting import Draft, Files, drafted
 from tenuto.manifest.manifest import Manifest, linked
@@ -129,6 +130,7 @@ class Definitions:
         def script() -> Script[None]:
             row = _found((yield self._keyed([key], "definitions_locked")), key)
             _check_version(key, row["version"], version)
+            yield from check_definitions(self._workspace, self._flows.caller, [], [key])
             yield Statement("definition_remove", {"id": row["id"]})
 
         await self._core.store.transact(script)
@@ -187,7 +189,7 @@ class Definitions:
         def script(cascade: Cascade) -> Script[Applied]:
             specs = list(manifest.specs.values())
             found = yield from self._put(specs, seen, dry_run=dry_run)
-            place = (self._core, self._workspace, self._flows.actor)
+            place = (self._core, self._workspace, self._flows.actor, self._flows.caller)
             rules = yield from keep_rules(*place, manifest, dry_run=dry_run)
             new = {change.key for change in found if change.action != "unchanged"}
             started = [Started(key) for key in manifest.starts if key in new]
@@ -228,6 +230,11 @@ class Definitions:
             row = stored.get(spec.key or "")
             _check_version(spec.key, there.get(spec.key or "", 0), version)
             found.append(_change(row, spec))
+        changed = [
+            spec for spec, change in zip(specs, found, strict=True) if change.action != "unchanged"
+        ]
+        written = [spec.key for spec in changed if spec.key is not None]
+        yield from check_definitions(self._workspace, self._flows.caller, changed, written)
         if not dry_run:
             yield from self._write(specs, found, stored)
         return found

@@ -31,6 +31,7 @@ from tenuto.engine.rates import RateLimits
 from tenuto.engine.registry import Registry
 from tenuto.engine.report import Beat, Line, Presence, Reporting
 from tenuto.engine.sealing import Sealing
+from tenuto.engine.secret_use import check_tasks
 from tenuto.engine.secrets import Rotating, Secrets
 from tenuto.engine.spending import Spending, SpendingStats
 from tenuto.engine.submit import Submitted, Submitting
@@ -45,6 +46,7 @@ from tenuto.engine.views import (
     worker_of,
 )
 from tenuto.model import commands, limits
+from tenuto.model.access import Caller
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.matching import AgentProfile
 from tenuto.model.registry import STALE_AFTER_S
@@ -79,6 +81,8 @@ class Engine:
         self.core = Core(store.within(workspace), hints, vault)
         self.workspace = workspace
         self.actor = actor
+        self.caller: Caller | None = None
+        """Whose request it is; none is a program on the database itself."""
         self.sealing = sealing = Sealing(self.core)
         self._submitting = Submitting(self.core, sealing)
         self._claiming = Claiming(self.core, sealing)
@@ -106,7 +110,7 @@ class Engine:
     @property
     def flows(self) -> Flows:
         """The workspace's flows."""
-        return Flows(self.core, self.workspace, self.actor)
+        return Flows(self.core, self.workspace, self.actor, self.caller)
 
     @property
     def flow_views(self) -> FlowViews:
@@ -115,15 +119,7 @@ class Engine:
 
     async def rerun_flow(self, flow: UUID, *, steps: int | None = None) -> UUID:
         """A new flow of the same plan and input; answers its id."""
-        origin = await self.flow_views.origin(flow)
-        return await self.flows.start_plan(
-            origin.plan,
-            origin.input,
-            steps=steps,
-            priority=origin.priority,
-            source="rerun",
-            rerun_of=flow,
-        )
+        return await self.flows.rerun(flow, await self.flow_views.origin(flow), steps)
 
     @property
     def inbox(self) -> Inbox:
@@ -148,7 +144,7 @@ class Engine:
     @property
     def secrets(self) -> Secrets:
         """The workspace's named secrets."""
-        return Secrets(self.core, self.workspace, self.actor)
+        return Secrets(self.core, self.workspace, self.actor, self.caller)
 
     @property
     def definitions(self) -> "Definitions":
@@ -162,7 +158,7 @@ class Engine:
         """What is started by time."""
         from tenuto.engine.schedules import Schedules  # noqa: PLC0415  calendars only when used
 
-        return Schedules(self.core, self.workspace, self.actor)
+        return Schedules(self.core, self.workspace, self.actor, self.caller)
 
     @property
     def triggers(self) -> "Triggers":
@@ -177,6 +173,8 @@ class Engine:
 
     async def submit(self, new: NewTask) -> Submitted:
         """Accept a task; it is never lost once this returns."""
+        if self.caller is not None:
+            await self.core.read(check_tasks(self.workspace, self.caller, [new]))
         if new.next or new.control or new.group:
             return await self._placed([new])
         with tracing.span("submit", new.trace_id):
@@ -184,6 +182,8 @@ class Engine:
 
     async def submit_many(self, news: Sequence[NewTask]) -> list[Submitted]:
         """Accept all of the tasks or none."""
+        if self.caller is not None:
+            await self.core.read(check_tasks(self.workspace, self.caller, news))
         if any(new.next or new.control or new.group for new in news):
             return [await self._placed(news)]
         with tracing.span("submit", news[0].trace_id if len(news) == 1 else None):
@@ -214,7 +214,7 @@ class Engine:
     ) -> list[Work]:
         """Take up to n tasks for an agent; `token` is that of a caller who may ask again."""
         begun = self.clock.now()
-        works = await self._claiming.claim(agent, worker, n, lease_s, token)
+        works = await self._claiming.claim(agent, worker, n, lease_s, token, caller=self.caller)
         return [self._traced(work, begun) for work in works] if tracing.is_on() else works
 
     def _traced(self, work: Work, begun: datetime) -> Work:
@@ -226,7 +226,7 @@ class Engine:
 
     async def claimed(self, agent: UUID, token: str) -> list[Work]:
         """What an earlier claim took with that token and still holds."""
-        return await self._claiming.claimed(agent, token)
+        return await self._claiming.claimed(agent, token, self.caller)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` with each hint; answers what ends it."""
@@ -277,6 +277,7 @@ class Engine:
 
     async def spawn(self, fence: Fence, key: str, new: NewTask) -> UUID:
         """Make a child task, once per key."""
+        await self.core.read(check_tasks(self.workspace, self.caller, [new]))
         return await self._reporting.spawn(fence, self.workspace, key, new, self.actor)
 
     async def wait(
@@ -421,7 +422,7 @@ class Engine:
 
     async def rerun(self, task: UUID) -> Submitted:
         """A new task that asks for the same."""
-        return await self._controlling.rerun(task, self.workspace, self.actor)
+        return await self._controlling.rerun(task, self.workspace, self.actor, self.caller)
 
     async def act(
         self,

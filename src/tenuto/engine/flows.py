@@ -16,8 +16,11 @@ from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
 from tenuto.engine.flow_pieces import PIECES, end_flow
 from tenuto.engine.flow_rows import flow_of, group_of
+from tenuto.engine.flow_views import Origin
 from tenuto.engine.newborns import Birth
+from tenuto.engine.secret_use import check_value
 from tenuto.model import limits
+from tenuto.model.access import Caller
 from tenuto.model.complexity import gated
 from tenuto.model.definition import MAX_STEPS, STEPS, GroupSpec
 from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
@@ -46,10 +49,13 @@ _ROUNDS = 8
 class Flows:
     """The flows of one workspace, on behalf of one actor."""
 
-    def __init__(self, core: Core, workspace: UUID, actor: str | None) -> None:
+    def __init__(
+        self, core: Core, workspace: UUID, actor: str | None, caller: Caller | None = None
+    ) -> None:
         self._core = core
         self._workspace = workspace
         self.actor = actor
+        self.caller = caller
 
     async def start(
         self,
@@ -79,10 +85,22 @@ class Flows:
         rerun_of: UUID | None = None,
     ) -> UUID:
         """The same for a plan that was made already."""
+        await self._core.read(check_value(self._workspace, self.caller, input))
         params = self._params(plan, input, steps, priority, source, fire_key)
         params["rerun_of"] = rerun_of
         await self._core.lanes.ensure(_lanes(plan, self._workspace))
         return await self._run(lambda cascade: self._begun(cascade, params))
+
+    async def rerun(self, flow: UUID, origin: Origin, steps: int | None) -> UUID:
+        """Start another flow of a flow's plan and input; answers its id."""
+        return await self.start_plan(
+            origin.plan,
+            origin.input,
+            steps=steps,
+            priority=origin.priority,
+            source="rerun",
+            rerun_of=flow,
+        )
 
     def _begun(self, cascade: Cascade, params: dict[str, Any]) -> Script[UUID]:
         """The flow that was made, or the one that the `fire_key` made before."""

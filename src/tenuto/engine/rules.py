@@ -8,6 +8,7 @@ import msgspec
 from tenuto.engine import schedules, triggers
 from tenuto.engine.core import Core
 from tenuto.manifest.manifest import Manifest
+from tenuto.model.access import Caller
 from tenuto.model.schedule import ScheduleSpec
 from tenuto.store.protocol import Script
 
@@ -21,12 +22,18 @@ class RuleChange(msgspec.Struct, frozen=True):
 
 
 def keep_rules(
-    core: Core, workspace: UUID, actor: str | None, manifest: Manifest, *, dry_run: bool
+    core: Core,
+    workspace: UUID,
+    actor: str | None,
+    caller: Caller | None,
+    manifest: Manifest,
+    *,
+    dry_run: bool,
 ) -> Script[list[RuleChange]]:
     """Make schedules and triggers what files say, by name; in a dry run only say what changes."""
     found = []
     if manifest.schedules:
-        by_time = schedules.Schedules(core, workspace, actor)
+        by_time = schedules.Schedules(core, workspace, actor, caller)
         timed = [
             schedules.Wanted(
                 name=each.name,

@@ -24,7 +24,9 @@ from tenuto.engine.schedule_rows import (
     schedule_of,
     settled,
 )
+from tenuto.engine.secret_use import check_value
 from tenuto.model import limits
+from tenuto.model.access import Caller
 from tenuto.model.definition import check_key
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.firing import first_look, next_look
@@ -113,10 +115,13 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 class Schedules:
     """The schedules of one workspace, on behalf of one actor. One is named by its name or id."""
 
-    def __init__(self, core: Core, workspace: UUID, actor: str | None) -> None:
+    def __init__(
+        self, core: Core, workspace: UUID, actor: str | None, caller: Caller | None = None
+    ) -> None:
         self._core = core
         self._workspace = workspace
         self._actor = actor
+        self._caller = caller
         self._flows = Flows(core, workspace, actor)
 
     async def create(
@@ -279,6 +284,7 @@ class Schedules:
         yield from self._add(made, noted)
 
     def _add(self, made: Schedule, noted: Sequence[Noted]) -> Script[None]:
+        yield from check_value(self._workspace, self._caller, decode(made.input))
         if (yield added(made, noted, self._core.now(), self._actor)):
             return
         if (yield self._named([made.name])):
@@ -297,6 +303,8 @@ class Schedules:
         if change.schedule is not UNSET and (immediate or change.schedule != found.times):
             after = retimed(after, change.schedule, now, self._core.clock.random())
         if after != found:
+            # Another target gets the input that is there, too.
+            yield from check_value(self._workspace, self._caller, decode(after.input))
             yield changed(after, [Noted("schedule_changed")], now, self._actor)
 
     async def _move(self, schedule: UUID | str, kind: str, decide: Any) -> ScheduleView:

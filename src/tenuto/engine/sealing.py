@@ -9,6 +9,7 @@ import msgspec
 
 from tenuto.engine.core import Core
 from tenuto.engine.rows import decode
+from tenuto.engine.secret_use import Claimant, refusals
 from tenuto.model import secrets
 from tenuto.model.commands import Escalation
 from tenuto.model.errors import Invalid, TenutoError
@@ -101,14 +102,19 @@ class Sealing:
         values = self._values(own[task], workspace) if task in own else {}
         return msgspec.structs.replace(new, input=secrets.opened(new.input, values))
 
-    async def open(self, rows: Sequence[Row]) -> dict[UUID, Opened | TenutoError]:
+    async def open(
+        self, rows: Sequence[Row], claimant: Claimant
+    ) -> dict[UUID, Opened | TenutoError]:
         """What the attempts of these marked tasks of one workspace are handed, or why not."""
+        handed: dict[UUID, Opened | TenutoError] = {}
         try:
             found = await self._find(rows)
+            handed |= await refusals(self._core, rows, found.named, claimant)
         except TenutoError as error:
             return {row["id"]: error for row in rows}
-        handed: dict[UUID, Opened | TenutoError] = {}
         for row in rows:
+            if row["id"] in handed:
+                continue
             try:
                 handed[row["id"]] = self._handed(row, found)
             except TenutoError as error:

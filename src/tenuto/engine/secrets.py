@@ -2,13 +2,19 @@
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 from uuid import UUID
+
+import msgspec
 
 from tenuto.engine.core import Core
 from tenuto.engine.sealing import vault_of
+from tenuto.engine.secret_use import use_of
 from tenuto.engine.views import SecretView
 from tenuto.model import limits
+from tenuto.model.access import Caller
 from tenuto.model.errors import Invalid, NotFound, TenutoError
+from tenuto.model.secret_use import Use, check_use, naming_refusal
 from tenuto.model.secrets import check_name, check_value
 from tenuto.store.protocol import Row, Script, Statement
 from tenuto.vault import Sealed
@@ -21,29 +27,58 @@ BATCH = 500
 class Secrets:
     """The named secrets of one workspace, on behalf of one actor."""
 
-    def __init__(self, core: Core, workspace: UUID, actor: str | None) -> None:
+    def __init__(
+        self, core: Core, workspace: UUID, actor: str | None, caller: Caller | None = None
+    ) -> None:
         self._core = core
         self._workspace = workspace
         self._actor = actor
+        self._caller = caller
 
-    async def put(self, name: str, value: str) -> None:
-        """Keep a value under a name, in place of any other; tasks get it by their next claim."""
+    async def put(self, name: str, value: str | None = None, use: Use | None = None) -> None:
+        """Keep a value under a name, and who may use it; tasks get it by their next claim.
+
+        What is not given stays as it is. `Forbidden` if the rule is, or would be, for a higher role
+        than the caller's.
+        """
         check_name(name)
+        if value is None and use is None:
+            raise Invalid("give a value, or who may use the secret", field="value")
+        if use is not None:
+            check_use(use)
+            self._check_role(name, use)
+        text = None if use is None else msgspec.json.encode(use).decode()
+        sealed = None if value is None else self._sealed(name, value)
+
+        def script() -> Script[None]:
+            there = yield from self._locked(name)
+            if sealed is not None:
+                yield from self._keep(name, sealed, text)
+            elif there:
+                yield Statement("secret_use", self._named(name) | {"use": text, "now": now})
+            else:
+                raise _missing(name)
+
+        now = self._core.now()
+        await self._core.store.transact(script)
+
+    def _sealed(self, name: str, value: str) -> Sealed:
         check_value("value", value)
-        sealed = vault_of(self._core).seal(
+        return vault_of(self._core).seal(
             value, workspace=self._workspace, table="secret", row=name, column="data"
         )
-        params = {
+
+    def _keep(self, name: str, sealed: Sealed, use: str | None) -> Script[None]:
+        params = self._named(name) | {
             "id": self._core.clock.new_id(),
-            "workspace": self._workspace,
-            "name": name,
             "key_id": sealed.key_id,
             "data": sealed.data,
+            "use": use,
             "actor": self._actor,
             "now": self._core.now(),
             "most": limits.MAX_NAMED_SECRETS,
         }
-        if not await self._once(Statement("secret_put", params)):
+        if not (yield Statement("secret_put", params)):
             raise Invalid(
                 f"the workspace has {limits.MAX_NAMED_SECRETS:,} secrets already", "too_large"
             )
@@ -52,21 +87,36 @@ class Secrets:
         """The secrets in order of their names, without their values."""
         params = {"workspace": self._workspace, "most": limits.MAX_NAMED_SECRETS}
         rows = await self._core.store.fetch(Statement("secrets", params))
-        return [SecretView(**row) for row in rows]
+        return [SecretView(**{**row, "use": use_of(row["use"])}) for row in rows]
 
     async def delete(self, name: str) -> None:
         """Forget a secret; tasks that name it can no longer start."""
         check_name(name)
-        params = {"workspace": self._workspace, "name": name}
-        if not await self._once(Statement("secret_delete", params)):
-            raise NotFound(f"no secret {name!r}")
 
-    async def _once(self, statement: Statement) -> Sequence[Row]:
-        def script() -> Script[Sequence[Row]]:
-            rows: Sequence[Row] = yield statement
-            return rows
+        def script() -> Script[None]:
+            if not (yield from self._locked(name)):
+                raise _missing(name)
+            yield Statement("secret_delete", self._named(name))
 
-        return await self._core.store.once(script)
+        await self._core.store.transact(script)
+
+    def _named(self, name: str) -> dict[str, Any]:
+        return {"workspace": self._workspace, "name": name}
+
+    def _locked(self, name: str) -> Script[bool]:
+        """Hold a secret that the caller may change; answers whether there is one."""
+        rows = yield Statement("secret_locked", self._named(name))
+        for row in rows:
+            self._check_role(name, use_of(row["use"]))
+        return bool(rows)
+
+    def _check_role(self, name: str, use: Use) -> None:
+        if (error := naming_refusal(name, use, self._caller)) is not None:
+            raise error
+
+
+def _missing(name: str) -> NotFound:
+    return NotFound(f"no secret {name!r}")
 
 
 class Rotating:

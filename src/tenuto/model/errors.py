@@ -63,6 +63,7 @@ CODES: dict[str, str] = {
     "schedule_invalid": "The schedule cannot be understood, or never comes due.",
     "schema_newer": "The database was upgraded by a newer, incompatible program.",
     "schema_older": "The database has not been migrated to what this program needs.",
+    "secret_forbidden": "The secret is not for this role, agent or definition.",
     "secret_in_definition": "A definition is stored as written; it names secrets.",
     "secret_unknown": "The workspace has no secret of that name.",
     "secret_unreadable": "What is sealed was altered, or its key is not in this program's ring.",

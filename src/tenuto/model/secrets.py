@@ -70,6 +70,30 @@ def references(value: Any) -> set[str]:
     return {name for item in items for name in references(item)}
 
 
+def named(value: Any) -> set[str]:
+    """The names of stored secrets that a definition's JSON value refers to.
+
+    Raises `Invalid` for a name that only a flow would fill in: nobody could say whose it is.
+    """
+    found: set[str] = set()
+    todo = [value]
+    while todo:
+        here = todo.pop()
+        if isinstance(here, dict):
+            if len(here) == 1 and REFERENCE in here:
+                name = here[REFERENCE]
+                if not isinstance(name, str) or not _NAME.fullmatch(name):
+                    raise Invalid(
+                        f'"{REFERENCE}" wants the name of a secret, not {str(name)[:100]!r}',
+                        "secret_unknown",
+                    )
+                found.add(name)
+            todo += here.values()
+        elif isinstance(here, list | tuple):
+            todo += here
+    return found
+
+
 def resolved(value: Any, named: Mapping[str, str]) -> Any:
     """The JSON value with the secrets themselves instead of references; all must be named."""
     if (name := referred(value)) is not None:

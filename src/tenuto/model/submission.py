@@ -21,6 +21,7 @@ from tenuto.model.definition import (
     check_control,
     check_key,
 )
+from tenuto.model.environment import check_names
 from tenuto.model.errors import Invalid
 from tenuto.model.matching import COMMAND, Requirements
 from tenuto.model.retry import RetryPolicy
@@ -228,6 +229,7 @@ def _check_command(new: NewTask) -> None:
             raise Invalid("env has a value that is neither text nor a secret's name", field="env")
         if "=" in name:
             raise Invalid("env has a name with '=' in it", field="env")
+    check_names(new.env or ())
     if new.command is None:
         if new.runtime == COMMAND:
             raise Invalid("runtime 'command' needs a command", field="command")

@@ -17,6 +17,11 @@ log = logging.getLogger("tenuto")
 
 LONGEST_PAUSE_S = 30.0
 HEALTHY_S = 10.0
+HANDED_ON = (
+    *("heartbeat_s", "lease_s", "tick_s", "poll_s", "grace_s", "drain_s", "slots"),
+    *("task_env", "task_folders"),
+)
+"""The settings that flags of the parent may have changed."""
 
 
 class Children:
@@ -64,7 +69,7 @@ class Children:
         env |= {"TENUTO_DATA": str(self._settings.folder()), "TENUTO_KEYS": self._settings.keys}
         for name in ("TENUTO_URL", "TENUTO_WORKSPACE"):
             env.pop(name, None)  # they work on the database, whatever commands here are for
-        for name in ("heartbeat_s", "lease_s", "tick_s", "poll_s", "grace_s", "drain_s", "slots"):
+        for name in HANDED_ON:
             env[f"TENUTO_{name.upper()}"] = str(getattr(self._settings, name))
         return await asyncio.create_subprocess_exec(
             *(

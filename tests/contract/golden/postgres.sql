@@ -252,6 +252,7 @@ table secret
   created_by text
   created_at timestamp with time zone not null
   updated_at timestamp with time zone not null
+  use json
 table session
   id uuid not null
   user_id uuid not null

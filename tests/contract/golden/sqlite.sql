@@ -307,7 +307,7 @@ CREATE TABLE secret (
   data text not null,
   created_by text,
   created_at integer not null,
-  updated_at integer not null,
+  updated_at integer not null, use text,
   unique (workspace, name)
 ) strict;
 CREATE TABLE session (

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 from uuid import UUID
@@ -18,6 +18,7 @@ from tenuto.model.retry import RetryPolicy
 from tenuto.model.submission import NewTask
 from tenuto.settings import Settings
 from tenuto.worker.runtime.command import CommandRuntime
+from tenuto.worker.runtime.place import allowed_by
 from tenuto.worker.session import Supervisor
 from tenuto.worker.worker import Worker
 
@@ -119,9 +120,12 @@ async def working(
     coordinate: bool = True,
     own_heart: bool = True,
     faulty: bool = False,
+    own: Sequence[str] | None = None,
     **changes: Any,
 ) -> AsyncIterator[Inside]:
-    """A worker for commands, or for the handlers, and a coordinator, until the block ends.
+    """A worker for the handlers, or for commands, and a coordinator, until the block ends.
+
+    `own` is the command of the worker, which takes none from tasks then.
 
     Unless the test is about a fault of ours, none may be logged.
     """
@@ -137,9 +141,11 @@ async def working(
                 id=engine.clock.new_id(),
                 workspace=engine.workspace,
                 name="local",
-                accept_commands=True,
+                runtimes=("command",) if own else (),
+                accept_commands=own is None,
             )
-            await worker.host(profile, CommandRuntime(supervisor))
+            runtime = CommandRuntime(supervisor, own, allowed_by(settings))
+            await worker.host(profile, runtime)
         else:
             await worker.host_functions("local", handlers)
         with faults() as found:

@@ -41,7 +41,7 @@ SHORT: dict[str, Any] = {
 LEGAL = frozenset().union(*TRANSITIONS.values())
 TERMINAL = frozenset("COMPLETED FAILED DEAD CANCELLED SKIPPED".split())
 
-_MARK = "TENUTO_PROOF_MARK"
+_MARK = "PROOF_MARK"
 _LIBC = ctypes.CDLL(None)
 
 
@@ -133,7 +133,7 @@ class System:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("TENUTO_", "CRASH_"))}
         env |= {f"TENUTO_{name.upper()}": str(value) for name, value in SHORT.items()}
         env |= {"TENUTO_DATABASE": self.url, _MARK: f"{self.mark} process"}
-        env |= {"TENUTO_DATA": str(self.folder), "TENUTO_PORT": "0"}
+        env |= {"TENUTO_DATA": str(self.folder), "TENUTO_PORT": "0", "TENUTO_TASK_ENV": "*"}
         env["PYTHONPATH"] = os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), str(ROOT)])
         for name, value in changes.items():
             env[name if name.isupper() else f"TENUTO_{name.upper()}"] = str(value)

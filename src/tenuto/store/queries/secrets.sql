@@ -2,14 +2,33 @@
 
 -- name: secret_put
 -- Keep a secret under its name; answers nothing when the workspace has too many others.
--- params: id uuid, workspace uuid, name text, key_id text, data text, actor text, now timestamptz, most bigint
-insert into secret (id, workspace, name, key_id, data, created_by, created_at, updated_at)
-select :id, :workspace, :name, :key_id, :data, :actor, :now, :now
+-- params: id uuid, workspace uuid, name text, key_id text, data text, use json, actor text, now timestamptz, most bigint
+insert into secret (id, workspace, name, key_id, data, use, created_by, created_at, updated_at)
+select :id, :workspace, :name, :key_id, :data, :use, :actor, :now, :now
 where (select count(*) from secret other
   where other.workspace = :workspace and other.name <> :name) < :most
 on conflict (workspace, name) do update
-  set key_id = excluded.key_id, data = excluded.data, updated_at = excluded.updated_at
+  set key_id = excluded.key_id, data = excluded.data, use = coalesce(excluded.use, secret.use),
+    updated_at = excluded.updated_at
 returning name;
+
+-- name: secret_locked
+-- Who may use a secret, held while it changes.
+-- params: workspace uuid, name text
+select secret.name, secret.use from secret
+where secret.workspace = :workspace and secret.name = :name {lock};
+
+-- name: secret_use
+-- Say who may use a secret. The caller holds the row.
+-- params: workspace uuid, name text, use json, now timestamptz
+update secret set use = :use, updated_at = :now
+where workspace = :workspace and name = :name;
+
+-- name: secrets_restricted
+-- The secrets of a workspace that not every MEMBER may use in every way.
+-- params: workspace uuid
+select secret.name, secret.use from secret
+where secret.workspace = :workspace and secret.use is not null;
 
 -- name: secret_delete
 -- Forget a secret.
@@ -19,13 +38,13 @@ delete from secret where workspace = :workspace and name = :name returning name;
 -- name: secrets
 -- What may be seen of a workspace's secrets.
 -- params: workspace uuid, most bigint
-select secret.name, secret.key_id, secret.created_by, secret.created_at, secret.updated_at
+select secret.name, secret.key_id, secret.use, secret.created_by, secret.created_at, secret.updated_at
 from secret where secret.workspace = :workspace order by secret.name limit :most;
 
 -- name: secrets_named
 -- The secrets of a workspace that have one of the names.
 -- params: workspace uuid, names text[]
-select secret.name, secret.key_id, secret.data from secret
+select secret.name, secret.key_id, secret.data, secret.use from secret
 where secret.workspace = :workspace and secret.name in (select value from {each:names});
 
 -- name: task_secrets

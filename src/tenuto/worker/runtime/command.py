@@ -21,13 +21,15 @@ import msgspec
 
 from tenuto.crash import crash_point
 from tenuto.model.commands import Failure
-from tenuto.model.errors import TenutoError
+from tenuto.model.environment import Allowed
+from tenuto.model.errors import Invalid, TenutoError
 from tenuto.model.limits import MAX_JSON
 from tenuto.model.redact import Redactor
 from tenuto.model.retry import ErrorClass
 from tenuto.model.spending import Usage
 from tenuto.worker.context import Context
 from tenuto.worker.room import Room
+from tenuto.worker.runtime.place import check_place
 from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart
 from tenuto.worker.session import Session, SessionEnd, SpawnError, Supervisor
 
@@ -71,13 +73,17 @@ class _Pipe:
 
 
 class CommandRuntime:
-    """Runs commands. `own` is the agent's command for tasks that bring none."""
+    """Runs commands. `own` is the agent's command for tasks that bring none.
+
+    `allowed` is what the worker's owner lets tasks set, whichever of the two commands runs.
+    """
 
     name = "command"
 
-    def __init__(self, supervisor: Supervisor, own: Sequence[str] | None = None) -> None:
+    def __init__(self, supervisor: Supervisor, own: Sequence[str] | None, allowed: Allowed) -> None:
         self._supervisor = supervisor
-        self._own = list(own) if own else None
+        self._own = fixed(own) if own else None
+        self._allowed = allowed
         self._room = Room()
 
     def room(self, busy: int) -> int | None:
@@ -126,9 +132,14 @@ class CommandRuntime:
         told = work.prompt if work.prompt is not None else msgspec.json.encode(work.input).decode()
         stdin = told if work.prompt is not None or work.input is not None else ""
         try:
+            folder = check_place(work.env, work.cwd, self._allowed)
+        except Invalid as error:
+            self._room.started()  # the machine could: it is the task that may not
+            raise CannotStart(_refused(error.message)) from error
+        try:
             return await self._supervisor.spawn(
                 argv,
-                cwd=work.cwd,
+                cwd=folder,
                 env=environment(context, os.environ),
                 stdin=stdin.encode("utf-8", "replace"),
             )
@@ -138,13 +149,26 @@ class CommandRuntime:
                 self._room.failed()
             else:
                 self._room.started()  # the machine could: it is the command that cannot run
+            message = f"cannot run {argv[0]}: {error}"
             raise CannotStart(
-                Failure(
-                    message=f"cannot run {argv[0]}: {error}",
-                    error_class=ErrorClass.CRASH if temporary else ErrorClass.INVALID_INPUT,
-                    retryable=None if temporary else False,
-                )
+                Failure(message=message, error_class=ErrorClass.CRASH)
+                if temporary
+                else _refused(message)
             ) from error
+
+
+def fixed(own: Sequence[str]) -> list[str]:
+    """The command with its program as an absolute path where it names a file.
+
+    A task chooses the working folder, and must not choose the program by it.
+    """
+    program, *words = own
+    return [os.path.abspath(program) if os.sep in program else program, *words]  # noqa: PTH100
+
+
+def _refused(message: str) -> Failure:
+    """The failure of a task that no other attempt could start either."""
+    return Failure(message=message, error_class=ErrorClass.INVALID_INPUT, retryable=False)
 
 
 def environment(context: Context, outer: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,3 @@
+-- Who may use a named secret, as JSON: role, agents, definitions. Null means every MEMBER.
+
+alter table secret add column use json;

@@ -1,0 +1,106 @@
+"""What a member decides of a worker that takes prompts alone: only what its owner allows."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tests.api.conftest import V1, Api, problem
+from tests.proof.crash.system import PATIENCE, System, system
+from tests.waiting import eventually
+
+from tenuto.model.access import Role
+from tenuto.settings import Settings
+
+TASKS = f"{V1}/agent-tasks"
+ENDED = ("COMPLETED", "FAILED", "DEAD")
+
+
+class Victim:
+    """A worker process with a command of its own, and a member who sends it tasks."""
+
+    def __init__(self, world: System, member: httpx2.AsyncClient, folder: Path) -> None:
+        self.world = world
+        self.member = member
+        self.owned = folder / "owned"
+
+    async def submit(self, **said: Any) -> str:
+        answer = await self.member.post(TASKS, json={"title": "x", "prompt": "p", **said})
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    async def show(self, task: str) -> dict[str, Any]:
+        found: dict[str, Any] = (await self.member.get(f"{TASKS}/{task}")).json()
+        return found
+
+    async def ended(self, task: str) -> dict[str, Any]:
+        async def there() -> dict[str, Any] | None:
+            view = await self.show(task)
+            return view if view["status"] in ENDED else None
+
+        return await eventually(there, PATIENCE, 0.1)
+
+
+@pytest.fixture
+async def victim(api: Api, settings: Settings, tmp_path: Path) -> Any:
+    member = await api.acting(Role.MEMBER)
+    async with system(settings.database, tmp_path) as world:
+        command = "bash -c 'echo fixed; pwd -P'"
+        world.worker("--no-accept-commands", "--command", command, task_env="")
+        world.coordinator()
+        yield Victim(world, member, tmp_path)
+
+
+async def test_a_member_decides_nothing_about_what_a_worker_of_prompts_runs(
+    victim: Victim, tmp_path: Path
+) -> None:
+    code = f"$(touch {victim.owned})"
+    for name in ("BASH_ENV", "LD_PRELOAD", "PATH", "bash_env", "ANTHROPIC_BASE_URL"):
+        answer = await victim.member.post(
+            TASKS, json={"title": "x", "prompt": "p", "env": {name: code}}
+        )
+        assert problem(answer) == (422, "invalid_value")
+        assert (answer.json()["field"], name in answer.text) == ("env", True)
+    refused = {
+        await victim.submit(env={"DEPTH": code}): "start it with --allow-env DEPTH",
+        await victim.submit(cwd="/etc"): "start it with --allow-folder /etc",
+        await victim.submit(cwd="../.."): "start it with --allow-folder ",
+    }
+    for task, why in refused.items():
+        view = await victim.ended(task)
+        assert (view["status"], view["errorClass"]) == ("FAILED", "invalid_input")
+        assert why in view["lastError"]
+        [attempt] = (await victim.member.get(f"{TASKS}/{task}/attempts")).json()
+        assert attempt["outcome"] == "NOT_STARTED"
+    plain = await victim.submit()
+    assert (await victim.ended(plain))["status"] == "COMPLETED"
+    said = (await victim.member.get(f"{TASKS}/{plain}/transcript")).json()["lines"]
+    assert [line["text"] for line in said] == ["fixed", str(tmp_path)]
+    assert not victim.owned.exists()
+
+
+async def test_a_workers_word_on_commands_outweighs_what_its_agent_is_told(
+    victim: Victim,
+) -> None:
+    await victim.ended(await victim.submit())
+    [agent] = (await victim.member.get(f"{V1}/agents")).json()["agents"]
+    changed = await victim.member.put(
+        f"{V1}/agents/{agent['id']}", json={"name": agent["name"], "acceptCommands": True}
+    )
+    assert changed.status_code == 200, changed.text
+    brought = await victim.submit(command=["touch", str(victim.owned)], prompt=None)
+    for _ in range(3):  # claims go on beside it
+        assert (await victim.ended(await victim.submit()))["status"] == "COMPLETED"
+    assert (await victim.show(brought))["status"] == "PENDING"
+    assert not victim.owned.exists()
+
+
+async def test_a_definition_cannot_set_what_no_task_may(victim: Victim) -> None:
+    spec = {"id": "d", "name": "d", "prompt": "p", "env": {"LD_PRELOAD": "/tmp/x.so"}}
+    made = await victim.member.post(f"{V1}/definitions", json={"spec": spec})
+    assert problem(made)[0] == 422
+    assert "tasks may never set LD_PRELOAD" in made.text
+    yaml = "id: d\nname: d\nprompt: p\nenv: {LD_PRELOAD: /tmp/x.so}\n"
+    applied = await victim.member.post(f"{V1}/definitions/apply", json={"manifest": yaml})
+    assert problem(applied)[0] == 422
+    assert "tasks may never set LD_PRELOAD" in applied.text

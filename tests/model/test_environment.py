@@ -1,0 +1,71 @@
+"""What a task may set: the table of names that are always refused, and the owner's patterns."""
+
+import re
+
+import pytest
+
+from tenuto.model.environment import REFUSED, Allowed, always_refused, decide
+from tenuto.model.errors import Invalid
+from tenuto.model.submission import NewTask, check
+
+EVIL = """
+LD_PRELOAD LD_AUDIT DYLD_INSERT_LIBRARIES GCONV_PATH GLIBC_TUNABLES BASH_ENV ENV BASH_FUNC_ls%%
+SHELLOPTS BASHOPTS PS4 PROMPT_COMMAND IFS PATH HOME SHELL PYTHONPATH PYTHONSTARTUP PYTHONHOME
+PYTHONINSPECT PERL5OPT PERL5LIB RUBYOPT RUBYLIB NODE_OPTIONS NODE_PATH JAVA_TOOL_OPTIONS
+_JAVA_OPTIONS JDK_JAVA_OPTIONS CLASSPATH LUA_INIT LUA_INIT_5_4 PHPRC R_PROFILE GIT_SSH_COMMAND
+GIT_CONFIG_COUNT GIT_EXTERNAL_DIFF SSH_ASKPASS EDITOR VISUAL PAGER GIT_PAGER LESSOPEN LESSCLOSE
+MANPAGER BROWSER HTTP_PROXY https_proxy ALL_PROXY SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE
+CURL_CA_BUNDLE CURL_HOME NODE_EXTRA_CA_CERTS npm_config_registry PIP_INDEX_URL UV_INDEX_URL
+CARGO_HOME RUSTC_WRAPPER MAKEFLAGS TERMINFO XDG_CONFIG_HOME TMPDIR TENUTO_ATTEMPT
+ANTHROPIC_BASE_URL OPENAI_API_BASE AZURE_OPENAI_ENDPOINT AWS_ENDPOINT_URL_S3 CLAUDE_CONFIG_DIR
+Ld_Preload bash_env
+""".split()
+PLAIN = """
+DEPTH BUILD_ID CI WHO A NODE_ENV DATABASE_URL API_KEY ANTHROPIC_API_KEY AWS_ACCESS_KEY_ID PGHOST
+PASSWORD LANG TZ RELEASE OUT TOKEN LESSON PATHS MYPATH ENVIRONMENT DEBUG
+""".split()
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_nobody_can_allow_a_name_that_makes_a_program_run_something(name: str) -> None:
+    assert always_refused(name) is not None
+    with pytest.raises(Invalid, match=rf"^tasks may never set {re.escape(name)}: ") as refused:
+        decide({name: "x"}, None, Allowed(("*", name)))
+    assert refused.value.details == {"field": "env"}
+    with pytest.raises(Invalid, match=rf"^tasks may never set {re.escape(name)}"):
+        check(NewTask(title="t", env={name: "x"}))
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_name_needs_the_owners_word(name: str) -> None:
+    check(NewTask(title="t", env={name: "x"}))
+    with pytest.raises(Invalid, match=f"set {name}; start it with --allow-env {name}$"):
+        decide({name: "x"}, None, Allowed())
+    decide({name: "x"}, None, Allowed((name,)))
+
+
+def test_patterns_are_matched_with_their_case() -> None:
+    allowed = Allowed(("BUILD_*", "X?"))
+    decide({"BUILD_ID": "1", "BUILD_": "2", "X1": "3"}, None, allowed)
+    for name in ("build_id", "BUILD", "XBUILD_ID", "X12"):
+        with pytest.raises(Invalid, match="does not let tasks set"):
+            decide({name: "1"}, None, allowed)
+
+
+def test_a_folder_is_one_of_the_roots_or_below() -> None:
+    allowed = Allowed((), ("/srv/work", "/data"))
+    for folder in (None, "/srv/work", "/srv/work/a/b", "/data/x"):
+        decide({}, folder, allowed)
+    for folder in ("/srv", "/srv/workshop", "/", "/etc"):
+        with pytest.raises(Invalid, match=f"work in {folder}; start it with --allow-folder"):
+            decide({}, folder, allowed)
+    decide({}, "/etc", Allowed((), ("/",)))
+    with pytest.raises(Invalid):
+        decide({}, "/etc", Allowed())
+
+
+def test_the_table_is_in_upper_case_and_says_no_name_twice() -> None:
+    names = [name for each in REFUSED for name in each.patterns.split()]
+    assert [name for name in names if name != name.upper()] == []
+    assert sorted(set(names)) == sorted(names)
+    assert all(each.reason for each in REFUSED)

@@ -1,0 +1,111 @@
+"""Variables and folders that tasks set for a worker's own command, within what its owner allows."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.contract.conftest import Raw
+from tests.proof.crash.inside import Inside, working
+
+PRINTS = ["bash", "-c", "echo fixed; env; pwd -P"]
+
+
+async def refused(inside: Inside, **fields: Any) -> str:
+    """Why a task was refused for good, and nothing of it was run."""
+    task = await inside.submit(prompt="p", max_attempts=5, **fields)
+    view = await inside.ended(task)
+    assert (view.status, view.error_class) == ("FAILED", "invalid_input")
+    assert await inside.outcomes(task) == ["NOT_STARTED"]
+    assert await inside.transcript(task) == []
+    return view.last_error or ""
+
+
+async def test_by_default_a_task_sets_no_variable_of_a_workers_command(database_url: str) -> None:
+    async with working(database_url, own=PRINTS) as inside:
+        why = await refused(inside, env={"MINE": "yes"})
+        assert why == "this worker does not let tasks set MINE; start it with --allow-env MINE"
+
+
+@pytest.mark.parametrize("name", ["BASH_ENV", "LD_PRELOAD", "PATH", "HTTPS_PROXY"])
+async def test_what_was_stored_before_is_refused_when_it_starts(
+    database_url: str, tmp_path: Path, name: str
+) -> None:
+    """A definition or a task may be older than the table of refused names."""
+    owned = tmp_path / "owned"
+    async with working(database_url, own=PRINTS, task_env="*") as inside:
+        task = await inside.submit(
+            prompt="p", env={"A": "1"}, run_at=inside.engine.clock.now() + timedelta(days=1)
+        )
+        value = json.dumps({name: f"$(touch {owned})"})
+        await Raw(database_url).execute(
+            f"update task_body set env = '{value}' where task = '{task}'"
+        )
+        await inside.engine.start(task)
+        view = await inside.ended(task)
+        assert (view.status, view.error_class) == ("FAILED", "invalid_input")
+        assert (view.last_error or "").startswith(f"tasks may never set {name}: ")
+    assert not owned.exists()
+
+
+async def test_a_task_works_below_the_folders_that_the_owner_allows(
+    database_url: str, tmp_path: Path
+) -> None:
+    root, other = tmp_path / "root", tmp_path / "other"
+    for folder in (root / "sub", other, tmp_path / "root-too"):
+        folder.mkdir(parents=True)
+    (root / "link").symlink_to("/etc")
+    (root / "inner").symlink_to(root / "sub")
+    folders = f"{root}, {other}"
+    async with working(database_url, own=["pwd", "-P"], task_folders=folders) as inside:
+        for cwd, found in (
+            (str(root / "sub"), root / "sub"),
+            ("sub", root / "sub"),
+            ("inner", root / "sub"),
+            (".", root),
+            ("../other", other),
+            (str(other), other),
+        ):
+            task = await inside.submit(prompt="p", cwd=cwd)
+            assert (await inside.ended(task)).status == "COMPLETED", cwd
+            assert await inside.transcript(task) == [str(found)]
+        for cwd, real in (
+            ("/etc", "/etc"),
+            ("link", "/etc"),
+            (str(root / "link"), "/etc"),
+            (f"{root}/../root-too", f"{tmp_path}/root-too"),
+            ("../..", str(tmp_path.parent)),
+            ("/", "/"),
+        ):
+            why = await refused(inside, cwd=cwd)
+            assert why.startswith(f"this worker does not let tasks work in {real}; "), cwd
+            assert why.endswith(f"start it with --allow-folder {real}")
+
+
+async def test_by_default_tasks_work_where_the_worker_was_started_or_below(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path)
+    async with working(database_url, own=["pwd", "-P"]) as inside:
+        for cwd, found in ((None, tmp_path), (str(tmp_path / "below"), tmp_path / "below")):
+            task = await inside.submit(prompt="p", cwd=cwd)
+            assert (await inside.ended(task)).status == "COMPLETED"
+            assert await inside.transcript(task) == [str(found)]
+        assert "/etc" in await refused(inside, cwd="/etc")
+
+
+async def test_a_tasks_folder_does_not_choose_the_workers_program(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sub = tmp_path / "sub"
+    sub.mkdir()
+    for folder, text in ((tmp_path, "mine"), (sub, "theirs")):
+        (folder / "agent.sh").write_text(f"#!/bin/sh\necho {text}\n")
+        (folder / "agent.sh").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    async with working(database_url, own=["./agent.sh"]) as inside:
+        task = await inside.submit(prompt="p", cwd="sub")
+        await inside.ended(task)
+        assert await inside.transcript(task) == ["mine"]
