@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -34,6 +33,7 @@ from tenuto.store.sqlite import SqliteStore
 if TYPE_CHECKING:
     from tenuto.api.service import Service
     from tenuto.coordinator.dispatch import Dispatcher
+    from tenuto.store.roles import Identity
     from tenuto.vault import Vault
     from tenuto.worker.session import Supervisor
     from tenuto.worker.worker import Connect, Worker
@@ -44,6 +44,7 @@ log = logging.getLogger("tenuto")
 _GC = (50_000, 20, 50)
 _SWITCH_S = 0.0005
 _LONGEST_REASON = 300
+_HINT_S = 10
 PARENT_PIPE = "TENUTO_PARENT_PIPE"
 """Set for a child that must stop when its standard input ends."""
 
@@ -132,8 +133,19 @@ def sqlite_path(url: str) -> str | None:
     return path
 
 
+def configured_store(settings: Settings, *, many: bool = False) -> Store:
+    """The settings' store; nothing is connected yet. `many`: it will serve many tenants."""
+    if not settings.pooler:
+        return open_store(settings.url(), many=many)
+    from tenuto.store.pooler import Pooler  # noqa: PLC0415  asyncpg only when used
+    from tenuto.store.postgres import PostgresStore  # noqa: PLC0415
+
+    pooler = Pooler(settings.database_runtime, settings.database_direct)
+    return PostgresStore(settings.url(), pooler=pooler)
+
+
 def open_store(url: str, *, many: bool = False) -> Store:
-    """The store for an address; nothing is connected yet. `many`: it will serve many tenants."""
+    """The same for an address, where no pooler is in between."""
     path = sqlite_path(url)
     if path is not None:
         if path != ":memory:":
@@ -143,7 +155,6 @@ def open_store(url: str, *, many: bool = False) -> Store:
                 raise Unavailable(f"cannot make a folder for {path}: {error}") from error
         return SqliteStore(path)
     if url.startswith(("postgresql://", "postgres://")):
-        _check_address(url)
         from tenuto.store.postgres import PostgresStore  # noqa: PLC0415  asyncpg only when used
 
         return PostgresStore(url, many=many)
@@ -153,11 +164,18 @@ def open_store(url: str, *, many: bool = False) -> Store:
     )
 
 
-def _check_address(url: str) -> None:
-    try:
-        _ = urlsplit(url).port
-    except ValueError as error:
-        raise Invalid(f"the database address is wrong: {error}", "database_invalid") from error
+async def identities(engine: Engine) -> "dict[str, Identity]":
+    """Who the engine's connections act as, by whose they are; empty where there are no roles."""
+    if isinstance(engine.store, SqliteStore):
+        return {}
+    from tenuto.store.postgres import PostgresStore  # noqa: PLC0415  asyncpg only when used
+
+    stores = {"system": engine.store, "tenants": engine.core.store}
+    return {
+        name: await store.identity()
+        for name, store in stores.items()
+        if isinstance(store, PostgresStore)
+    }
 
 
 def open_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:
@@ -168,8 +186,17 @@ def open_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:
     if path is not None:
         return LocalWakeups(path, name[-20:], store.clock)
     from tenuto.broker.postgres import PostgresWakeups  # noqa: PLC0415  asyncpg only when used
+    from tenuto.store.postgres import PostgresStore  # noqa: PLC0415
+    from tenuto.store.sessions import DIRECT  # noqa: PLC0415
 
-    return PostgresWakeups(url, store.clock, listen=listen)
+    assert isinstance(store, PostgresStore)
+    if (direct := store.direct) is None:
+        return MemoryWakeups()
+    wakeups = PostgresWakeups(
+        lambda: direct.connect(DIRECT, command_timeout=_HINT_S), store.clock, listen=listen
+    )
+    direct.when_given_up(wakeups.reconnect)
+    return wakeups
 
 
 @asynccontextmanager
@@ -178,7 +205,7 @@ async def opened(
 ) -> AsyncIterator[tuple[Store, Wakeups]]:
     """The settings' store and its hints. An embedded database is made and migrated by itself."""
     url = settings.url()
-    store = open_store(url, many=many)
+    store = configured_store(settings, many=many)
     try:
         if isinstance(store, SqliteStore) and (await store.schema()).schema < NEEDS:
             await store.migrate()

@@ -24,7 +24,7 @@ def migrate(given: Globals) -> None:
     from tenuto.cli.render import print_json
     from tenuto.store.schema import NEEDS
 
-    store = app.open_store(settings(given).url())
+    store = app.configured_store(settings(given))
 
     async def main() -> "tuple[list[int], SchemaState]":
         try:
@@ -55,7 +55,7 @@ def check(given: Globals) -> int:
     from tenuto.engine.engine import Engine
     from tenuto.model.printable import printable
 
-    store = app.open_store(settings(given).url())
+    store = app.configured_store(settings(given))
 
     async def main() -> "tuple[SchemaState, bool, list[str]]":
         try:

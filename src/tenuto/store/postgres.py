@@ -5,20 +5,32 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, cached_property
 from types import TracebackType
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
-import asyncpg
 from asyncpg.pgproto import pgproto
 
 from tenuto.clock import Clock, to_micros
-from tenuto.model.errors import Conflict, Invalid, Unavailable
-from tenuto.store import schema, sql
+from tenuto.model.errors import Incompatible, Invalid, Unavailable
+from tenuto.store import schema, sessions, sql
+from tenuto.store.connector import Connector
 from tenuto.store.pool import Pool
+from tenuto.store.pooler import Pooler, check_pooler
+from tenuto.store.postgres_errors import AGAIN, CUT, GONE, LEAVING, meant
 from tenuto.store.protocol import Row, SchemaState, Script, Statement
+from tenuto.store.roles import IDENTITY, SYSTEM, TENANT, Identity, mistake
+from tenuto.store.sessions import (
+    ANSWER_S,
+    DIRECT,
+    MIGRATION_S,
+    NAMED,
+    SLOW_S,
+    Session,
+    Use,
+    limit,
+)
 
 T = TypeVar("T")
 
@@ -26,62 +38,12 @@ _MIGRATION_LOCK = 0x74656E75746F
 _RERUNS = 10
 _READERS = 2
 _PATIENCE_S = 10.0
+_PROOF_S = 5.0
+_NOBODY = UUID(int=0)
+"""A workspace that does not exist."""
 _FOLD = 64
 """Sets from this size on send a value that all rows share once: arrays cost by the element."""
 _SHAPES = 32
-_LOST = (
-    OSError,
-    TimeoutError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.PostgresSystemError,
-    asyncpg.LockNotAvailableError,
-    asyncpg.IdleInTransactionSessionTimeoutError,
-    asyncpg.TransactionTimeoutError,
-    asyncpg.ReadOnlySQLTransactionError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InsufficientPrivilegeError,
-    asyncpg.UndefinedTableError,
-)
-"""What no caller is guilty of: the server, its operator or its machine, which time may mend.
-
-A table that is not there is about to be restored: every program looks when it opens the database.
-"""
-_CUT = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-_GONE = (
-    ConnectionError,
-    asyncpg.ConnectionDoesNotExistError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-)
-_AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
-
-# The statements that write are written so that one plan is right at every size: rows are found by
-# key, by place, or in order of an index. So plans are made once, and scans, which look good as long
-# as a table is small, are off.
-_WRITE_SETTINGS = {
-    "application_name": "tenuto",
-    "jit": "off",
-    "enable_seqscan": "off",
-    "enable_mergejoin": "off",
-    "plan_cache_mode": "force_generic_plan",
-    "idle_in_transaction_session_timeout": "30s",
-}
-# Before a table is counted, a bitmap of all rows of a workspace looks good, too. Only the system
-# needs bitmaps: to find what is old.
-_TENANT_SETTINGS = {"enable_bitmapscan": "off"}
-_READ_SETTINGS = {
-    "application_name": "tenuto",
-    "jit": "off",
-    "plan_cache_mode": "force_custom_plan",
-    "default_transaction_read_only": "on",
-}
-
-
 _SLOW_READING_S = 1.0
 """A reading of the database's clock that took longer is not used, if there was one before."""
 
@@ -121,12 +83,18 @@ class _Means:
     """The connections of one role, and the statements spelled for them."""
 
     def __init__(
-        self, url: str, writers: int, role: dict[str, str], write: Mapping[str, str]
+        self,
+        connector: Connector,
+        writers: int,
+        session_for: Callable[[Use], Session],
+        answer_s: float,
     ) -> None:
-        self.write = Pool(url, writers, {**write, **role})
+        self.connector = connector
+        self.writing, self.reading = session_for("write"), session_for("read")
+        self.write = _pool(connector, writers, self.writing, answer_s)
         self.streams = asyncio.Semaphore(max(1, writers - 1))
         """Who makes the statements of a stream may need a connection, too: one is left for that."""
-        self.read = Pool(url, _READERS, _READ_SETTINGS | role)
+        self.read = _pool(connector, _READERS, self.reading, answer_s)
         self.compiled: dict[Any, sql.PostgresQuery] = {}
         self.shapes: Counter[str] = Counter()
 
@@ -135,11 +103,31 @@ class _Means:
         return self.write, self.read
 
 
+def _pool(connector: Connector, size: int, session: Session, answer_s: float) -> Pool:
+    """Connections that are what the session says, each one asked before it is used."""
+
+    async def prove(connection: Any) -> None:
+        found = await _identity(connection, session)
+        if (wrong := mistake(found, session.role, session.workspace)) is not None:
+            raise Incompatible(wrong, "wrong_role")
+
+    return Pool(connector, size, session.parameters, answer_s, prove)
+
+
+async def _identity(connection: Any, session: Session) -> Identity:
+    """Who a connection acts as."""
+    if not session.opening:
+        return Identity(**await connection.fetchrow(IDENTITY, timeout=_PROOF_S))
+    async with _Transaction(connection, session.opening):
+        return Identity(**await connection.fetchrow(IDENTITY, timeout=_PROOF_S))
+
+
 class PostgresStore:
     """A store in a PostgreSQL database, in the role of the system: it sees every workspace.
 
     `within` gives the same store in the role of a tenant. Its connections belong to that workspace
-    alone; with `many`, tenants share connections, and every transaction says whose it is.
+    alone; with `many`, tenants share connections, and every transaction says whose it is. So it
+    does with a `pooler`, where connections belong to nobody.
     """
 
     mixes = False
@@ -151,6 +139,7 @@ class PostgresStore:
         writers: int = 4,
         *,
         many: bool = False,
+        pooler: Pooler | None = None,
         means: _Means | None = None,
         tenant: UUID | None = None,
     ) -> None:
@@ -159,39 +148,81 @@ class PostgresStore:
         self.clock = clock or DatabaseClock()
         self._ruled = self.clock if isinstance(self.clock, DatabaseClock) else None
         self._many = many
-        self._means = means or _Means(url, writers, {"role": "tenuto_system"}, _WRITE_SETTINGS)
-        self._tenant = tenant
-        self._owner = Pool(url, 1, {"application_name": "tenuto"})
+        self._pooler = pooler
         self._system = means is None
+        self._means = means or self._made(Connector(url), writers, SYSTEM, None, ANSWER_S)
+        self._write_opening = _opening(self._means.writing, tenant)
+        self._read_opening = _opening(self._means.reading, tenant)
         self._tenants: dict[UUID | None, _Means] = {}
+        self._owner: Pool | None = None
+        self._slow: _Means | None = None
+
+    def _made(
+        self, connector: Connector, writers: int, role: str, workspace: UUID | None, answer_s: float
+    ) -> _Means:
+        def session_for(use: Use) -> Session:
+            if self._pooler is not None:
+                return sessions.pooled(role, use, answer_s)
+            return sessions.direct(role, workspace, use, answer_s)
+
+        return _Means(connector, writers, session_for, answer_s)
+
+    @property
+    def connector(self) -> Connector:
+        """What connects to the present primary."""
+        return self._means.connector
+
+    @cached_property
+    def direct(self) -> Connector | None:
+        """What connects past a pooler: for hints and migrations. `None`: nothing does."""
+        if self._pooler is None:
+            return self.connector
+        return Connector(self._pooler.direct) if self._pooler.direct else None
 
     def within(self, workspace: UUID) -> "PostgresStore":
         assert self._system, "a tenant's store is nobody else's"
-        key = None if self._many else workspace
+        shared = self._many or self._pooler is not None
+        key = None if shared else workspace
         if key not in self._tenants:
-            role = {"role": "tenuto_runtime"}
-            if not self._many:
-                role["app.workspace"] = str(workspace)
-            settings = _WRITE_SETTINGS | _TENANT_SETTINGS
-            self._tenants[key] = _Means(self.url, self.writers, role, settings)
+            connector = Connector(self._pooler.runtime) if self._pooler else self.connector
+            self._tenants[key] = self._made(connector, self.writers, TENANT, key, ANSWER_S)
         return PostgresStore(
             self.url,
             self.clock,
             self.writers,
             means=self._tenants[key],
-            tenant=workspace if self._many else None,
+            tenant=workspace if shared else None,
         )
+
+    def unhurried(self) -> "PostgresStore":
+        assert self._system, "maintenance is the system's"
+        if self._slow is None:
+            self._slow = self._made(self.connector, 1, SYSTEM, None, SLOW_S)
+        return PostgresStore(self.url, self.clock, 1, means=self._slow)
+
+    async def identity(self) -> Identity:
+        """Who the store's connections act as."""
+        async with self._connection(read=True) as connection:
+            return await _identity(connection, self._means.reading)
 
     async def open(self) -> None:
         state = await self.schema()
         schema.check_fit(state.schema, state.compat)
+        if self._pooler is not None:
+            await check_pooler(self.connector)
+        # A connection that acts in a wrong role is refused when it is made: now, not at first use.
+        async with self._connection(read=True):
+            pass
+        if self._many or self._pooler is not None:
+            async with self.within(_NOBODY)._connection(read=True):  # noqa: SLF001  one of us
+                pass
         await self.sync_clock()
 
     async def close(self) -> None:
         # All at once: a server that hangs answers none of them.
-        every = (self._means, *self._tenants.values())
-        pools = [self._owner, *(pool for means in every for pool in means.pools)]
-        await asyncio.gather(*(pool.close() for pool in pools))
+        every = (self._means, *self._tenants.values(), *filter(None, [self._slow]))
+        pools = [pool for means in every for pool in means.pools]
+        await asyncio.gather(*(pool.close() for pool in filter(None, [self._owner, *pools])))
 
     async def sync_clock(self) -> None:
         """Read the database's clock again when the last reading is old."""
@@ -203,7 +234,20 @@ class PostgresStore:
                 clock.set(now, before, clock.elapsed())
 
     async def migrate(self) -> list[int]:
-        async with _Borrowed(self._owner) as connection, connection.transaction():
+        if self.direct is None:
+            raise Invalid(
+                "migrations need a connection past the pooler; set database_direct to the address"
+                " of the server itself",
+                "database_invalid",
+            )
+        owner = Pool(self.direct, 1, DIRECT | limit(MIGRATION_S), MIGRATION_S)
+        try:
+            return await self._migrate(owner)
+        finally:
+            await owner.close()
+
+    async def _migrate(self, owner: Pool) -> list[int]:
+        async with _Borrowed(owner) as connection, connection.transaction():
             await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
             await connection.execute(schema.BOOKKEEPING)
             rows = await connection.fetch("select number from schema_migration")
@@ -226,6 +270,9 @@ class PostgresStore:
             await connection.execute(statement)
 
     async def schema(self) -> SchemaState:
+        if self._owner is None:
+            parameters = NAMED if self.direct is None else DIRECT | limit(ANSWER_S)
+            self._owner = Pool(self.direct or self.connector, 1, parameters)
         async with _Borrowed(self._owner) as connection:
             if await connection.fetchval("select to_regclass('schema_migration')") is None:
                 return SchemaState(0, 0)
@@ -252,15 +299,15 @@ class PostgresStore:
             try:
                 return await self._read(statement)
             except Unavailable as error:
-                if not isinstance(error.__cause__, _GONE):
+                if not isinstance(error.__cause__, GONE):
                     raise
         return await self._read(statement)
 
     async def _read(self, statement: Statement) -> list[Row]:
         async with self._connection(read=True) as connection:
-            if self._tenant is None:
+            if not self._read_opening:
                 return await self._asked(connection, statement)
-            async with _Owned(connection, self._tenant):
+            async with _Transaction(connection, self._read_opening):
                 return await self._asked(connection, statement)
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
@@ -269,17 +316,17 @@ class PostgresStore:
             try:
                 async with self._connection() as connection, self._transaction(connection):
                     return await self._script(connection, script())
-            except _AGAIN:
+            except AGAIN:
                 continue
         raise Unavailable("the database kept reporting deadlocks")
 
     def _transaction(self, connection: Any) -> Any:
-        if self._tenant is None:
+        if not self._write_opening:
             return connection.transaction()
-        return _Owned(connection, self._tenant)
+        return _Transaction(connection, self._write_opening)
 
     async def once(self, script: Callable[[], Script[T]]) -> T:
-        if self._tenant is not None:
+        if self._write_opening:
             return await self.transact(script)
         if self._ruled is not None and self._ruled.stale():
             await self.sync_clock()
@@ -287,7 +334,7 @@ class PostgresStore:
             try:
                 async with self._connection() as connection:
                     return await self._script(connection, script())
-            except _AGAIN:
+            except AGAIN:
                 continue
         raise Unavailable("the database kept reporting deadlocks")
 
@@ -367,15 +414,20 @@ class PostgresStore:
         return compiled, cells
 
 
-class _Owned:
-    """A transaction that is one workspace's, for as long as it lasts."""
+def _opening(session: Session, tenant: UUID | None) -> str:
+    """What each transaction of a store begins with; empty: as the driver begins one."""
+    return session.opening if tenant is None else sessions.within(session.opening, tenant)
 
-    def __init__(self, connection: Any, workspace: UUID) -> None:
+
+class _Transaction:
+    """A transaction that begins with settings of its own, among them whose it is."""
+
+    def __init__(self, connection: Any, opening: str) -> None:
         self._connection = connection
-        self._workspace = workspace
+        self._opening = opening
 
     async def __aenter__(self) -> None:
-        await self._connection.execute(f"begin; set local app.workspace = '{self._workspace}'")
+        await self._connection.execute(self._opening)
 
     async def __aexit__(
         self,
@@ -385,7 +437,7 @@ class _Owned:
     ) -> None:
         if error is None:
             await self._connection.execute("commit")
-        elif not isinstance(error, _CUT) and isinstance(error, Exception):
+        elif not isinstance(error, CUT) and isinstance(error, Exception):
             await self._connection.execute("rollback")
 
 
@@ -400,7 +452,9 @@ class _Borrowed:
         try:
             self._connection = self._pool.idle() or await self._pool.take(_PATIENCE_S)
         except Exception as error:
-            raise _meant(error) from error
+            if (said := meant(error)) is not error:
+                raise said from error
+            raise
         return self._connection
 
     async def __aexit__(
@@ -410,25 +464,12 @@ class _Borrowed:
         trace: TracebackType | None,
     ) -> None:
         # After a cut, and when somebody gave up, nobody knows what the connection will say next.
-        broken = error is not None and (isinstance(error, _CUT) or not isinstance(error, Exception))
+        broken = error is not None and (isinstance(error, CUT) or not isinstance(error, Exception))
+        if isinstance(error, LEAVING):
+            self._pool.give_up()
         self._pool.give(self._connection, broken=broken)
-        if isinstance(error, Exception) and (meant := _meant(error)) is not error:
-            raise meant from error
-
-
-def _meant(error: Exception) -> Exception:
-    """What the engine should hear of an error of the driver; others as they are."""
-    if isinstance(error, asyncpg.DiskFullError):
-        return Unavailable(f"the database has no room left: {error}", "storage_full")
-    if isinstance(error, asyncpg.UniqueViolationError):
-        return Conflict("something with that id exists already", "idempotency_conflict")
-    if isinstance(error, asyncpg.DataError) and isinstance(error.__cause__, OverflowError):
-        return Invalid("a number is beyond 64 bits")
-    if isinstance(error, asyncpg.ClientConfigurationError):
-        return Invalid(f"the database address is wrong: {error}", "database_invalid")
-    if isinstance(error, _LOST) and not isinstance(error, _AGAIN):
-        return Unavailable(f"the database does not answer: {_first_line(error)}")
-    return error
+        if isinstance(error, Exception) and (said := meant(error)) is not error:
+            raise said from error
 
 
 _NONE_SAME: sql.Same = frozenset()
@@ -467,61 +508,3 @@ def _columns(
                 same.add((name, index))
         shape.append((name, frozenset(same)))
     return cells, tuple(shape)
-
-
-async def make_scratch(url: str, name: str) -> str:
-    """A schema of that name in the database, empty and apart from everything else; its address."""
-    connection = await asyncpg.connect(url, timeout=5)
-    try:
-        await connection.execute(f'create schema "{name}"')
-    finally:
-        await connection.close()
-    return f"{url}{'&' if '?' in url else '?'}search_path={name}"
-
-
-async def drop_scratch(url: str, name: str) -> None:
-    """Remove such a schema with all it holds."""
-    connection = await asyncpg.connect(url, timeout=5)
-    try:
-        await connection.execute(f'drop schema if exists "{name}" cascade')
-    finally:
-        await connection.close()
-
-
-async def make_database(url: str, name: str) -> str:
-    """An empty database of that name on the server behind the address; its own address."""
-    await _on_server(url, f'create database "{name}"')
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(path=f"/{name}"))
-
-
-async def drop_database(url: str, name: str) -> None:
-    """Remove such a database, whoever is still connected to it."""
-    await _on_server(url, f'drop database if exists "{name}" with (force)')
-
-
-async def end_connections(url: str) -> int:
-    """End every other connection to the address's own database; how many there were."""
-    ended = "select count(pg_terminate_backend(pid)) from pg_stat_activity"
-    return int(
-        await _on_server(
-            url, f"{ended} where datname = current_database() and pid <> pg_backend_pid()"
-        )
-    )
-
-
-async def _on_server(url: str, statement: str) -> Any:
-    """What one statement answers, on a connection of its own and in no role."""
-    try:
-        connection = await asyncpg.connect(url, timeout=5, command_timeout=60)
-        try:
-            return await connection.fetchval(statement)
-        finally:
-            await connection.close(timeout=5)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
-        raise Unavailable(f"the database server: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
-    return text.splitlines()[0]
