@@ -213,6 +213,8 @@ class Engine:
         token: str | None = None,
     ) -> list[Work]:
         """Take up to n tasks for an agent; `token` is that of a caller who may ask again."""
+        if agent.workspace != self.workspace:
+            return []
         begun = self.clock.now()
         works = await self._claiming.claim(agent, worker, n, lease_s, token)
         return [self._traced(work, begun) for work in works] if tracing.is_on() else works
@@ -247,7 +249,7 @@ class Engine:
 
     async def sweep(self, worker: str, host: str, runs: Callable[[str, UUID], bool]) -> int:
         """Confirm the unconfirmed ends of a worker and its host of which nothing runs any more."""
-        return await self.upkeep.sweep_once(worker, host, runs)
+        return await Upkeep(self.core).sweep_once(worker, host, runs)
 
     async def progress(
         self,
@@ -360,7 +362,7 @@ class Engine:
     async def confirm_gone(self, fence: Fence, receipt: dict[str, Any]) -> None:
         """The session of an attempt that was given up is gone after all."""
         told = await self._ending.receipt(fence, receipt)
-        await self.upkeep.confirm_gone([(fence.task, fence.attempt)], told, self.actor)
+        await Upkeep(self.core).confirm_gone([(fence.task, fence.attempt)], told, self.actor)
 
     async def _confirm(self, command: commands.Fenced, receipt: dict[str, Any]) -> None:
         if await self._ending.order(command, self.actor) is None:
@@ -487,7 +489,9 @@ class Engine:
 
         What people have said of it (`managed`) holds, whatever its worker brings.
         """
-        return await Registry(self.core, profile.workspace).put(profile, managed=managed)
+        if profile.workspace != self.workspace:
+            raise NotFound(f"no workspace {profile.workspace}")
+        return await Registry(self.core, self.workspace).put(profile, managed=managed)
 
     async def terminate_agent(
         self, agent: UUID, reason: str | None = None, *, graceful: bool = True

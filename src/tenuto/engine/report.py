@@ -85,7 +85,7 @@ class Reporting:
 
         def script() -> Script[Rows]:
             held: Rows = yield Statement(
-                "heartbeat", {"now": self._core.now(), "lease_s": lease_s}, {"lease": rows}
+                "heartbeat", self._params() | {"lease_s": lease_s}, {"lease": rows}
             )
             return held
 
@@ -113,9 +113,13 @@ class Reporting:
             (f.task, f.attempt, token_hash(f.token), percent, step, finish_at)
             for f, percent, step, finish_at in items
         )
-        moved = yield Statement("progress", {"now": self._core.now()}, {"report": rows})
+        moved = yield Statement("progress", self._params(), {"report": rows})
         kept = {row["id"] for row in moved}
         return [item[0].task in kept for item in items]
+
+    def _params(self) -> dict[str, Any]:
+        """What every write of an attempt names besides its fence."""
+        return {"workspace": self._workspace, "now": self._core.now()}
 
     async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:
         """Replace the checkpoint; answers its number. A lower number than the stored is refused."""
@@ -166,7 +170,7 @@ class Reporting:
         rows = [(*owner, line.number, line.level, said(line.text)) for line in lines]
 
         def script() -> Script[None]:
-            yield Statement("transcript_append", {"now": self._core.now()}, {"line": rows})
+            yield Statement("transcript_append", self._params(), {"line": rows})
 
         await self._core.store.once(script)
 
