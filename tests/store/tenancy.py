@@ -40,7 +40,7 @@ def tenant_tables() -> frozenset[str]:
 def unbound(query: sql.Query, tables: frozenset[str]) -> list[str]:
     """The steps of a query that touch one of the tables and are not bound to a workspace."""
     bound: list[str] = []
-    missing = []
+    missing: list[str] = []
     for step in query.steps:
         is_bound = _Step(list(query.rows), bound, tables).is_bound(step.text)
         (bound if is_bound else missing).append(step.label)
