@@ -356,6 +356,17 @@ update task {fragment:taken}
 {fragment:claimed_work};
 -- answer: work
 
+-- fragment: token_lock only postgres
+pg_advisory_xact_lock(hashtextextended(:token, 0))
+
+-- fragment: token_lock only sqlite
+:token
+
+-- name: claim_turn
+-- Let claims with one token come one after the other; SQLite's writers do so anyway.
+-- params: token text
+select {fragment:token_lock} as held;
+
 -- name: claimed_by_token
 -- What a claim took whose answer was lost.
 -- params: agent uuid, token text
