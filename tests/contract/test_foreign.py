@@ -26,11 +26,12 @@ from tenuto.engine.edit import Changes
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
 from tenuto.engine.query import Filter
 from tenuto.engine.registry import Registry
-from tenuto.engine.report import Line, Presence
+from tenuto.engine.report import Presence
 from tenuto.model.errors import TenutoError
 from tenuto.model.messages import NewMessage
 from tenuto.model.spending import Usage
 from tenuto.model.task import Fence
+from tenuto.model.transcript import Line
 
 GONE = {"state": "killed"}
 LATER = START + timedelta(days=1)

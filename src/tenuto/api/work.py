@@ -28,7 +28,7 @@ from tenuto.engine.children import Child, Waited
 from tenuto.engine.claim import Work
 from tenuto.engine.dispatch import lease_of as pushed_lease
 from tenuto.engine.registry import Felt
-from tenuto.engine.report import Line, Pulse
+from tenuto.engine.report import Pulse
 from tenuto.engine.said import check_progress
 from tenuto.engine.spending import spend_owner
 from tenuto.model import limits
@@ -38,6 +38,7 @@ from tenuto.model.matching import AgentProfile
 from tenuto.model.redact import Redactor
 from tenuto.model.spending import check_usage
 from tenuto.model.task import Fence
+from tenuto.model.transcript import Line
 
 T = TypeVar("T")
 ESCALATES = "escalation"

@@ -29,7 +29,7 @@ from tenuto.engine.publishing import EventView, Publishing
 from tenuto.engine.query import Filter, Querying
 from tenuto.engine.rates import RateLimits
 from tenuto.engine.registry import Registry
-from tenuto.engine.report import Beat, Line, Presence, Reporting
+from tenuto.engine.report import Beat, Presence, Reporting
 from tenuto.engine.sealing import Sealing
 from tenuto.engine.secrets import Rotating, Secrets
 from tenuto.engine.spending import Spending, SpendingStats
@@ -51,6 +51,7 @@ from tenuto.model.registry import STALE_AFTER_S
 from tenuto.model.spending import Usage
 from tenuto.model.submission import NewTask
 from tenuto.model.task import DEFAULT_LEASE_S, Fence
+from tenuto.model.transcript import Line
 from tenuto.store.protocol import Row, Script, Statement, Store
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ def spend(
     rows = yield Statement(
         "spend",
         {
-            **_owner(workspace, fence),
+            **fenced(workspace, fence),
             "model": model,
             "input_tokens": usage.input_tokens,
             "output_tokens": usage.output_tokens,
@@ -81,7 +81,8 @@ def spend(
     return row
 
 
-def _owner(workspace: UUID, fence: Fence) -> dict[str, Any]:
+def fenced(workspace: UUID, fence: Fence) -> dict[str, Any]:
+    """The parameters by which a statement finds the task of an attempt that owns it."""
     return {
         "workspace": workspace,
         "task": fence.task,
@@ -92,7 +93,7 @@ def _owner(workspace: UUID, fence: Fence) -> dict[str, Any]:
 
 def spend_owner(workspace: UUID, fence: Fence) -> Statement:
     """The statement that finds the task of an attempt, if its fence is current."""
-    return Statement("spend_owner", _owner(workspace, fence))
+    return Statement("spend_owner", fenced(workspace, fence))
 
 
 def spent_by_attempt(rows: Sequence[Row]) -> defaultdict[int, dict[str, Any]]:

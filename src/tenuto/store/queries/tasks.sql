@@ -528,18 +528,27 @@ where task.id = report.id and task.workspace = :workspace and task.attempt = rep
   and {fragment:is_leased}
 returning task.id, task.attempt;
 
+-- name: transcript_grow
+-- Count what an attempt whose fence is current adds to its transcript, unless that is full already;
+-- answers how much it is then.
+-- params: workspace uuid, task uuid, attempt bigint, token text, bytes bigint, most bigint
+insert into transcript_size (task, attempt, workspace, bytes)
+select task.id, task.attempt, task.workspace, :bytes from task
+where task.id = :task and task.workspace = :workspace and task.attempt = :attempt
+  and task.lease_token = :token and {fragment:is_leased}
+on conflict (task, attempt) do update set bytes = transcript_size.bytes + excluded.bytes
+  where transcript_size.workspace = excluded.workspace and transcript_size.bytes <= :most
+returning bytes;
+
 -- name: transcript_append
--- Append lines of attempts whose fence is current.
--- params: now timestamptz, workspace uuid
--- rows: line(id uuid, attempt bigint, token text, line_no bigint, level text, text text)
+-- Append lines to the transcript of an attempt. The caller has counted them, and so holds it.
+-- params: now timestamptz
+-- rows: line(task uuid, attempt bigint, line_no bigint, workspace uuid, level text, text text)
 insert into transcript (task, attempt, line_no, workspace, level, text, at)
-select line.id, line.attempt, line.line_no, task.workspace, line.level, line.text, :now
+select line.task, line.attempt, line.line_no, line.workspace, line.level, line.text, :now
 from {rows:line}
-join task on task.id = line.id and task.workspace = :workspace
-where task.attempt = line.attempt and task.lease_token = line.token
-  and {fragment:is_leased}
-on conflict (task, attempt, line_no) do nothing
-returning task as id, attempt, line_no;
+where true
+on conflict (task, attempt, line_no) do nothing;
 
 -- name: tasks_locked
 -- The rows of tasks, locked in id order.
@@ -731,6 +740,7 @@ update task_body set description = null, prompt = null, system_prompt = null, in
   env = null, command = null, metadata = null
 from {old} where task_body.workspace = old.workspace and task_body.task = old.id;
 delete from transcript where task in (select old.id from {old});
+delete from transcript_size where task in (select old.id from {old});
 delete from task_output where task in (select old.id from {old});
 delete from checkpoint where task in (select old.id from {old});
 delete from task_step where task in (select old.id from {old});
@@ -747,6 +757,7 @@ update task_body set title = '(deleted)', description = null, prompt = null, sys
   fingerprint = null
 where workspace = :workspace and task = :id;
 delete from transcript where task = :id and workspace = :workspace;
+delete from transcript_size where task = :id and workspace = :workspace;
 delete from task_output where task = :id and workspace = :workspace;
 delete from checkpoint where task = :id and workspace = :workspace;
 delete from task_step where task = :id and workspace = :workspace;
