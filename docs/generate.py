@@ -50,6 +50,7 @@ UNCOMMENTED = {
     "task_capability": "Capabilities that an agent must have.",
     "task_dependency": "Which task waits for which.",
     "transcript": "What attempts printed and logged, line by line.",
+    "transcript_size": "How much each attempt's transcript takes, up to its cap.",
     "artifact": "Named files of a task.",
     "event": "The audit trail, which is the outbox as well: one row for each version of a task.",
     "idempotency": "Answers to requests that may be repeated.",

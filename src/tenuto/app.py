@@ -230,6 +230,7 @@ async def connect(
         vault = cache(lambda: open_vault(settings))
         engine = Engine(store, wakeups, actor=actor, vault=vault)
         engine.core.tree = Tree(settings.max_depth, settings.max_children)
+        engine.core.transcript_kb = settings.transcript_kb
         yield engine
 
 

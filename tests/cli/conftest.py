@@ -7,10 +7,10 @@ import pytest
 from tests.cli.orchestrate import Orchestrate
 
 from tenuto import app
-from tenuto.engine.report import Line
 from tenuto.model.commands import Failure
 from tenuto.model.matching import AgentProfile
 from tenuto.model.submission import NewTask
+from tenuto.model.transcript import Line
 from tenuto.settings import Settings
 
 Die = Callable[..., str]

@@ -13,11 +13,11 @@ from tenuto import app
 from tenuto.cli import follow
 from tenuto.client.follow import OUTAGE_S, PAGE
 from tenuto.engine.engine import Engine
-from tenuto.engine.report import Line
 from tenuto.model.errors import Unavailable
 from tenuto.model.matching import AgentProfile
 from tenuto.model.submission import NewTask
 from tenuto.model.task import Fence
+from tenuto.model.transcript import Line
 from tenuto.settings import Settings
 
 

@@ -14,13 +14,14 @@ from tenuto.engine.claim import Work
 from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
 from tenuto.engine.query import Filter
-from tenuto.engine.report import Line, Presence
+from tenuto.engine.report import Presence
 from tenuto.model.commands import Failure
 from tenuto.model.errors import Conflict, Invalid, NotFound, TenutoError, Unauthenticated
 from tenuto.model.matching import AgentProfile
 from tenuto.model.retry import ErrorClass, RetryPolicy
 from tenuto.model.submission import NewTask
 from tenuto.model.task import Fence
+from tenuto.model.transcript import Line
 
 WORKER = "host:1:worker"
 EVERYTHING = NewTask(

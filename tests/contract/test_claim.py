@@ -407,3 +407,18 @@ async def test_the_next_attempt_starts_clean(engine: Engine, clock: ManualClock)
     assert work.fence.token != fence.token
     view = await engine.show(fence.task)
     assert (view.progress_percent, view.current_step) == (None, None)
+
+
+async def test_one_token_at_several_processes_takes_once(engine: Engine, another: Another) -> None:
+    await engine.submit_many([new() for _ in range(20)])
+    for number in range(5):
+        token = f"the token of claim {number}"
+        async with another() as second, another() as third:
+            claims = [
+                each.claim(profile(), WORKER, 1, LEASE_S, token)
+                for each in (engine, second, third)
+                for _ in range(3)
+            ]
+            taken = [work.fence for works in await asyncio.gather(*claims) for work in works]
+        assert len(taken) == len(claims)
+        assert len(set(taken)) == 1

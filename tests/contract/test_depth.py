@@ -68,7 +68,7 @@ async def test_postgresql_goes_through_few(postgres_engine: Engine, postgres_url
 
 @pytest.mark.parametrize("n", [1, WANTED])
 async def test_sqlite_takes_as_many_steps_in_deep_lanes(sqlite_engine: Engine, n: int) -> None:
-    store = sqlite_engine.core.store
+    store = sqlite_engine.store
     assert isinstance(store, SqliteStore)
     steps = [0]
 

@@ -80,7 +80,7 @@ async def test_of_many_ends_only_those_whose_fence_is_current_count(
 
 
 async def test_a_claim_too_long_for_one_text_comes_row_by_row(sqlite_engine: Engine) -> None:
-    store = sqlite_engine.core.store
+    store = sqlite_engine.store
     assert isinstance(store, SqliteStore)
     raw = store._writer_connection().raw
     for longest in (1_000_000, 100_000):

@@ -31,10 +31,10 @@ from tests.services.postgres import PostgresServer
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.query import Filter
-from tenuto.engine.report import Line
 from tenuto.engine.views import TaskView
 from tenuto.model.errors import TenutoError
 from tenuto.model.task import Status
+from tenuto.model.transcript import Line
 from tenuto.store import sql
 from tenuto.store.postgres import PostgresStore
 from tenuto.store.protocol import Script, Statement

@@ -10,6 +10,7 @@ import pytest
 from tests.contract.conftest import (
     LEASE_S,
     START,
+    Another,
     ManualClock,
     Raw,
     assigned,
@@ -27,11 +28,11 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.report import Line
 from tenuto.model.commands import Complete, Moment
 from tenuto.model.decide import decide
 from tenuto.model.errors import Conflict, NotFound
 from tenuto.model.task import Change, Fence, Status
+from tenuto.model.transcript import Line
 
 Call = Callable[[Engine, Fence], Awaitable[Any]]
 KILLED = {"state": "killed"}
@@ -403,3 +404,45 @@ async def test_what_does_not_exist(engine: Engine) -> None:
     assert (await engine.heartbeat([nobody])).lost == [nobody]
     await engine.append(nobody, [Line(1, "INFO", "x")])
     assert await engine.claim(profile(), "w", 1) == []
+
+
+async def kept_lines(raw: Raw) -> list[str]:
+    return [text for (text,) in await raw.fetch("select text from transcript order by line_no")]
+
+
+async def test_an_attempt_keeps_so_much_of_what_it_says(engine: Engine, raw: Raw) -> None:
+    engine.core.transcript_kb = 1
+    fence = await running(engine)
+    for number in range(5):
+        await engine.append(fence, [Line(number, "INFO", str(number) * 268)])
+    # Whoever begins with high numbers has no more room for that.
+    await engine.append(fence, [Line(0, "INFO", "again"), Line(9, "INFO", "more")])
+    full = "(transcript is full: 1 KB kept)"
+    assert await kept_lines(raw) == ["0" * 268, "1" * 268, "2" * 268, full]
+    again = await reclaimed(engine, fence)
+    await engine.append(again, [Line(0, "INFO", "the next attempt has a cap of its own")])
+    assert await raw.count("transcript") == 5
+
+
+async def test_a_report_that_is_too_long_is_kept_in_part(engine: Engine, raw: Raw) -> None:
+    engine.core.transcript_kb = 1
+    fence = await running(engine)
+    await engine.append(fence, [Line(number, "INFO", "é" * 100) for number in range(9)])
+    full = "(transcript is full: 1 KB kept)"
+    assert await kept_lines(raw) == [*["é" * 100] * 4, full]
+
+
+async def test_reports_at_once_have_one_cap(engine: Engine, raw: Raw, another: Another) -> None:
+    fence = await running(engine)
+    async with another() as second:
+        for each in (engine, second):
+            each.core.transcript_kb = 1
+        await asyncio.gather(
+            *(
+                each.append(fence, [Line(20 * n + number, "INFO", "x" * 68) for n in range(5)])
+                for number, each in enumerate((engine, second) * 5)
+            )
+        )
+    lines = await kept_lines(raw)
+    assert min(lines) == "(transcript is full: 1 KB kept)"
+    assert len(lines) == 11

@@ -23,7 +23,9 @@ from tests.contract.conftest import (
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.rows import Rows, joined
+from tenuto.engine.submit import Submitted
 from tenuto.model.errors import Conflict, Invalid, Unavailable
+from tenuto.model.fingerprint import fingerprints
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.submission import NewTask
 from tenuto.model.task import AGING_MS
@@ -459,3 +461,17 @@ async def test_many_large_submits_at_once_with_lanes_of_their_own(engine: Engine
     large = [[new(task_type=f"type {i}")] * 400 for i in range(engine.store.writers)]
     made = await asyncio.gather(*map(engine.submit_many, large))
     assert sum(map(len, made)) == await raw.count("task")
+
+
+async def test_what_the_version_before_submitted_is_known_again(engine: Engine, raw: Raw) -> None:
+    """Its fingerprint was of all fields, with their defaults."""
+    first = await engine.submit(new(idempotency_key="k"))
+    _, before = fingerprints(new(idempotency_key="k"))
+    await raw.execute(f"update task_body set fingerprint = '{before}'")
+    assert (await engine.submit(new(idempotency_key="k"))).id == first.id
+    bulk = [new(idempotency_key="k"), new("another", idempotency_key="l")]
+    made = await engine.submit_many(bulk)
+    assert made[0] == Submitted(first.id, created=False)
+    assert made[1].created
+    with pytest.raises(Conflict):
+        await engine.submit(new("other", idempotency_key="k"))

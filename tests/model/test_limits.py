@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from tenuto.model import limits
 from tenuto.model.errors import Invalid
+from tenuto.model.fingerprint import fingerprint
 from tenuto.model.retry import RetryPolicy
-from tenuto.model.submission import NewTask, check, fingerprint
+from tenuto.model.submission import NewTask, check
 
 JSON = st.recursive(
     st.none()

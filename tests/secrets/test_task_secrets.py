@@ -19,10 +19,10 @@ from tests.secrets.conftest import NEW, OLD, dump, stored_bytes
 
 from tenuto.engine.children import Question
 from tenuto.engine.engine import Engine
-from tenuto.engine.report import Line
 from tenuto.model.commands import Escalation, Failure
 from tenuto.model.errors import Invalid
 from tenuto.model.limits import MAX_SECRET
+from tenuto.model.transcript import Line
 from tenuto.model.turns import Concurrency
 from tenuto.vault import Vault
 

@@ -94,7 +94,7 @@ async def test_a_transcript_is_capped(database_url: str) -> None:
         task = await inside.shell("i=0; while [ $i -lt 200 ]; do echo line $i; i=$((i+1)); done")
         assert (await inside.ended(task)).status == "COMPLETED"
         *kept, last = await inside.transcript(task)
-        assert last == "(transcript full: the rest is not kept)"
+        assert last == "(transcript is full: 1 KB kept)"
         assert sum(len(line) + 1 for line in kept) <= 1024
         assert kept == [f"line {number}" for number in range(len(kept))]
 
@@ -115,7 +115,7 @@ async def test_ten_megabytes_of_output_do_no_harm(database_url: str, script: str
         assert (await inside.ended(task)).status == "COMPLETED"
         lines = await inside.transcript(task)
         assert sum(len(line) for line in lines) <= 1024 * 1024 + 100
-        assert lines[-1] == "(transcript full: the rest is not kept)"
+        assert lines[-1] == "(transcript is full: 1,024 KB kept)"
         assert await inside.outcomes(task) == ["COMPLETED"]
 
 

@@ -95,6 +95,7 @@ class Service:
         if engine is None:
             engine = Engine(self.store, self.wakeups, workspace=workspace, vault=self.vault)
             engine.core.tree = Tree(self.settings.max_depth, self.settings.max_children)
+            engine.core.transcript_kb = self.settings.transcript_kb
             self._engines[workspace] = engine
             if len(self._engines) > ENGINES:
                 self._engines.popitem(last=False)

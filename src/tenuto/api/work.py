@@ -28,17 +28,17 @@ from tenuto.engine.children import Child, Waited
 from tenuto.engine.claim import Work
 from tenuto.engine.dispatch import lease_of as pushed_lease
 from tenuto.engine.registry import Felt
-from tenuto.engine.report import Line, Pulse
+from tenuto.engine.report import Pulse
 from tenuto.engine.said import check_progress
+from tenuto.engine.spending import spend_owner
 from tenuto.model import limits
 from tenuto.model.attempts import HUNG
-from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict, Invalid, TenutoError
 from tenuto.model.matching import AgentProfile
 from tenuto.model.redact import Redactor
 from tenuto.model.spending import check_usage
 from tenuto.model.task import Fence
-from tenuto.store.protocol import Statement
+from tenuto.model.transcript import Line
 
 T = TypeVar("T")
 ESCALATES = "escalation"
@@ -233,8 +233,7 @@ async def check_current(desk: AtDesk) -> None:
     own = desk.caller.fence
     if own is None:
         return
-    params = {"task": own.task, "attempt": own.attempt, "token": token_hash(own.token)}
-    if not await desk.engine.core.store.fetch(Statement("spend_owner", params)):
+    if not await desk.engine.core.store.fetch(spend_owner(desk.workspace, own)):
         raise Conflict("the attempt no longer owns the task", "lease_lost")
 
 

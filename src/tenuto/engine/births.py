@@ -25,6 +25,7 @@ from tenuto.engine.rows import (
     no_rows,
 )
 from tenuto.model.definition import Foreach
+from tenuto.model.fingerprint import fingerprint
 from tenuto.model.flow import (
     CASCADE,
     FLOW_OPEN,
@@ -38,7 +39,7 @@ from tenuto.model.flow import (
 from tenuto.model.limits import MAX_LANES
 from tenuto.model.matching import Requirements, lane_id
 from tenuto.model.plan import Plan
-from tenuto.model.submission import NewTask, fingerprint, requirements
+from tenuto.model.submission import NewTask, requirements
 from tenuto.model.task import TERMINAL, Status
 from tenuto.store.protocol import Row, Script, Statement
 

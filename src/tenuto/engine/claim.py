@@ -85,6 +85,8 @@ class _Wish(msgspec.Struct, frozen=True):
     """Whether the agent or the workspace may run only so many tasks at once."""
     limited: dict[Group, list[int]] = {}
     """Lanes whose tasks count against rate limits."""
+    repeats: bool = False
+    """Whether the caller brought the token, and may ask with it at several processes at once."""
 
 
 class _Unheard(Exception):
@@ -138,7 +140,7 @@ class Claiming:
                 params = self._params(agent, worker, n - len(taken), lease_s, found.version, mine)
                 params["status"] = status
                 try:
-                    rows = await self._take(found.agent, params, found)
+                    rows = await self._take(found.agent, params, found, repeats=token is not None)
                 except _Unheard as error:
                     if token is None:
                         self._unheard.setdefault(who, []).append(mine)
@@ -165,11 +167,13 @@ class Claiming:
             "now": self._core.now(),
         }
 
-    async def _take(self, agent: AgentProfile, params: dict[str, Any], found: Open) -> Rows:
+    async def _take(
+        self, agent: AgentProfile, params: dict[str, Any], found: Open, *, repeats: bool
+    ) -> Rows:
         bounded = self._core.lanes.running(agent.workspace) is not None
         counted = agent.max_concurrent is not None or bounded
-        wish = _Wish(params, found.free, agent.id, counted, found.limited)
-        slow = counted or bool(found.limited)
+        wish = _Wish(params, found.free, agent.id, counted, found.limited, repeats)
+        slow = counted or bool(found.limited) or repeats
         try:
             taken: Taken = await self._core.batcher.submit(
                 self._counted if slow else self._kind, wish, key=agent.id.int
@@ -226,6 +230,9 @@ class Claiming:
     def _counted_script(self, wishes: list[_Wish]) -> Script[Answers]:
         answers: list[Any] = []
         for wish in wishes:
+            if wish.repeats and (before := (yield from _taken_before(wish))):
+                answers.append(Taken(before, {}))
+                continue
             n = wish.params["n"]
             if wish.counted:
                 n = yield from self._within_capacity(wish)
@@ -356,6 +363,14 @@ def _statement(params: dict[str, Any], lanes: list[int]) -> Statement:
     if len(lanes) == 1:
         return Statement("claim_lane", params | {"lane": lanes[0]})
     return Statement("claim", params | {"lanes": lanes})
+
+
+def _taken_before(wish: _Wish) -> Script[Rows]:
+    """What another claim with the token took; until this one is over, no other looks."""
+    token = {"agent": wish.agent, "token": wish.params["token"]}
+    yield Statement("claim_turn", {"token": token["token"]})
+    # A statement of its own: it must see what the last holder of the lock took.
+    return (yield Statement("claimed_by_token", token))
 
 
 def _taken_of(wish: _Wish, n: int) -> Script[Taken]:

@@ -23,6 +23,7 @@ from tenuto.model.commands import Command, Moment, Reprioritise, Retry
 from tenuto.model.decide import decide
 from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.task import TERMINAL, Change, Status, Task
+from tenuto.model.transcript import MOST_KB
 from tenuto.model.turns import asks
 from tenuto.store.batching import Answers, Batcher, Kind
 from tenuto.store.protocol import Row, Script, Statement, Store
@@ -91,6 +92,8 @@ class Core:
         """Tasks that were claimed here and whose ends are watched: worth knowing beforehand."""
         self.tree = Tree()
         """How many tasks attempts may make, and how deep."""
+        self.transcript_kb = MOST_KB
+        """How much of what an attempt says is kept."""
         self._orders = Kind("orders", self._order_script)
 
     @property

@@ -111,7 +111,7 @@ class Ending:
         task = command.fence.task
         first = None
         if usage is not None:
-            first = partial(spend, self._core, command.fence, usage, at_end=True)
+            first = partial(spend, self._core, workspace, command.fence, usage, at_end=True)
         return await self._core.order(task, command, workspace=workspace, actor=actor, first=first)
 
     def _watched_script(self, results: list[_Result]) -> Script[Answers]:
@@ -154,7 +154,9 @@ class Ending:
         paying = []
         for each in results:
             if each.usage is not None:
-                yield from spend(self._core, each.command.fence, each.usage, at_end=True)
+                yield from spend(
+                    self._core, self._workspace, each.command.fence, each.usage, at_end=True
+                )
                 paying.append(each)
         if not paying:
             return set()
@@ -176,7 +178,8 @@ class Ending:
             done.append((fence.task, fence.attempt, token_hash(fence.token)))
             if (each := _found(result)) is not None:
                 found.append(each)
-        return Statement(query, {"now": self._core.now()}, {"done": done, "result": found})
+        params = {"now": self._core.now(), "workspace": self._workspace}
+        return Statement(query, params, {"done": done, "result": found})
 
     async def order(
         self, command: commands.Fenced, actor: str | None, usage: Usage | None = None

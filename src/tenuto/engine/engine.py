@@ -29,7 +29,7 @@ from tenuto.engine.publishing import EventView, Publishing
 from tenuto.engine.query import Filter, Querying
 from tenuto.engine.rates import RateLimits
 from tenuto.engine.registry import Registry
-from tenuto.engine.report import Beat, Line, Presence, Reporting
+from tenuto.engine.report import Beat, Presence, Reporting
 from tenuto.engine.sealing import Sealing
 from tenuto.engine.secret_use import check_tasks
 from tenuto.engine.secrets import Rotating, Secrets
@@ -53,6 +53,7 @@ from tenuto.model.registry import STALE_AFTER_S
 from tenuto.model.spending import Usage
 from tenuto.model.submission import NewTask
 from tenuto.model.task import DEFAULT_LEASE_S, Fence
+from tenuto.model.transcript import Line
 from tenuto.store.protocol import Row, Script, Statement, Store
 
 if TYPE_CHECKING:
@@ -213,6 +214,8 @@ class Engine:
         token: str | None = None,
     ) -> list[Work]:
         """Take up to n tasks for an agent; `token` is that of a caller who may ask again."""
+        if agent.workspace != self.workspace:
+            return []
         begun = self.clock.now()
         works = await self._claiming.claim(agent, worker, n, lease_s, token, caller=self.caller)
         return [self._traced(work, begun) for work in works] if tracing.is_on() else works
@@ -247,7 +250,7 @@ class Engine:
 
     async def sweep(self, worker: str, host: str, runs: Callable[[str, UUID], bool]) -> int:
         """Confirm the unconfirmed ends of a worker and its host of which nothing runs any more."""
-        return await self.upkeep.sweep_once(worker, host, runs)
+        return await Upkeep(self.core).sweep_once(worker, host, runs)
 
     async def progress(
         self,
@@ -361,7 +364,7 @@ class Engine:
     async def confirm_gone(self, fence: Fence, receipt: dict[str, Any]) -> None:
         """The session of an attempt that was given up is gone after all."""
         told = await self._ending.receipt(fence, receipt)
-        await self.upkeep.confirm_gone([(fence.task, fence.attempt)], told, self.actor)
+        await Upkeep(self.core).confirm_gone([(fence.task, fence.attempt)], told, self.actor)
 
     async def _confirm(self, command: commands.Fenced, receipt: dict[str, Any]) -> None:
         if await self._ending.order(command, self.actor) is None:
@@ -488,7 +491,9 @@ class Engine:
 
         What people have said of it (`managed`) holds, whatever its worker brings.
         """
-        return await Registry(self.core, profile.workspace).put(profile, managed=managed)
+        if profile.workspace != self.workspace:
+            raise NotFound(f"no workspace {profile.workspace}")
+        return await Registry(self.core, self.workspace).put(profile, managed=managed)
 
     async def terminate_agent(
         self, agent: UUID, reason: str | None = None, *, graceful: bool = True

@@ -24,6 +24,7 @@ from tenuto.model.access import Caller
 from tenuto.model.complexity import gated
 from tenuto.model.definition import MAX_STEPS, STEPS, GroupSpec
 from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
+from tenuto.model.fingerprint import fingerprints
 from tenuto.model.flow import (
     FLOW_OPEN,
     GROUP_OPEN,
@@ -35,7 +36,7 @@ from tenuto.model.flow import (
 from tenuto.model.matching import Requirements
 from tenuto.model.plan import MAX_PLAN, Plan, Spec, plan_for, targets
 from tenuto.model.secrets import hidden
-from tenuto.model.submission import NewTask, check, fingerprint, requirements
+from tenuto.model.submission import NewTask, check, requirements
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 log = logging.getLogger("tenuto.engine")
@@ -224,7 +225,7 @@ class Flows:
         rows = yield Statement(
             "submitted_before", {"workspace": self._workspace}, {"wanted": wanted}
         )
-        if any(row["fingerprint"] != fingerprint(new) for row in rows):
+        if any(row["fingerprint"] not in fingerprints(new) for row in rows):
             raise Conflict(
                 "the idempotency key or id was used before for another task", "idempotency_conflict"
             )

@@ -15,6 +15,7 @@ from tenuto.engine.core import Core
 from tenuto.engine.rows import CorruptRow, decode, task_of
 from tenuto.engine.said import LOST, check_fence, check_key, check_progress, is_sane
 from tenuto.engine.sealing import Sealing, struck
+from tenuto.engine.spending import fenced
 from tenuto.engine.submit import Submitting, submit_script
 from tenuto.engine.turns import check_above
 from tenuto.model import limits
@@ -22,6 +23,7 @@ from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.submission import NewTask, check
 from tenuto.model.task import DEFAULT_LEASE_S, LEASED, Fence, Task
+from tenuto.model.transcript import Line, fitting
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
@@ -55,14 +57,6 @@ class Presence(msgspec.Struct):
     status: str = "RUNNING"
 
 
-class Line(msgspec.Struct, frozen=True):
-    """One line of a transcript."""
-
-    number: int
-    level: str
-    text: str
-
-
 class Reporting:
     """The report family, for the attempts of one workspace."""
 
@@ -85,7 +79,7 @@ class Reporting:
 
         def script() -> Script[Rows]:
             held: Rows = yield Statement(
-                "heartbeat", {"now": self._core.now(), "lease_s": lease_s}, {"lease": rows}
+                "heartbeat", self._params() | {"lease_s": lease_s}, {"lease": rows}
             )
             return held
 
@@ -113,9 +107,13 @@ class Reporting:
             (f.task, f.attempt, token_hash(f.token), percent, step, finish_at)
             for f, percent, step, finish_at in items
         )
-        moved = yield Statement("progress", {"now": self._core.now()}, {"report": rows})
+        moved = yield Statement("progress", self._params(), {"report": rows})
         kept = {row["id"] for row in moved}
         return [item[0].task in kept for item in items]
+
+    def _params(self) -> dict[str, Any]:
+        """What every write of an attempt names besides its fence."""
+        return {"workspace": self._workspace, "now": self._core.now()}
 
     async def checkpoint(self, fence: Fence, data: Any, seq: int | None = None) -> int:
         """Replace the checkpoint; answers its number. A lower number than the stored is refused."""
@@ -153,7 +151,10 @@ class Reporting:
         return await self._core.store.transact(script)
 
     async def append(self, fence: Fence, lines: Sequence[Line]) -> None:
-        """Add to the attempt's transcript. Lines of an attempt that lost its task are dropped."""
+        """Add to the attempt's transcript, up to its cap, where one last line says that it is full.
+
+        Lines of an attempt that lost its task are dropped. A report that comes again counts again.
+        """
         check_fence(fence)
         for line in lines:
             limits.number("line", line.number, 0, limits.MAX_COUNT)
@@ -162,13 +163,22 @@ class Reporting:
         if not lines:
             return
         said = (await self._sealing.redactor(fence)).text
-        owner = (fence.task, fence.attempt, token_hash(fence.token))
-        rows = [(*owner, line.number, line.level, said(line.text)) for line in lines]
+        told = [msgspec.structs.replace(line, text=said(line.text)) for line in lines]
 
         def script() -> Script[None]:
-            yield Statement("transcript_append", {"now": self._core.now()}, {"line": rows})
+            most_kb = self._core.transcript_kb
+            grown = {"bytes": sum(line.size for line in told), "most": most_kb * 1024}
+            rows = yield Statement("transcript_grow", fenced(self._workspace, fence) | grown)
+            if not rows:
+                return  # the attempt lost its task, or has said enough
+            kept = fitting(told, rows[0]["bytes"] - grown["bytes"], most_kb)
+            cells = [
+                (fence.task, fence.attempt, line.number, self._workspace, line.level, line.text)
+                for line in kept
+            ]
+            yield Statement("transcript_append", {"now": self._core.now()}, {"line": cells})
 
-        await self._core.store.once(script)
+        await self._core.store.transact(script)
 
     async def steps(self, task: UUID) -> dict[str, tuple[Any, UUID | None]]:
         """What earlier and present attempts recorded, by key: the value and the child."""

@@ -13,7 +13,7 @@ from tenuto.engine.rates import charge
 from tenuto.model import commands
 from tenuto.model.commands import Command
 from tenuto.model.decide import token_hash
-from tenuto.model.errors import Conflict, NotFound
+from tenuto.model.errors import Conflict
 from tenuto.model.spending import (
     AT_END,
     HOLD,
@@ -52,7 +52,9 @@ class SpendingStats(msgspec.Struct, frozen=True, rename="camel"):
     cost_usd: float
 
 
-def spend(core: "Core", fence: Fence, usage: Usage, *, at_end: bool = False) -> Script[Row | None]:
+def spend(
+    core: "Core", workspace: UUID, fence: Fence, usage: Usage, *, at_end: bool = False
+) -> Script[Row | None]:
     """Add what an attempt used; nothing where its fence is not current or it was counted before.
 
     `at_end`: it comes with the attempt's end, which may be refused and told again.
@@ -62,7 +64,7 @@ def spend(core: "Core", fence: Fence, usage: Usage, *, at_end: bool = False) -> 
     rows = yield Statement(
         "spend",
         {
-            **_owner(fence),
+            **fenced(workspace, fence),
             "model": model,
             "input_tokens": usage.input_tokens,
             "output_tokens": usage.output_tokens,
@@ -75,12 +77,23 @@ def spend(core: "Core", fence: Fence, usage: Usage, *, at_end: bool = False) -> 
         return None
     row = rows[0]
     tokens = usage.input_tokens + usage.output_tokens
-    yield from charge(core, row["workspace"], row["agent"], usage.model, tokens, now)
+    yield from charge(core, workspace, row["agent"], usage.model, tokens, now)
     return row
 
 
-def _owner(fence: Fence) -> dict[str, Any]:
-    return {"task": fence.task, "attempt": fence.attempt, "token": token_hash(fence.token)}
+def fenced(workspace: UUID, fence: Fence) -> dict[str, Any]:
+    """The parameters by which a statement finds the task of an attempt that owns it."""
+    return {
+        "workspace": workspace,
+        "task": fence.task,
+        "attempt": fence.attempt,
+        "token": token_hash(fence.token),
+    }
+
+
+def spend_owner(workspace: UUID, fence: Fence) -> Statement:
+    """The statement that finds the task of an attempt, if its fence is current."""
+    return Statement("spend_owner", fenced(workspace, fence))
 
 
 def spent_by_attempt(rows: Sequence[Row]) -> defaultdict[int, dict[str, Any]]:
@@ -112,13 +125,11 @@ def used(
 
     Answers whether it was counted now; raises `Conflict` for an attempt that owns nothing.
     """
-    row = yield from spend(core, fence, usage)
+    row = yield from spend(core, workspace, fence, usage)
     if row is None:
-        if not (yield Statement("spend_owner", _owner(fence))):
+        if not (yield spend_owner(workspace, fence)):
             raise Conflict(f"attempt {fence.attempt} no longer owns the task", "lease_lost")
         return False
-    if row["workspace"] != workspace:
-        raise NotFound(f"no task {fence.task}")
     over = yield from _held(fence.task, workspace)
     if over is not None:
         yield from _stop(core.clock, cascade, workspace, fence.task, over)

@@ -32,8 +32,9 @@ from tenuto.engine.sealing import Hidden, Sealing
 from tenuto.model import limits, secrets
 from tenuto.model.complexity import gated
 from tenuto.model.errors import Conflict, Invalid, Unavailable
+from tenuto.model.fingerprint import fingerprint, fingerprints
 from tenuto.model.matching import Requirements
-from tenuto.model.submission import NewTask, check, fingerprint, requirements, same_lane
+from tenuto.model.submission import NewTask, check, requirements, same_lane
 from tenuto.model.task import Status, rank
 from tenuto.model.turns import HOLD
 from tenuto.store.batching import Answers, Kind
@@ -366,10 +367,10 @@ def _check_whole(draft: Draft, fresh: set[UUID]) -> None:
 
 
 def _prints(new: NewTask, hashes: list[str] | None) -> tuple[str, ...]:
-    """The fingerprints of a task that may be submitted again, one with each key of its secrets."""
+    """The fingerprints of a task that may be submitted again, with each key of its secrets."""
     if new.id is None and new.idempotency_key is None:
         return ()
-    return tuple(fingerprint(new, each) for each in hashes or [""])
+    return tuple(known for each in hashes or [""] for known in fingerprints(new, each))
 
 
 def _lane_wishes(news: Sequence[NewTask], workspace: UUID) -> tuple[list[int], list[Requirements]]:

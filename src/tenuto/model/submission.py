@@ -1,6 +1,5 @@
 """What a caller may ask for when submitting a task, and the checks on it."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
@@ -283,15 +282,3 @@ def same_lane(one: NewTask, other: NewTask) -> bool:
     """Whether two tasks of a workspace require the same, seen at a glance."""
     same: bool = _LANE_FIELDS(one) == _LANE_FIELDS(other)
     return same
-
-
-def fingerprint(new: NewTask, secret: str = "") -> str:
-    """A hash of what the caller sent, to tell a repeated submit from another one.
-
-    `secret` stands for what the task keeps secret, which is not in it.
-    """
-    for field in ("input", "metadata"):
-        limits.json_text(field, getattr(new, field))
-    sent = msgspec.structs.replace(new, id=None)
-    encoded = msgspec.json.encode(sent, order="deterministic")
-    return hashlib.blake2b(encoded + secret.encode(), digest_size=16).hexdigest()

@@ -26,6 +26,9 @@ and its text may say
     {seconds:expr} {greatest} {lock} {skip_locked} {xid} {place} {ascii} {each:lanes}
                             spelled by the dialect
     [name: text]            text only where the parameter or literal `name` is given
+    {own:task}              `and` that the row is of the caller's workspace, where a tenant asks:
+                            SQLite's tenants give `:workspace` with every statement, PostgreSQL's
+                            row policies say it by themselves
     {literal:name}          words of our own (never a caller's), where an index needs to see them
 
 PostgreSQL runs all steps as one statement of common table expressions over arrays: one round trip,
@@ -54,6 +57,7 @@ _ROWS = re.compile(r"\{rows:(\w+)(?: of (\w+))?\}")
 _PLACES = re.compile(r"\{places:(\w+)\}")
 _PARAM = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)(?!\w)")
 _MACRO = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
+_OWN = "[workspace: "
 _OPTIONAL = re.compile(r"\[(\w+): (.*?)\]", flags=re.S)
 
 
@@ -94,6 +98,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """Where a row is, good for the rest of the statement that found it."""
     ascii: str
     """After a text whose other letters `lower` is to leave alone, whatever the locale."""
+    own: str
+    """A condition that holds for rows of the tenant who asks; it must not choose an index."""
 
 
 POSTGRES = Dialect(
@@ -106,6 +112,7 @@ POSTGRES = Dialect(
     xid="(select pg_current_xact_id()::text::bigint)",
     place="ctid",
     ascii=' collate "C"',
+    own="",
 )
 SQLITE = Dialect(
     name="sqlite",
@@ -117,6 +124,7 @@ SQLITE = Dialect(
     xid="0",
     place="rowid",
     ascii="",
+    own="[workspace: and +{0}.workspace = :workspace]",
 )
 
 
@@ -172,6 +180,8 @@ def _spell(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
             return dialect.seconds.format(argument)
         if macro == "each":
             return dialect.each.format(argument)
+        if macro == "own":
+            return dialect.own.format(argument)
         return plain.get(macro, match[0])
 
     spelled = _MACRO.sub(replace, text)
@@ -187,6 +197,8 @@ def _parse(chunk: str, spell: Callable[[str], str]) -> Query:
     said = dict(_rowset(value) for key, value in headers if key == "rows")
     rows = {each: tuple(column[:2] for column in columns) for each, columns in said.items()}
     steps = tuple(_steps(chunk, spell))
+    if any(_OWN in step.text for step in steps):
+        params.setdefault("workspace", "uuid")
     answer = next((value for key, value in headers if key == "answer"), steps[-1].label)
     label, _, columns = answer.rstrip(") ").partition("(")
     wanted = tuple(column.strip() for column in columns.split(",") if column)

@@ -26,8 +26,9 @@ from tenuto.clock import Clock
 from tenuto.folder import Stamp, stamp
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.store import schema
-from tenuto.store.protocol import Row, SchemaState, Script, Statement, gathered
+from tenuto.store.protocol import Row, SchemaState, Script, Statement, Store, gathered
 from tenuto.store.sqlite_connection import Busy, Connection
+from tenuto.store.sqlite_tenant import SqliteTenant
 
 T = TypeVar("T")
 
@@ -119,9 +120,8 @@ class SqliteStore:
         self._local = threading.local()
         self._reader_connections: list[Connection] = []
 
-    def within(self, workspace: UUID) -> "SqliteStore":
-        del workspace  # every query names it; the file has no roles
-        return self
+    def within(self, workspace: UUID) -> Store:
+        return SqliteTenant(self, workspace)
 
     def unhurried(self) -> "SqliteStore":
         return self  # nothing here is given up

@@ -72,7 +72,7 @@ class Attempt:
         self._completing = False
         """Whether it is a result that is told."""
         self._receipt: dict[str, Any] = {}
-        self._context = Context(engine, work, settings.transcript_kb * 1024, self._redactor)
+        self._context = Context(engine, work, settings.transcript_kb, self._redactor)
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
         """Run the attempt in a task of its own."""

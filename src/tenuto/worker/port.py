@@ -9,12 +9,13 @@ from tenuto.broker.protocol import Listener
 from tenuto.clock import Clock
 from tenuto.engine.children import Asked, Question, Waited
 from tenuto.engine.claim import Work
-from tenuto.engine.report import Beat, Line, Presence
+from tenuto.engine.report import Beat, Presence
 from tenuto.model.commands import Failure
 from tenuto.model.matching import AgentProfile
 from tenuto.model.spending import Usage
 from tenuto.model.submission import NewTask
 from tenuto.model.task import Fence
+from tenuto.model.transcript import Line
 
 
 class WorkEngine(Protocol):

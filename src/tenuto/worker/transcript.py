@@ -3,11 +3,11 @@
 import asyncio
 import logging
 
-from tenuto.engine.report import Line
 from tenuto.model.errors import TenutoError
 from tenuto.model.limits import clean
 from tenuto.model.redact import Redactor
 from tenuto.model.task import Fence
+from tenuto.model.transcript import Line, full_text
 from tenuto.worker.patience import LATER, patience
 from tenuto.worker.port import WorkEngine
 
@@ -17,20 +17,17 @@ LEVELS = frozenset({"DEBUG", "INFO", "WARN", "ERROR", "CRITICAL"})
 GATHER_S = 0.2
 LONGEST_LINE = 16_384
 MOST_LINES = 500
-LINE_COST = 32
-"""Bytes of the cap that a line takes besides its text: an empty line is a row too."""
 
 
 class Transcript:
     """What one attempt said."""
 
-    def __init__(
-        self, engine: WorkEngine, fence: Fence, most_bytes: int, redactor: Redactor
-    ) -> None:
+    def __init__(self, engine: WorkEngine, fence: Fence, most_kb: int, redactor: Redactor) -> None:
         self._engine = engine
         self._fence = fence
         self._redactor = redactor
-        self._room = most_bytes
+        self._most_kb = most_kb
+        self._room = most_kb * 1024
         self._next = 0
         self._waiting: list[Line] = []
         self._flushing: asyncio.Task[None] | None = None
@@ -51,11 +48,12 @@ class Transcript:
     def _line(self, level: str, text: str) -> None:
         if self._full:
             return
-        self._room -= len(text) + LINE_COST
+        line = Line(self._next, level, clean(text, LONGEST_LINE))
+        self._room -= line.size
         if self._room < 0:
             self._full = True
-            level, text = "WARN", "(transcript full: the rest is not kept)"
-        self._waiting.append(Line(self._next, level, clean(text, LONGEST_LINE)))
+            line = Line(self._next, "WARN", full_text(self._most_kb))
+        self._waiting.append(line)
         self._next += 1
         if self._flushing is None:
             self._flushing = asyncio.get_running_loop().create_task(self._flush_soon())

@@ -463,6 +463,11 @@ table transcript
   level text not null
   text text not null
   at timestamp with time zone not null
+table transcript_size
+  task uuid not null
+  attempt bigint not null
+  workspace uuid not null
+  bytes bigint not null
 table trigger_rule
   id uuid not null
   workspace uuid not null
@@ -592,6 +597,7 @@ constraint token_hash_key on token UNIQUE (hash)
 constraint token_pkey on token PRIMARY KEY (id)
 constraint token_role_check on token CHECK ((role = ANY (ARRAY['OWNER'::text, 'ADMIN'::text, 'MEMBER'::text, 'VIEWER'::text])))
 constraint transcript_pkey on transcript PRIMARY KEY (task, attempt, line_no)
+constraint transcript_size_pkey on transcript_size PRIMARY KEY (task, attempt)
 constraint trigger_rule_pkey on trigger_rule PRIMARY KEY (id)
 constraint trigger_rule_status_check on trigger_rule CHECK ((status = ANY (ARRAY['ACTIVE'::text, 'PAUSED'::text])))
 constraint trigger_rule_workspace_name_key on trigger_rule UNIQUE (workspace, name)
@@ -698,6 +704,7 @@ CREATE UNIQUE INDEX token_hash_key ON public.token USING btree (hash)
 CREATE UNIQUE INDEX token_pkey ON public.token USING btree (id)
 CREATE INDEX token_workspace ON public.token USING btree (workspace, id)
 CREATE UNIQUE INDEX transcript_pkey ON public.transcript USING btree (task, attempt, line_no)
+CREATE UNIQUE INDEX transcript_size_pkey ON public.transcript_size USING btree (task, attempt)
 CREATE UNIQUE INDEX trigger_rule_pkey ON public.trigger_rule USING btree (id)
 CREATE UNIQUE INDEX trigger_rule_workspace_name_key ON public.trigger_rule USING btree (workspace, name)
 CREATE UNIQUE INDEX turn_key_pkey ON public.turn_key USING btree (workspace, key)
@@ -782,6 +789,8 @@ policy system on token to tenuto_system using true check true
 policy tenant on token to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on transcript to tenuto_system using true check true
 policy tenant on transcript to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
+policy system on transcript_size to tenuto_system using true check true
+policy tenant on transcript_size to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on trigger_rule to tenuto_system using true check true
 policy tenant on trigger_rule to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))
 policy system on turn_key to tenuto_system using true check true

@@ -550,6 +550,13 @@ CREATE TABLE transcript (
   at integer not null,
   primary key (task, attempt, line_no)
 ) strict;
+CREATE TABLE transcript_size (
+  task text not null,
+  attempt integer not null,
+  workspace text not null,
+  bytes integer not null,
+  primary key (task, attempt)
+) strict;
 CREATE TABLE trigger_rule (
   id text primary key,
   workspace text not null,

@@ -162,7 +162,7 @@ select :id, :now, :workspace, felt.status, felt.task, felt.progress_percent, fel
   felt.memory_mb, felt.cpu_percent
 from {rows:felt}
 where not exists (select 1 from agent_health health
-  where health.agent = :id and health.at > :now - {seconds::every})
+  where health.agent = :id and health.workspace = :workspace and health.at > :now - {seconds::every})
 on conflict do nothing;
 {fragment:note_recovered};
 -- answer: moved(id, messages)
@@ -209,7 +209,7 @@ order by agent.due_at limit :most {skip_locked};
 -- params: now timestamptz, actor text
 -- rows: moved(id uuid, workspace uuid, name text, status text, version bigint, due_at timestamptz, kind text, level text, data json)
 update agent set status = moved.status, version = moved.version, due_at = moved.due_at
-from {rows:moved} where agent.id = moved.id;
+from {rows:moved} where agent.id = moved.id and agent.workspace = moved.workspace;
 insert into event (task, seq, workspace, xid, kind, level, message, attempt, agent, actor, data, at)
 select moved.id, moved.version, moved.workspace, {xid}, moved.kind, moved.level, moved.name, 0,
   moved.id, :actor, moved.data, :now
@@ -250,6 +250,6 @@ select lane.id as lane from lane where lane.workspace = :workspace
 -- How many tasks wait in each of some lanes, up to `most`.
 -- params: lanes bigint[], most bigint
 select lanes.value as lane, (select count(*) from (
-  select 1 from task where task.lane = lanes.value and task.status = 'PENDING' limit :most) waiting)
+  select 1 from task where task.lane = lanes.value and task.status = 'PENDING' {own:task} limit :most) waiting)
   as n
 from {each:lanes};

@@ -34,35 +34,37 @@ order by task.id {fragment:lock_tasks};
 -- params: ids uuid[]
 select task.id, task.status, task.last_error, task_output.output from task
 left join task_output on task_output.task = task.id
-where task.id in (select value from {each:ids});
+where task.id in (select value from {each:ids}) {own:task};
 
 -- name: child_await
 -- Let a task wait for these children and no others, whose ends are told. The caller holds all.
 -- params: task uuid, workspace uuid, ids uuid[]
-delete from child_wait where task = :task and child not in (select value from {each:ids});
+delete from child_wait where task = :task and workspace = :workspace
+  and child not in (select value from {each:ids});
 insert into child_wait (task, child, workspace)
 select :task, value, :workspace from {each:ids} where true
 on conflict do nothing;
 update task set watched = true
-where task.id in (select value from {each:ids}) and not task.watched;
+where task.id in (select value from {each:ids}) and task.workspace = :workspace
+  and not task.watched;
 
 -- name: parents_waiting
 -- The tasks that wait for any of these children, locked in id order.
 -- params: ids uuid[]
 select task.id from task
-where task.id in (select w.task from child_wait w where w.child in (select value from {each:ids}))
+where task.id in (select w.task from child_wait w where w.child in (select value from {each:ids}) {own:w})
   and task.hold = 'children'
 order by task.id {lock};
 
 -- name: child_settle
 -- Note that these children have ended. The caller holds those who wait for them.
 -- params: ids uuid[]
-delete from child_wait where child in (select value from {each:ids});
+delete from child_wait where child in (select value from {each:ids}) {own:child_wait};
 
 -- name: parents_still
 -- Those of the tasks that wait for some child that has not ended.
 -- params: ids uuid[]
-select distinct w.task as id from child_wait w where w.task in (select value from {each:ids});
+select distinct w.task as id from child_wait w where w.task in (select value from {each:ids}) {own:w};
 
 -- name: children_live
 -- Children of these tasks that have not ended and are not about to, oldest ids first.
@@ -80,7 +82,7 @@ order by body.task limit :most;
 -- What a task has asked under a key and nobody has answered.
 -- params: task uuid, key text
 select inbox_item.id, inbox_item.expires_at from inbox_item
-where inbox_item.task = :task and inbox_item.key = :key and inbox_item.status = 'OPEN';
+where inbox_item.task = :task and inbox_item.key = :key and inbox_item.status = 'OPEN' {own:inbox_item};
 
 -- name: inbox_ask
 -- Put a handler's question to people.
@@ -95,5 +97,5 @@ select :id, :workspace, :task, :kind, :title, :body, :key, :fallback, 'OPEN', :e
 select inbox_item.id, inbox_item.task, inbox_item.workspace, inbox_item.key, inbox_item.fallback
 from inbox_item
 where inbox_item.task in (select value from {each:ids}) and inbox_item.key is not null
-  and inbox_item.status = 'OPEN' and inbox_item.expires_at <= :now
+  and inbox_item.status = 'OPEN' and inbox_item.expires_at <= :now {own:inbox_item}
 order by inbox_item.id;

@@ -44,9 +44,9 @@ returning key;
 -- rows: changed(id uuid, kind text, spec json)
 update definition set kind = changed.kind, spec = changed.spec, version = version + 1,
   updated_at = :now
-from {rows:changed} where definition.id = changed.id;
+from {rows:changed} where definition.id = changed.id {own:definition};
 
 -- name: definition_remove
 -- Remove a definition that the caller holds.
 -- params: id uuid
-delete from definition where id = :id;
+delete from definition where id = :id {own:definition};

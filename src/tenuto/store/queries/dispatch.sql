@@ -28,7 +28,7 @@ where body.workspace = :workspace and body.task in (select value from {each:ids}
 -- name: push_status
 -- How a task is, and how its latest attempt ended.
 -- params: id uuid
-select task.status, task.attempt, task.last_outcome from task where task.id = :id;
+select task.status, task.attempt, task.last_outcome from task where task.id = :id {own:task};
 
 -- name: session_note
 -- Note the session of an attempt that is still current, and renew its lease, whatever was asked of it.
@@ -36,7 +36,7 @@ select task.status, task.attempt, task.last_outcome from task where task.id = :i
 update task set session_key = :session_key,
   lease_until = :now + {seconds:{greatest}(coalesce(task.lease_s, 0), :lease_s)}
 where task.id = :id and task.attempt = :attempt and task.lease_token = :token
-  and {fragment:is_leased}
+  and {fragment:is_leased} {own:task}
 returning task.id;
 
 -- name: push_stopping

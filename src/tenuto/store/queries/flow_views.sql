@@ -68,7 +68,7 @@ from (
     [live: and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')]
   union all
   select {fragment:group_node}
-  from task_group where task_group.id in (select inside.id from inside)
+  from task_group where task_group.id in (select inside.id from inside) {own:task_group}
     [live: and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')]
 ) found order by found.created_at, found.id limit :most;
 

@@ -17,7 +17,7 @@ order by task.id {fragment:lock_tasks};
 -- Have the ends of these tasks told. The caller holds their rows.
 -- params: ids uuid[]
 update task set watched = true
-where task.id in (select value from {each:ids}) and not task.watched;
+where task.id in (select value from {each:ids}) and not task.watched {own:task};
 
 -- name: await
 -- Count those who wait for tasks from now on; the ends that are still to come are told. The caller
@@ -26,7 +26,7 @@ where task.id in (select value from {each:ids}) and not task.watched;
 update task set awaited = task.awaited + needed.n,
   watched = case when needed.live then true else task.watched end
 from {rows:needed}
-where task.id = needed.id;
+where task.id = needed.id {own:task};
 
 -- fragment: waits_plainly
 -- A task that waits for other tasks and for nothing else.
@@ -58,7 +58,7 @@ from task_dependency dependency
 join task on task.id = dependency.task
 join task_body body on body.workspace = task.workspace and body.task = task.id
 where dependency.needs in (select value from {each:ids})
-  and not dependency.met and not dependency.failed
+  and not dependency.met and not dependency.failed {own:dependency}
 order by task.id, dependency.needs limit :most
 
 -- name: dependents
@@ -79,7 +79,7 @@ where task_dependency.{place} = found.place
 -- fragment: settled only sqlite
 update task_dependency set met = pair.met, failed = not pair.met
 from {rows:pair}
-where task_dependency.task = pair.task and task_dependency.needs = pair.needs
+where task_dependency.task = pair.task and task_dependency.needs = pair.needs {own:task_dependency}
 
 -- name: dependency_settle
 -- Note that something which a task waits for has ended, well or badly. The caller holds the task.
@@ -105,7 +105,7 @@ update task set unmet = task.unmet - hit.n, updated_at = :now,
   status = case when task.unmet = hit.n then 'PENDING' else task.status end,
   event_xid = {fragment:event_xid}
 from {rows:hit}
-where task.id = hit.id
+where task.id = hit.id {own:task}
 returning {fragment:woken_columns};
 insert into event (task, seq, workspace, xid, kind, level, previous, new, attempt, actor, at)
 select moved.id, moved.version, moved.workspace, moved.event_xid, 'ready', 'INFO', 'WAITING',
@@ -123,13 +123,13 @@ with recursive pulled(id, rank, depth) as (
   union
   select dependency.needs, pulled.rank, pulled.depth + 1
   from pulled join task_dependency dependency on dependency.task = pulled.id
-  where not dependency.met and not dependency.failed and pulled.depth < :most
+  where not dependency.met and not dependency.failed and pulled.depth < :most {own:dependency}
 )
 update task set rank = best.rank
 from (select pulled.id, min(pulled.rank) as rank from pulled where pulled.depth > 0
   group by pulled.id) best
 where task.id = best.id and task.rank > best.rank
-  and task.status in ('WAITING', 'PENDING', 'RETRY_WAIT', 'PAUSED');
+  and task.status in ('WAITING', 'PENDING', 'RETRY_WAIT', 'PAUSED') {own:task};
 
 -- name: dependency_path
 -- Whether one of the first tasks waits, near or far, for one of the second.
@@ -139,7 +139,7 @@ with recursive reached(id, depth) as (
   union
   select dependency.needs, reached.depth + 1
   from reached join task_dependency dependency on dependency.task = reached.id
-  where reached.depth < :most
+  where reached.depth < :most {own:dependency}
 )
 select reached.id from reached
 where reached.id in (select value from {each:to_ids}) limit 1;
@@ -171,7 +171,7 @@ from task_dependency dependency
 join task on task.id = dependency.needs
 join task_body body on body.workspace = task.workspace and body.task = task.id
 left join task_output on task_output.task = dependency.needs
-where dependency.task in (select value from {each:ids})
+where dependency.task in (select value from {each:ids}) {own:dependency}
   and task.current_step is distinct from '(pruned)';
 
 -- fragment: place_columns
@@ -190,7 +190,7 @@ join task_body body on body.workspace = wanted.workspace and body.task = wanted.
 -- What tasks have made.
 -- params: ids uuid[]
 select task_output.task as id, task_output.output from task_output
-where task_output.task in (select value from {each:ids});
+where task_output.task in (select value from {each:ids}) {own:task_output};
 
 -- name: flow_results
 -- The latest result of each key in a flow, where that is still known.
@@ -199,14 +199,14 @@ select body.key, body.task as id, task_output.output
 from task_body body join task on task.id = body.task
 left join task_output on task_output.task = body.task
 where body.flow = :flow and body.key in (select value from {each:keys})
-  and task.status = 'COMPLETED' and task.current_step is distinct from '(pruned)'
+  and task.status = 'COMPLETED' and task.current_step is distinct from '(pruned)' {own:body}
 order by body.key, body.activation;
 
 -- name: flow_plans
 -- The plans and inputs of flows, which never change, and the flows.
 -- params: ids uuid[]
 select {fragment:flow_columns}, flow.plan, flow.input from flow
-where flow.id in (select value from {each:ids});
+where flow.id in (select value from {each:ids}) {own:flow};
 
 -- name: flow_insert
 -- A new flow, with its first event; nothing when its schedule or trigger fired before.
@@ -234,7 +234,7 @@ flow.id, flow.workspace, flow.key, flow.title, flow.status, flow.steps_left, flo
 -- Flows, locked in id order.
 -- params: ids uuid[]
 select {fragment:flow_columns} from flow
-where flow.id in (select value from {each:ids}) order by flow.id {lock};
+where flow.id in (select value from {each:ids}) {own:flow} order by flow.id {lock};
 
 -- name: flow_change
 -- Write changed flows, with an event for each that has a new status. The caller holds them.
@@ -245,7 +245,7 @@ where flow.id in (select value from {each:ids}) order by flow.id {lock};
 update flow set version = changed.version, status = changed.status,
   steps_left = changed.steps_left, open = changed.open, failed = changed.failed,
   finished_at = changed.finished_at, updated_at = :now
-from {rows:changed} where flow.id = changed.id
+from {rows:changed} where flow.id = changed.id and flow.workspace = changed.workspace
 returning flow.id;
 insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
 select noted.id, noted.seq, noted.workspace, {xid}, noted.kind, noted.level, noted.message, 0,
@@ -260,9 +260,9 @@ select wanted.key, {greatest}(coalesce(wanted.tasks, 0), coalesce(wanted.groups,
 from (
   select keys.value as key,
     (select max(body.activation) from task_body body
-      where body.flow = :flow and body.key = keys.value) as tasks,
+      where body.flow = :flow and body.key = keys.value {own:body}) as tasks,
     (select max(task_group.activation) from task_group
-      where task_group.flow = :flow and task_group.key = keys.value) as groups
+      where task_group.flow = :flow and task_group.key = keys.value {own:task_group}) as groups
   from {each:keys}
 ) wanted
 where wanted.tasks is not null or wanted.groups is not null;
@@ -293,12 +293,12 @@ from {rows:born};
 -- Runs of groups, locked in id order.
 -- params: ids uuid[]
 select {fragment:group_columns} from task_group
-where task_group.id in (select value from {each:ids}) order by task_group.id {lock};
+where task_group.id in (select value from {each:ids}) {own:task_group} order by task_group.id {lock};
 
 -- name: group_items
 -- The items of a foreach's run.
 -- params: id uuid
-select task_group.items from task_group where task_group.id = :id;
+select task_group.items from task_group where task_group.id = :id {own:task_group};
 
 -- name: group_change
 -- Write changed groups, with an event for each that has a new status. The caller holds them.
@@ -310,7 +310,7 @@ update task_group set version = changed.version, status = changed.status, made =
   open = changed.open, succeeded = changed.succeeded, failed = changed.failed,
   turn = changed.turn, follows = changed.follows, finished_at = changed.finished_at,
   updated_at = :now
-from {rows:changed} where task_group.id = changed.id
+from {rows:changed} where task_group.id = changed.id and task_group.workspace = changed.workspace
 returning task_group.id;
 insert into event (task, seq, workspace, xid, kind, level, message, attempt, actor, data, at)
 select noted.id, noted.seq, noted.workspace, {xid}, noted.kind, noted.level, noted.message, 0,
@@ -339,7 +339,7 @@ select found.id, found.slot, found.is_group from (
   union all
   select * from (
     select task_group.id, task_group.slot, 1 as is_group from task_group
-    where task_group.parent = :parent and task_group.slot > :slot
+    where task_group.parent = :parent and task_group.slot > :slot {own:task_group}
       and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
     order by task_group.slot limit 1
   ) as a_group
@@ -363,7 +363,7 @@ task.status = 'WAITING' and task.hold = 'turn' and task.unmet = 0 and task.attem
 -- as: picked(place)
 select task.{place} as place from task
 where task.id = (select child.id from ({fragment:next_child}) child where child.is_group = 0)
-  and {fragment:waits_for_turn};
+  and {fragment:waits_for_turn} {own:task};
 -- as: moved
 update task set status = 'PENDING', hold = null, version = task.version + 1, updated_at = :now,
   event_xid = {fragment:event_xid}
@@ -378,7 +378,7 @@ where task_body.workspace = :workspace and task_body.task in (select moved.id fr
 update task_group set open = :open, succeeded = :succeeded, failed = :failed, follows = :follows,
   turn = (select body.slot from task_body body
     where body.workspace = :workspace and body.task = moved.id), updated_at = :now
-from {moved} where task_group.id = :parent;
+from {moved} where task_group.id = :parent and task_group.workspace = :workspace;
 -- answer: moved(id, lane)
 
 -- name: follow_on
@@ -397,7 +397,7 @@ select found.id, found.is_group from (
     and task.cancel_requested_at is null
   union all
   select task_group.id, task_group.slot, 1 from task_group
-  where task_group.parent = :parent and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
+  where task_group.parent = :parent {own:task_group} and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
 ) found order by found.slot limit :most;
 
 -- name: roots_open
@@ -406,12 +406,12 @@ select found.id, found.is_group from (
 select found.id, found.is_group from (
   select body.task as id, 0 as is_group
   from task_body body join task on task.id = body.task
-  where body.flow = :flow and body.group_id is null
+  where body.flow = :flow and body.group_id is null {own:body}
     and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
     and task.cancel_requested_at is null
   union all
   select task_group.id, 1 from task_group
-  where task_group.flow = :flow and task_group.parent is null
+  where task_group.flow = :flow and task_group.parent is null {own:task_group}
     and task_group.status in ('WAITING', 'RUNNING', 'PAUSED')
 ) found limit :most;
 
@@ -432,18 +432,18 @@ order by flow_work.due_at, flow_work.id limit :most {skip_locked};
 -- One piece of what is left to do, locked; nothing when somebody else is at it or has done it.
 -- params: id uuid
 select flow_work.id, flow_work.workspace, flow_work.kind, flow_work.subject, flow_work.data
-from flow_work where flow_work.id = :id {skip_locked};
+from flow_work where flow_work.id = :id {own:flow_work} {skip_locked};
 
 -- name: work_done
 -- Forget pieces that are done.
 -- params: ids uuid[]
-delete from flow_work where flow_work.id in (select value from {each:ids});
+delete from flow_work where flow_work.id in (select value from {each:ids}) {own:flow_work};
 
 -- name: work_forget
 -- Forget what was left to tell of the ends of tasks that are tried again; answers whose ends it was.
 -- params: ids uuid[]
 delete from flow_work where flow_work.kind = 'ended'
-  and flow_work.subject in (select value from {each:ids})
+  and flow_work.subject in (select value from {each:ids}) {own:flow_work}
 returning subject as id;
 
 -- name: work_left
@@ -455,7 +455,7 @@ where flow_work.workspace = :workspace and flow_work.kind = :kind limit 1;
 -- name: work_later
 -- Put a piece off that cannot be done now.
 -- params: id uuid, at timestamptz
-update flow_work set due_at = :at where flow_work.id = :id;
+update flow_work set due_at = :at where flow_work.id = :id {own:flow_work};
 
 -- name: inbox_put
 -- Ask people something.
@@ -467,9 +467,9 @@ select :id, :workspace, :task, :kind, :title, :body, 'OPEN', :expires_at, :now;
 -- What was asked for the sake of a task, of people or of its parent's agent, needs no answer any more.
 -- params: task uuid, now timestamptz, actor text
 update inbox_item set status = 'EXPIRED', decided_at = :now, decided_by = :actor
-where inbox_item.task = :task and inbox_item.status = 'OPEN';
+where inbox_item.task = :task and inbox_item.status = 'OPEN' {own:inbox_item};
 update message set taken_at = :now, replaced = true
-where message.task = :task and message.taken_at is null;
+where message.task = :task and message.taken_at is null {own:message};
 
 -- name: inbox_page
 -- What waits or waited for people, newest first.
@@ -503,7 +503,7 @@ where inbox_item.id = :id and inbox_item.workspace = :workspace {lock};
 -- params: id uuid, status text, decision json, actor text, now timestamptz
 update inbox_item set status = :status, decision = :decision, decided_by = :actor,
   decided_at = :now
-where inbox_item.id = :id;
+where inbox_item.id = :id {own:inbox_item};
 
 -- name: definition_specs
 -- Definitions by key, or all of a workspace.
@@ -566,6 +566,7 @@ with recursive inside(id) as (
   where task_group.id = :group_id and task_group.workspace = :workspace
   union
   select task_group.id from task_group join inside on task_group.parent = inside.id
+    and task_group.workspace = :workspace
 )
 
 -- name: flow_tasks_open
@@ -632,14 +633,14 @@ where body.group_id in (select inside.id from inside) and body.workspace = :work
 -- Tasks' statuses.
 -- params: ids uuid[]
 select task.id, task.workspace, task.status from task
-where task.id in (select value from {each:ids});
+where task.id in (select value from {each:ids}) {own:task};
 
 -- name: victims
 -- Tasks that ended because one of these did not end well, locked in id order.
 -- params: ids uuid[], most bigint
 select dependency.task as id, dependency.needs, task.status, task.error_class
 from task_dependency dependency join task on task.id = dependency.task
-where dependency.needs in (select value from {each:ids}) and dependency.failed
+where dependency.needs in (select value from {each:ids}) and dependency.failed {own:dependency}
   and task.status in ('FAILED', 'SKIPPED')
 order by task.id, dependency.needs limit :most {fragment:lock_tasks};
 
@@ -648,7 +649,7 @@ order by task.id, dependency.needs limit :most {fragment:lock_tasks};
 -- params: ids uuid[]
 select dependency.task as id, dependency.needs, dependency.failed, task.status
 from task_dependency dependency join task on task.id = dependency.needs
-where dependency.task in (select value from {each:ids}) and not dependency.met
+where dependency.task in (select value from {each:ids}) and not dependency.met {own:dependency}
 order by dependency.task, dependency.needs;
 
 -- name: dependency_reopen
@@ -656,7 +657,7 @@ order by dependency.task, dependency.needs;
 -- rows: pair(task uuid, needs uuid)
 update task_dependency set failed = false
 from {rows:pair}
-where task_dependency.task = pair.task and task_dependency.needs = pair.needs;
+where task_dependency.task = pair.task and task_dependency.needs = pair.needs {own:task_dependency};
 
 -- name: unmet
 -- How much tasks still wait for, and how much of that ended badly.
@@ -664,7 +665,7 @@ where task_dependency.task = pair.task and task_dependency.needs = pair.needs;
 select dependency.task as id, count(*) as n,
   sum(case when dependency.failed then 1 else 0 end) as failed
 from task_dependency dependency
-where dependency.task in (select value from {each:ids}) and not dependency.met
+where dependency.task in (select value from {each:ids}) and not dependency.met {own:dependency}
 group by dependency.task;
 
 -- name: needs_locked
@@ -672,7 +673,7 @@ group by dependency.task;
 -- params: task uuid
 select dependency.needs as id, dependency.met, dependency.failed, task.status
 from task_dependency dependency join task on task.id = dependency.needs
-where dependency.task = :task
+where dependency.task = :task {own:dependency}
 order by task.id {fragment:lock_tasks};
 
 -- name: slot_ends
@@ -692,7 +693,7 @@ from (
     case when task_group.status in ('WAITING', 'RUNNING', 'PAUSED') then 1 else 0 end,
     case when task_group.status in ('FAILED', 'CANCELLED') then 1 else 0 end,
     case when task_group.status = 'SKIPPED' then 1 else 0 end
-  from task_group where task_group.parent = :parent
+  from task_group where task_group.parent = :parent {own:task_group}
 ) found group by found.slot;
 
 -- name: waited_for
@@ -700,9 +701,9 @@ from (
 -- params: ids uuid[]
 select dependency.needs as id from task_dependency dependency
 where dependency.needs in (select value from {each:ids})
-  and not dependency.met and not dependency.failed
+  and not dependency.met and not dependency.failed {own:dependency}
 union
-select w.child from child_wait w where w.child in (select value from {each:ids});
+select w.child from child_wait w where w.child in (select value from {each:ids}) {own:w};
 
 -- name: skipped_in_turn
 -- What never had its turn in a group that ended, in id order: tasks and groups.
@@ -714,7 +715,7 @@ select found.id, found.is_group, found.hold from (
     and task.status = 'SKIPPED' and task.hold in ('turn', 'turn:act')
   union all
   select task_group.id, 1, null from task_group
-  where task_group.parent = :parent and task_group.status = 'SKIPPED' and task_group.made = 0
+  where task_group.parent = :parent and task_group.status = 'SKIPPED' and task_group.made = 0 {own:task_group}
 ) found [after: where found.id > :after] order by found.id limit :most;
 
 -- name: flow_failed

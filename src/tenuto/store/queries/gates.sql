@@ -109,7 +109,7 @@ select c.rank from {each:lanes} cross join lateral (
 -- fragment: best_ranks only sqlite
 select c.value as rank from {each:lanes}, json_each((
   select json_group_array(rank) from (
-    select rank from task where lane = lanes.value and status = 'PENDING'
+    select rank from task where lane = lanes.value and status = 'PENDING' {own:task}
     order by rank, id limit :n))) c
 
 -- name: lane_heads

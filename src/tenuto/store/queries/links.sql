@@ -7,12 +7,12 @@
 
 -- fragment: ends_plainly
 -- The attempt owns the task and may end it, and its end is watched.
-task.id = :id and task.attempt = :attempt and task.lease_token = :token and task.watched
+task.id = :id and task.workspace = :workspace and task.attempt = :attempt and task.lease_token = :token and task.watched
   and {fragment:undisturbed}
 
 -- fragment: done_if_ready
 {fragment:done}
-where task.id = :id and (select count(ready.id) from {ready}) > 0
+where task.id = :id and task.workspace = :workspace and (select count(ready.id) from {ready}) > 0
 returning {fragment:done_columns}
 
 -- fragment: woken only postgres
@@ -48,14 +48,14 @@ cross join lateral (
 -- fragment: awaiting only sqlite
 select task.id, mine.awaited
 from (select task.awaited from task where {fragment:ends_plainly} and task.awaited between 1 and 8) mine
-cross join task_dependency d on d.needs = :id and not d.met and not d.failed
+cross join task_dependency d on d.needs = :id and not d.met and not d.failed {own:d}
 cross join task on task.id = d.task and {fragment:waits_plainly}
 order by task.id limit 9
 
 -- name: complete_awaited
 -- Finish an attempt for whose end a few tasks wait that wait for other tasks alone, and count that
 -- down; those that wait for nothing more can be claimed.
--- params: id uuid, attempt bigint, token text, now timestamptz, actor text
+-- params: id uuid, attempt bigint, token text, workspace uuid, now timestamptz, actor text
 -- rows: result(task uuid, workspace uuid, output json, summary text)
 -- as: waiter(id, awaited)
 {fragment:awaiting};
@@ -69,13 +69,14 @@ select counted.id from (
 {fragment:note_completed};
 {fragment:keep_result};
 update task_dependency set met = true
-where task_dependency.needs = :id and (select count(ready.id) from {ready}) > 0;
+where task_dependency.needs = :id and task_dependency.workspace = :workspace
+  and (select count(ready.id) from {ready}) > 0;
 -- as: woken
 update task set unmet = task.unmet - 1, updated_at = :now,
   version = task.version + case when task.unmet = 1 then 1 else 0 end,
   status = case when task.unmet = 1 then 'PENDING' else task.status end,
   event_xid = {fragment:event_xid}
-where task.id in (select ready.id from {ready})
+where task.id in (select ready.id from {ready}) {own:task}
 returning {fragment:woken_columns};
 {fragment:note_woken};
 -- answer: woken(id, status, lane)
@@ -106,9 +107,10 @@ where child.is_group = 0
 -- fragment: in_turn only sqlite
 select task.id, child.slot
 from ({fragment:next_child}) child join task on task.id = child.id
-where child.is_group = 0 and {fragment:waits_for_turn}
+where child.is_group = 0 and {fragment:waits_for_turn} {own:task}
   and exists (select 1 from task_group
-    where task_group.id = :parent and task_group.status = 'RUNNING'
+    where task_group.id = :parent and task_group.workspace = :workspace
+      and task_group.status = 'RUNNING'
       and task_group.kind = 'sequential' and task_group.turn = :slot and task_group.open > 1
       and task_group.failed = 0 and task_group.join_policy <> 'first_succeeded')
   and exists (select 1 from task where {fragment:ends_plainly} and task.awaited = 0)
@@ -135,7 +137,7 @@ update task_body set follows = :id
 where task_body.workspace = :workspace and task_body.task in (select ready.id from {ready});
 update task_group set open = task_group.open - 1, succeeded = task_group.succeeded + 1,
   follows = :id, turn = ready.slot, updated_at = :now
-from {ready} where task_group.id = :parent;
+from {ready} where task_group.id = :parent and task_group.workspace = :workspace;
 -- answer: woken(id, status, lane)
 
 -- fragment: before_next only postgres
@@ -153,13 +155,13 @@ where not exists (select 1 from task_body body where body.flow = :flow and body.
 -- fragment: before_next only sqlite
 select :born as id
 where exists (select 1 from task where {fragment:ends_plainly} and task.awaited = 0)
-  and exists (select 1 from flow where flow.id = :flow and flow.status = 'RUNNING')
-  and not exists (select 1 from task_body body where body.flow = :flow and body.key = :key)
+  and exists (select 1 from flow where flow.id = :flow and flow.workspace = :workspace and flow.status = 'RUNNING')
+  and not exists (select 1 from task_body body where body.flow = :flow and body.key = :key {own:body})
 
 -- name: complete_before
 -- Finish an attempt, for whose end nobody waits, and make the task that takes its place in the flow,
 -- if there was none of its key before. `Conflict` when another one is made at that moment.
--- params: id uuid, attempt bigint, token text, flow uuid, key text, born uuid, now timestamptz
+-- params: id uuid, attempt bigint, token text, workspace uuid, flow uuid, key text, born uuid, now timestamptz
 -- rows: result(task uuid, workspace uuid, output json, summary text)
 -- rows: body(task uuid, workspace uuid, title text, task_type text, prompt text, input json, metadata json, source text, created_by text, description text, system_prompt text, model text, max_turns bigint, conversation text, agent_type text, target_agent uuid, runtime text, command json, cwd text, env json, container text, region text, parent uuid, rerun_of uuid, idempotency_key text, fingerprint text, trace_id text, key text, kind text, flow uuid, activation bigint, group_id uuid, slot bigint, follows uuid, next text, context json, control json, on_dependency_failure text, complexity text, escalation json, concurrency json, budget json)
 -- rows: hot(id uuid, workspace uuid, lane bigint, status text, rank bigint, priority smallint, max_attempts bigint, actor text, retry json, lease_s bigint, timeout_s bigint, watch_s bigint, queue_ttl_s bigint, estimate_minutes bigint, run_at timestamptz, due_at timestamptz, hold text, unmet bigint, watched boolean, wait_until timestamptz, awaited bigint)

@@ -250,12 +250,12 @@ join flow on flow.id = wanted.id and flow.workspace = wanted.workspace;
 -- name: caused
 -- How many flows followed from one, up to a limit.
 -- params: cause uuid, most bigint
-select count(*) as n from (select 1 from flow where flow.cause = :cause limit :most) found;
+select count(*) as n from (select 1 from flow where flow.cause = :cause {own:flow} limit :most) found;
 
 -- name: flow_caused
 -- Note of a new flow which one it followed from.
 -- params: id uuid, cause uuid
-update flow set cause = :cause where flow.id = :id;
+update flow set cause = :cause where flow.id = :id {own:flow};
 
 -- name: event_publish
 -- An event that somebody publishes.

@@ -51,7 +51,7 @@ where secret.workspace = :workspace and secret.name in (select value from {each:
 -- What tasks keep secret.
 -- params: ids uuid[]
 select task_secret.task, task_secret.key_id, task_secret.data from task_secret
-where task_secret.task in (select value from {each:ids});
+where task_secret.task in (select value from {each:ids}) {own:task_secret};
 
 -- name: task_marked
 -- What a task stores where a secret was left out or is named; of any other task nothing is read.
@@ -61,7 +61,7 @@ select task.id, task.workspace,
     then body.input end as input,
   case when cast(body.env as text) like :reference then body.env end as env
 from task join task_body body on body.workspace = task.workspace and body.task = task.id
-where task.id = :id;
+where task.id = :id {own:task};
 
 -- name: secrets_stale
 -- Secrets that were sealed with one of the keys, unless somebody else handles them.

@@ -2,27 +2,28 @@
 
 -- name: spend
 -- Add what an attempt used, if its fence is current and the report's number was not counted yet.
--- params: task uuid, attempt bigint, token text, model text, input_tokens bigint, output_tokens bigint, cost_usd double precision, number bigint, now timestamptz
+-- params: workspace uuid, task uuid, attempt bigint, token text, model text, input_tokens bigint, output_tokens bigint, cost_usd double precision, number bigint, now timestamptz
 insert into spending (task, attempt, model, workspace, agent, input_tokens, output_tokens, cost_usd,
   last, at)
 select task.id, task.attempt, :model, task.workspace, task.agent, :input_tokens, :output_tokens,
   :cost_usd, :number, :now
 from task
-where task.id = :task and task.attempt = :attempt and task.lease_token = :token
+where task.id = :task and task.workspace = :workspace and task.attempt = :attempt and task.lease_token = :token
   and {fragment:is_leased}
 on conflict (task, attempt, model) do update
   set input_tokens = spending.input_tokens + excluded.input_tokens,
   output_tokens = spending.output_tokens + excluded.output_tokens,
   cost_usd = spending.cost_usd + excluded.cost_usd,
   last = {greatest}(spending.last, excluded.last), at = excluded.at
-  where excluded.last = 0 or excluded.last > spending.last
+  where spending.workspace = excluded.workspace
+    and (excluded.last = 0 or excluded.last > spending.last)
 returning task as id, workspace, agent;
 
 -- name: spend_owner
 -- The task of an attempt whose fence is current.
--- params: task uuid, attempt bigint, token text
+-- params: workspace uuid, task uuid, attempt bigint, token text
 select task.id from task
-where task.id = :task and task.attempt = :attempt and task.lease_token = :token
+where task.id = :task and task.workspace = :workspace and task.attempt = :attempt and task.lease_token = :token
   and {fragment:is_leased};
 
 -- name: spending_of
@@ -30,7 +31,7 @@ where task.id = :task and task.attempt = :attempt and task.lease_token = :token
 -- params: task uuid
 select spending.attempt, spending.model, spending.input_tokens, spending.output_tokens,
   spending.cost_usd
-from spending where spending.task = :task order by spending.attempt, spending.model;
+from spending where spending.task = :task {own:spending} order by spending.attempt, spending.model;
 
 -- name: spending_stats
 -- What a workspace used since an instant, and ever.

@@ -14,7 +14,8 @@ returning id, workspace;
 update workspace set lanes_version = lanes_version + 1
 from {made} where workspace.id = made.workspace;
 update lane set used_at = :now
-from {rows:wanted} where lane.id = wanted.id and lane.used_at < :now - {seconds:3600};
+from {rows:wanted} where lane.id = wanted.id and lane.workspace = wanted.workspace
+  and lane.used_at < :now - {seconds:3600};
 
 -- name: lanes
 -- Every lane of a workspace.
@@ -32,7 +33,7 @@ select workspace.lanes_version, workspace.quota, workspace.complexity from works
 -- params: lane bigint, until timestamptz, why text
 -- as: moved
 update lane set closed_until = :until, closed_why = :why
-where id = :lane and (closed_until is null or closed_until < :until)
+where id = :lane and (closed_until is null or closed_until < :until) {own:lane}
 returning id, workspace;
 update workspace set lanes_version = lanes_version + 1
 from {moved} where workspace.id = moved.workspace;
@@ -208,14 +209,14 @@ select c.value ->> 2 from (
   select case when count(*) < :n then {fragment:no_bound} else max(rank) end as bound from (
     select h.value as rank from {each:lanes}, json_each((
       select json_group_array(rank) from (
-        select rank from task where lane = lanes.value and status = 'PENDING'
+        select rank from task where lane = lanes.value and status = 'PENDING' {own:task}
         order by rank, id limit :n / json_array_length(:lanes) + 2))) h
     order by h.value limit :n)
 ) b, {each:lanes}, json_each((
   select json_group_array(json_array(rank, id, place)) from (
     select rank, id, {place} as place from task
     where lane = lanes.value and status = 'PENDING' and tries < max_attempts and attempt < 1000
-      and rank <= b.bound
+      and rank <= b.bound {own:task}
     order by rank, id limit :n))) c
 where {fragment:fresh_lanes}
 order by c.value ->> 0, c.value ->> 1 limit :n
@@ -230,7 +231,7 @@ for update skip locked
 -- fragment: claim_head only sqlite
 select t.{place} as place from task t
 where t.lane = :lane and t.status = 'PENDING' and t.tries < t.max_attempts and t.attempt < 1000
-  and {fragment:fresh_lanes}
+  and {fragment:fresh_lanes} {own:t}
 order by t.rank, t.id limit :n
 
 -- fragment: event_xid
@@ -355,6 +356,17 @@ update task {fragment:taken}
 {fragment:claimed_work};
 -- answer: work
 
+-- fragment: token_lock only postgres
+pg_advisory_xact_lock(hashtextextended(:token, 0))
+
+-- fragment: token_lock only sqlite
+:token
+
+-- name: claim_turn
+-- Let claims with one token come one after the other; SQLite's writers do so anyway.
+-- params: token text
+select {fragment:token_lock} as held;
+
 -- name: claimed_by_token
 -- What a claim took whose answer was lost.
 -- params: agent uuid, token text
@@ -363,7 +375,7 @@ select {fragment:moved_columns}, {fragment:body_columns}, {fragment:previous},
     then (select checkpoint.data from checkpoint where checkpoint.task = moved.id) end as checkpoint
 from task moved join task_body body on body.workspace = moved.workspace and body.task = moved.id
 where moved.agent = :agent and moved.status in ('ASSIGNED', 'RUNNING')
-  and moved.lease_token = :token;
+  and moved.lease_token = :token {own:moved};
 
 -- name: workspace_lock
 -- Hold a workspace's row while what runs in it is counted and added to.
@@ -379,14 +391,14 @@ where task.workspace = :workspace and task.status in ('ASSIGNED', 'RUNNING');
 -- name: agent_lock
 -- Hold an agent's row while its capacity is counted and used.
 -- params: agent uuid
-select agent.id, agent.max_concurrent, agent.status from agent where agent.id = :agent {lock};
+select agent.id, agent.max_concurrent, agent.status from agent where agent.id = :agent {own:agent} {lock};
 
 -- name: agent_load
 -- What counts against an agent's capacity: live leases, and kills nobody confirmed.
 -- params: agent uuid
 select (select count(*) from task
-    where task.agent = :agent and task.status in ('ASSIGNED', 'RUNNING'))
-  + (select count(*) from attempt where attempt.agent = :agent and attempt.unconfirmed) as load;
+    where task.agent = :agent and task.status in ('ASSIGNED', 'RUNNING') {own:task})
+  + (select count(*) from attempt where attempt.agent = :agent and attempt.unconfirmed {own:attempt}) as load;
 
 -- fragment: is_running
 -- Written so that no partial index fits: rows are found by their key, never by going through all
@@ -416,7 +428,7 @@ update task set status = 'COMPLETED', version = version + 1, lease_until = null,
 
 -- fragment: owned
 -- RUNNING rows whose fences are current.
-where task.id = done.id and task.attempt = done.attempt and task.lease_token = done.token
+where task.id = done.id and task.workspace = :workspace and task.attempt = done.attempt and task.lease_token = done.token
   and {fragment:undisturbed}
 
 -- fragment: complete_owned only postgres
@@ -459,10 +471,11 @@ select result.task, result.workspace, result.output, result.summary
 from {rows:result of moved}
 where true
 on conflict (task) do update set output = excluded.output, summary = excluded.summary
+  where task_output.workspace = excluded.workspace
 
 -- name: complete_if_owned
 -- Finish the attempts whose fence is current and whose end nobody watches.
--- params: now timestamptz
+-- params: now timestamptz, workspace uuid
 -- rows: done(id uuid, attempt bigint, token text)
 -- rows: result(task uuid, workspace uuid, output json, summary text)
 -- as: moved(id, place), in one
@@ -477,7 +490,7 @@ on conflict (task) do update set output = excluded.output, summary = excluded.su
 -- name: complete_watched
 -- The same for those whose end is watched, answered with their places in their flows: the caller
 -- goes on with what follows.
--- params: now timestamptz
+-- params: now timestamptz, workspace uuid
 -- rows: done(id uuid, attempt bigint, token text)
 -- rows: result(task uuid, workspace uuid, output json, summary text)
 -- as: moved(id, place)
@@ -493,46 +506,55 @@ from {fragment:moved}
 
 -- name: heartbeat
 -- Renew all leases of a worker that are still its own; those missing from the answer are lost.
--- params: now timestamptz, lease_s bigint
+-- params: now timestamptz, workspace uuid, lease_s bigint
 -- rows: lease(id uuid, attempt bigint, token text)
 update task set lease_until = :now + {seconds:{greatest}(coalesce(task.lease_s, 0), :lease_s)}
 from {rows:lease}
-where task.id = lease.id and task.attempt = lease.attempt and task.lease_token = lease.token
+where task.id = lease.id and task.workspace = :workspace and task.attempt = lease.attempt and task.lease_token = lease.token
   and {fragment:is_leased}
 returning task.id, task.attempt, task.lease_until, task.cancel_requested_at,
   task.pause_requested_at, task.hung_warned_at, task.started_at;
 
 -- name: progress
 -- Note how far attempts are; the fence decides. Not an audit event.
--- params: now timestamptz
+-- params: now timestamptz, workspace uuid
 -- rows: report(id uuid, attempt bigint, token text, percent smallint, step text, estimated_completion_at timestamptz)
 update task set progress_percent = coalesce(report.percent, task.progress_percent),
   current_step = coalesce(report.step, task.current_step),
   estimated_completion_at = coalesce(report.estimated_completion_at, task.estimated_completion_at),
   progress_at = :now
 from {rows:report}
-where task.id = report.id and task.attempt = report.attempt and task.lease_token = report.token
+where task.id = report.id and task.workspace = :workspace and task.attempt = report.attempt and task.lease_token = report.token
   and {fragment:is_leased}
 returning task.id, task.attempt;
 
+-- name: transcript_grow
+-- Count what an attempt whose fence is current adds to its transcript, unless that is full already;
+-- answers how much it is then.
+-- params: workspace uuid, task uuid, attempt bigint, token text, bytes bigint, most bigint
+insert into transcript_size (task, attempt, workspace, bytes)
+select task.id, task.attempt, task.workspace, :bytes from task
+where task.id = :task and task.workspace = :workspace and task.attempt = :attempt
+  and task.lease_token = :token and {fragment:is_leased}
+on conflict (task, attempt) do update set bytes = transcript_size.bytes + excluded.bytes
+  where transcript_size.workspace = excluded.workspace and transcript_size.bytes <= :most
+returning bytes;
+
 -- name: transcript_append
--- Append lines of attempts whose fence is current.
+-- Append lines to the transcript of an attempt. The caller has counted them, and so holds it.
 -- params: now timestamptz
--- rows: line(id uuid, attempt bigint, token text, line_no bigint, level text, text text)
+-- rows: line(task uuid, attempt bigint, line_no bigint, workspace uuid, level text, text text)
 insert into transcript (task, attempt, line_no, workspace, level, text, at)
-select line.id, line.attempt, line.line_no, task.workspace, line.level, line.text, :now
+select line.task, line.attempt, line.line_no, line.workspace, line.level, line.text, :now
 from {rows:line}
-join task on task.id = line.id
-where task.attempt = line.attempt and task.lease_token = line.token
-  and {fragment:is_leased}
-on conflict (task, attempt, line_no) do nothing
-returning task as id, attempt, line_no;
+where true
+on conflict (task, attempt, line_no) do nothing;
 
 -- name: tasks_locked
 -- The rows of tasks, locked in id order.
 -- params: ids uuid[]
 select {columns:task} from task
-where task.id in (select value from {each:ids}) order by task.id {lock};
+where task.id in (select value from {each:ids}) {own:task} order by task.id {lock};
 
 -- name: change
 -- Write decided changes, each where the version is the one it was decided on.
@@ -556,7 +578,7 @@ update task set version = task.version + 1, lane = changed.lane, status = change
   started_at = changed.started_at, finished_at = changed.finished_at,
   archived_at = changed.archived_at, event_xid = {fragment:event_xid}
 from {rows:changed}
-where task.id = changed.id and task.version = changed.version
+where task.id = changed.id and task.version = changed.version {own:task}
 returning task.id;
 insert into attempt (task, attempt, workspace, outcome, agent, worker, session_key, started_at,
   ended_at, error_class, message, stack, exit_code, receipt, unconfirmed)
@@ -574,7 +596,8 @@ insert into task_output (task, workspace, output, summary)
 select result.task, result.workspace, result.output, result.summary
 from {rows:result of moved}
 where true
-on conflict (task) do update set output = excluded.output, summary = excluded.summary;
+on conflict (task) do update set output = excluded.output, summary = excluded.summary
+  where task_output.workspace = excluded.workspace;
 -- answer: moved(id)
 
 -- name: quarantine
@@ -584,7 +607,7 @@ on conflict (task) do update set output = excluded.output, summary = excluded.su
 select task.id, task.workspace, task.status, task.version, task.attempt, task.agent, task.worker,
   task.started_at, task.event_xid, task.watched
 from task
-where task.id = :id
+where task.id = :id {own:task}
   and task.status not in ('COMPLETED', 'FAILED', 'DEAD', 'CANCELLED', 'SKIPPED')
 {lock};
 -- as: moved
@@ -615,14 +638,15 @@ insert into checkpoint (task, workspace, seq, attempt, data, at)
 select :id, :workspace, :seq, :attempt, :data, :now
 where true
 on conflict (task) do update
-  set seq = excluded.seq, attempt = excluded.attempt, data = excluded.data, at = excluded.at;
-update task set checkpoint_seq = :seq, progress_at = :now where id = :id;
+  set seq = excluded.seq, attempt = excluded.attempt, data = excluded.data, at = excluded.at
+  where checkpoint.workspace = excluded.workspace;
+update task set checkpoint_seq = :seq, progress_at = :now where id = :id and workspace = :workspace;
 
 -- name: checkpoint
 -- A task's checkpoint.
 -- params: id uuid
 select checkpoint.seq, checkpoint.attempt, checkpoint.data, checkpoint.at
-from checkpoint where checkpoint.task = :id;
+from checkpoint where checkpoint.task = :id {own:checkpoint};
 
 -- name: step_record
 -- Record a step's value unless the key has one already.
@@ -637,7 +661,7 @@ returning key;
 -- What is recorded for a task under a key.
 -- params: id uuid, key text
 select task_step.value, task_step.child from task_step
-where task_step.task = :id and task_step.key = :key;
+where task_step.task = :id and task_step.key = :key {own:task_step};
 
 -- name: steps
 -- Everything recorded for a task by key.
@@ -716,6 +740,7 @@ update task_body set description = null, prompt = null, system_prompt = null, in
   env = null, command = null, metadata = null
 from {old} where task_body.workspace = old.workspace and task_body.task = old.id;
 delete from transcript where task in (select old.id from {old});
+delete from transcript_size where task in (select old.id from {old});
 delete from task_output where task in (select old.id from {old});
 delete from checkpoint where task in (select old.id from {old});
 delete from task_step where task in (select old.id from {old});
@@ -725,17 +750,19 @@ delete from task_secret where task in (select old.id from {old});
 -- name: erase
 -- Remove what one task carried and what it is called; the row and its events stay.
 -- params: id uuid, workspace uuid
-update task set session_key = null, last_error = null, current_step = '(pruned)' where id = :id;
+update task set session_key = null, last_error = null, current_step = '(pruned)'
+where id = :id and workspace = :workspace;
 update task_body set title = '(deleted)', description = null, prompt = null, system_prompt = null,
   input = null, env = null, command = null, cwd = null, metadata = null, idempotency_key = null,
   fingerprint = null
 where workspace = :workspace and task = :id;
-delete from transcript where task = :id;
-delete from task_output where task = :id;
-delete from checkpoint where task = :id;
-delete from task_step where task = :id;
-delete from task_secret where task = :id;
-delete from task_label where task = :id;
+delete from transcript where task = :id and workspace = :workspace;
+delete from transcript_size where task = :id and workspace = :workspace;
+delete from task_output where task = :id and workspace = :workspace;
+delete from checkpoint where task = :id and workspace = :workspace;
+delete from task_step where task = :id and workspace = :workspace;
+delete from task_secret where task = :id and workspace = :workspace;
+delete from task_label where task = :id and workspace = :workspace;
 
 -- name: edit
 -- Change what a task says about itself.
@@ -752,7 +779,7 @@ update task_body set target_agent = :agent where workspace = :workspace and task
 -- name: relabel
 -- Give a task other labels.
 -- params: id uuid, workspace uuid, labels text[]
-delete from task_label where task = :id
+delete from task_label where task = :id and workspace = :workspace
   and label not in (select value from {each:labels});
 insert into task_label (task, workspace, label)
 select :id, :workspace, value from {each:labels} where true
@@ -785,7 +812,7 @@ limit :most;
 -- as: moved
 update attempt set unconfirmed = false, receipt = :receipt
 from {rows:swept}
-where attempt.task = swept.task and attempt.attempt = swept.attempt and attempt.unconfirmed
+where attempt.task = swept.task and attempt.attempt = swept.attempt and attempt.unconfirmed {own:attempt}
 returning attempt.task as id;
 -- as: noted
 update task set version = version + 1, updated_at = :now, event_xid = {fragment:event_xid}
@@ -826,14 +853,14 @@ where task.id = :id and task.workspace = :workspace;
 -- The labels, task tags and capabilities of tasks.
 -- params: ids uuid[]
 select task_label.task as id, 'label' as kind, task_label.label as value from task_label
-where task_label.task in (select value from {each:ids})
+where task_label.task in (select value from {each:ids}) {own:task_label}
 union all
 select task_tag.task as id, 'tag' as kind, task_tag.tag as value from task_tag
-where task_tag.task in (select value from {each:ids})
+where task_tag.task in (select value from {each:ids}) {own:task_tag}
 union all
 select task_capability.task as id, 'capability' as kind, task_capability.capability as value
 from task_capability
-where task_capability.task in (select value from {each:ids})
+where task_capability.task in (select value from {each:ids}) {own:task_capability}
 order by 3;
 
 -- fragment: filters
@@ -889,7 +916,7 @@ select attempt.attempt, attempt.outcome, attempt.agent, attempt.worker, attempt.
   attempt.started_at, attempt.ended_at, attempt.error_class, attempt.message, attempt.stack,
   attempt.exit_code, attempt.receipt, attempt.unconfirmed,
   (select agent.name from agent where agent.id = attempt.agent) as agent_name
-from attempt where attempt.task = :id order by attempt.attempt;
+from attempt where attempt.task = :id {own:attempt} order by attempt.attempt;
 
 -- name: events
 -- A task's audit trail after a version.
@@ -897,14 +924,14 @@ from attempt where attempt.task = :id order by attempt.attempt;
 select event.seq, event.kind, event.level, event.message, event.previous, event.new,
   event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
   event.at
-from event where event.task = :id and event.seq > :after order by event.seq limit :most;
+from event where event.task = :id and event.seq > :after {own:event} order by event.seq limit :most;
 
 -- name: transcript
 -- A task's transcript from a place on.
 -- params: id uuid, attempt bigint, after bigint, most bigint
 select transcript.attempt, transcript.line_no, transcript.level, transcript.text, transcript.at
 from transcript
-where transcript.task = :id
+where transcript.task = :id {own:transcript}
   and (transcript.attempt > :attempt
     or (transcript.attempt = :attempt and transcript.line_no > :after))
 order by transcript.attempt, transcript.line_no limit :most;
@@ -913,7 +940,7 @@ order by transcript.attempt, transcript.line_no limit :most;
 -- The newest lines of a task's transcript, newest first.
 -- params: id uuid, most bigint
 select transcript.attempt, transcript.line_no, transcript.level, transcript.text, transcript.at
-from transcript where transcript.task = :id
+from transcript where transcript.task = :id {own:transcript}
 order by transcript.attempt desc, transcript.line_no desc limit :most;
 
 -- name: events_tail
@@ -922,7 +949,7 @@ order by transcript.attempt desc, transcript.line_no desc limit :most;
 select event.seq, event.kind, event.level, event.message, event.previous, event.new,
   event.attempt, event.agent, event.actor, event.session_key, event.stack_trace, event.data,
   event.at
-from event where event.task = :id order by event.seq desc limit :most;
+from event where event.task = :id {own:event} order by event.seq desc limit :most;
 
 -- name: events_notable
 -- The newest audit rows of given levels, of any task of a workspace, newest first.
@@ -943,7 +970,7 @@ from task where task.workspace = :workspace group by task.status;
 -- How many tasks of a lane stand before a rank, up to a limit.
 -- params: lane bigint, rank bigint, id uuid, most bigint
 select count(*) as n from (
-  select 1 from task where task.lane = :lane and task.status = 'PENDING'
+  select 1 from task where task.lane = :lane and task.status = 'PENDING' {own:task}
     and (task.rank < :rank or (task.rank = :rank and task.id < :id)) limit :most) ahead;
 
 -- name: cursor_lock

@@ -19,7 +19,7 @@ returning workspace, key, last;
 -- name: turn_leave
 -- Take tasks out of their lines and places. The caller holds their keys.
 -- params: ids uuid[]
-delete from task_turn where task_turn.task in (select value from {each:ids});
+delete from task_turn where task_turn.task in (select value from {each:ids}) {own:task_turn};
 
 -- name: turn_enter
 -- Put tasks that ask for a place into their lines; who stands there already keeps the number. The
@@ -27,10 +27,11 @@ delete from task_turn where task_turn.task in (select value from {each:ids});
 -- rows: asked(task uuid, workspace uuid, key text, number bigint, most bigint)
 insert into task_turn (task, workspace, key, number, most, held)
 select asked.task, asked.workspace, asked.key, asked.number, asked.most, false
-from {rows:asked} join task on task.id = asked.task
+from {rows:asked} join task on task.id = asked.task and task.workspace = asked.workspace
 where task.status = 'WAITING' and task.hold = 'concurrency' and task.unmet = 0
 on conflict (task) do update set held = false,
-  number = case when task_turn.held then excluded.number else task_turn.number end;
+  number = case when task_turn.held then excluded.number else task_turn.number end
+  where task_turn.workspace = excluded.workspace;
 
 -- name: turn_line
 -- The first in a key's line that could run, and how many have a place. The caller holds the key.
@@ -47,12 +48,12 @@ order by turn.number, turn.task limit :most;
 -- Tasks that are to get a place, locked, without those that somebody else holds.
 -- params: ids uuid[]
 select {columns:task} from task
-where task.id in (select value from {each:ids}) order by task.id {skip_locked};
+where task.id in (select value from {each:ids}) {own:task} order by task.id {skip_locked};
 
 -- name: turn_take
 -- Note that tasks have a place. The caller holds their keys.
 -- params: ids uuid[]
-update task_turn set held = true where task_turn.task in (select value from {each:ids});
+update task_turn set held = true where task_turn.task in (select value from {each:ids}) {own:task_turn};
 
 -- name: turn_key_drop
 -- Forget a key that nobody uses. The caller holds it.
@@ -74,7 +75,7 @@ order by turn.number, turn.task limit :most;
 -- Those of the tasks that have a place.
 -- params: ids uuid[]
 select task_turn.task as id from task_turn
-where task_turn.task in (select value from {each:ids}) and task_turn.held = true;
+where task_turn.task in (select value from {each:ids}) and task_turn.held = true {own:task_turn};
 
 -- name: turns_above
 -- What a task and those above it said about their concurrency, where they did.

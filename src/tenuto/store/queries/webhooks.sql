@@ -38,13 +38,13 @@ where w.id = :id and w.workspace = :workspace {lock};
 update webhook set url = :url, events = :events, description = :description, enabled = :enabled,
   disabled_why = :disabled_why, failures = :failures, closed_until = :closed_until,
   version = version + 1, updated_at = :now
-where id = :id;
+where id = :id {own:webhook};
 
 -- name: webhook_secret
 -- Replace a webhook's sealed secret. The caller holds the row.
 -- params: id uuid, key_id text, secret text, now timestamptz
 update webhook set key_id = :key_id, secret = :secret, version = version + 1, updated_at = :now
-where id = :id;
+where id = :id {own:webhook};
 
 -- name: webhook_remove
 -- Remove a webhook; its deliveries stay.
@@ -54,14 +54,14 @@ delete from webhook where id = :id and workspace = :workspace returning id;
 -- name: webhook_health
 -- Note how an endpoint answers. The caller holds the row.
 -- params: id uuid, failures bigint, closed_until timestamptz
-update webhook set failures = :failures, closed_until = :closed_until where id = :id;
+update webhook set failures = :failures, closed_until = :closed_until where id = :id {own:webhook};
 
 -- name: webhook_disable
 -- Send nothing more to an endpoint and say why. The caller holds the row.
 -- params: id uuid, why text, failures bigint, now timestamptz
 update webhook set enabled = false, disabled_why = :why, failures = :failures,
   closed_until = null, version = version + 1, updated_at = :now
-where id = :id;
+where id = :id {own:webhook};
 
 -- fragment: delivery_columns
 d.id, d.workspace, d.webhook, d.task, d.event, d.body, d.status, d.attempts, d.next_attempt_at,
@@ -85,14 +85,14 @@ where d.id = :id and d.workspace = :workspace;
 -- params: id uuid, now timestamptz
 update webhook_delivery set status = 'PENDING', attempts = 0, next_attempt_at = :now,
   response_status = null, error = null, delivered_at = null
-where id = :id and status <> 'PENDING'
+where id = :id {own:webhook_delivery} and status <> 'PENDING'
 returning id;
 
 -- name: deliveries_end
 -- Give up everything that waits for a webhook. The caller holds it, or has removed it.
 -- params: webhook uuid, why text
 update webhook_delivery set status = 'FAILED', next_attempt_at = null, error = :why
-where webhook = :webhook and status = 'PENDING';
+where webhook = :webhook and status = 'PENDING' {own:webhook_delivery};
 
 -- fragment: last_event only postgres
 -- The last event that a subscriber may be shown, as in `from_there_on`.

@@ -1,0 +1,113 @@
+"""Every query of a tenant's table names the workspace, but for the system's own."""
+
+import msgspec
+import pytest
+from tests.store.tenancy import tenant_tables, unbound
+
+from tenuto.store import sql
+
+COORDINATOR = "duties of the coordinator for all workspaces, which hold what they found"
+PRUNING = "removes or puts away what is past its age, of all workspaces"
+RELAY = "subscribers read the events of all workspaces, and pass each on to its own"
+METRICS = "counts over all workspaces, without names or ids"
+IDENTITY = "finds out who asks, and so which workspace"
+WEBHOOKS = "sends the deliveries of all workspaces, by what it holds"
+PUSH = "the dispatcher looks after the sessions of all workspaces"
+ROTATION = "seals values of all workspaces with another key, by what it holds"
+PROOF = "looks at a whole database from outside, for what must never be"
+
+SYSTEM = {
+    "agents_due": COORDINATOR,
+    "causes": COORDINATOR,
+    "coordinator_events": COORDINATOR,
+    "groups_adrift": COORDINATOR,
+    "leases_expired_in_turns": COORDINATOR,
+    "leases_of_worker": COORDINATOR,
+    "schedule_take": COORDINATOR,
+    "schedules_due": COORDINATOR,
+    "schedules_free": COORDINATOR,
+    "timer_set": COORDINATOR,
+    "turns_adrift": COORDINATOR,
+    "waiting_pairs": COORDINATOR,
+    "worker_lost": COORDINATOR,
+    "agent_health_prune": PRUNING,
+    "archivable": PRUNING,
+    "deliveries_prune": PRUNING,
+    "idempotency_prune": PRUNING,
+    "lane_prune": PRUNING,
+    "messages_prune": PRUNING,
+    "prune_events": PRUNING,
+    "prune_other": PRUNING,
+    "prune_payload": PRUNING,
+    "worker_forget": PRUNING,
+    "events_after": RELAY,
+    "events_ahead": RELAY,
+    "events_end": RELAY,
+    "fan_out_ahead": RELAY,
+    "fan_out_skip": RELAY,
+    "restamp": RELAY,
+    "triggers_ahead": RELAY,
+    "triggers_skip": RELAY,
+    "watched": RELAY,
+    "event_pasts": METRICS,
+    "sample": METRICS,
+    "session_by_hash": IDENTITY,
+    "token_by_hash": IDENTITY,
+    "tokens_any": IDENTITY,
+    "workspaces": IDENTITY,
+    "deliveries_due": WEBHOOKS,
+    "deliveries_take": WEBHOOKS,
+    "delivery_done": WEBHOOKS,
+    "delivery_failed": WEBHOOKS,
+    "webhook_held": WEBHOOKS,
+    "webhooks_probe": WEBHOOKS,
+    "webhooks_ready": WEBHOOKS,
+    "webhooks_taken": WEBHOOKS,
+    "push_agents": PUSH,
+    "push_left": PUSH,
+    "push_stopping": PUSH,
+    "secrets_reseal": ROTATION,
+    "secrets_stale": ROTATION,
+    "task_secrets_reseal": ROTATION,
+    "task_secrets_stale": ROTATION,
+    "webhook_secrets_reseal": ROTATION,
+    "webhook_secrets_stale": ROTATION,
+    "audit_mismatches": PROOF,
+    "chain_breaks": PROOF,
+    "proof_moves": PROOF,
+    "proof_open": PROOF,
+    "proof_stalls": PROOF,
+    "proof_tasks": PROOF,
+    "unsound_tasks": PROOF,
+}
+
+
+def test_every_query_names_the_workspace_or_is_the_systems_own() -> None:
+    tables = tenant_tables()
+    found = {name for name, query in sql.load(sql.SQLITE).items() if unbound(query, tables)}
+    assert found - SYSTEM.keys() == set()
+    assert SYSTEM.keys() - found == set()  # what names it, or is not there, needs no reason
+
+
+@pytest.mark.parametrize(
+    ("name", "condition"),
+    [
+        ("complete_if_owned", " and task.workspace = :workspace"),
+        ("progress", " and task.workspace = :workspace"),
+        ("heartbeat", " and task.workspace = :workspace"),
+        ("spend", " and task.workspace = :workspace"),
+        ("tasks_locked", "[workspace: and +task.workspace = :workspace]"),
+        ("checkpoint_save", "\n  where checkpoint.workspace = excluded.workspace"),
+        ("children_open", " [workspace: and +task_group.workspace = :workspace]"),
+        ("activations", "[workspace: and +body.workspace = :workspace]"),
+        ("edit", "workspace = :workspace and "),
+        ("agents_moved", " and agent.workspace = moved.workspace"),
+    ],
+)
+def test_a_query_without_its_condition_is_found(name: str, condition: str) -> None:
+    query = sql.load(sql.SQLITE)[name]
+    assert any(condition in step.text for step in query.steps)
+    steps = tuple(
+        msgspec.structs.replace(step, text=step.text.replace(condition, "")) for step in query.steps
+    )
+    assert unbound(msgspec.structs.replace(query, steps=steps), tenant_tables())
