@@ -203,6 +203,8 @@ async def connect(
         vault = cache(lambda: open_vault(settings))
         engine = Engine(store, wakeups, actor=actor, vault=vault)
         engine.core.tree = Tree(settings.max_depth, settings.max_children)
+        engine.core.lanes.ceiling = settings.ceiling()
+        engine.system.lanes.ceiling = settings.ceiling()
         yield engine
 
 
