@@ -11,7 +11,7 @@ import msgspec
 
 from tenuto.model.errors import Incompatible
 
-NEEDS = 4
+NEEDS = 6
 """The schema number this program needs."""
 KNOWS = 4
 """The highest `compat` this program may run under."""
