@@ -231,6 +231,8 @@ async def connect(
         engine = Engine(store, wakeups, actor=actor, vault=vault)
         engine.core.tree = Tree(settings.max_depth, settings.max_children)
         engine.core.transcript_kb = settings.transcript_kb
+        engine.core.lanes.ceiling = settings.ceiling()
+        engine.system.lanes.ceiling = settings.ceiling()
         yield engine
 
 

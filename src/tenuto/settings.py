@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tenuto.model.errors import Invalid
+from tenuto.model.quota import Quota
 
 _TOO_MUCH = 1_000_000_000
 _ABOVE_ZERO = ("heartbeat_s", "lease_s", "tick_s", "poll_s", "slots", "transcript_kb", "body_kb")
@@ -18,6 +19,10 @@ _AT_MOST = {
     "max_depth": 100_000,
     "max_children": 100_000,
     "rate_per_s": _TOO_MUCH,
+    "workspaces_per_owner": _TOO_MUCH,
+    "quota_pending": _TOO_MUCH,
+    "quota_running": _TOO_MUCH,
+    "quota_tasks_per_minute": _TOO_MUCH,
     "grace_s": _TOO_MUCH,
     "drain_s": _TOO_MUCH,
 }
@@ -46,6 +51,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Kilobytes that a request's body may have."""
     rate_per_s: float = 1000.0
     """Requests a second that one token may make, twice as many at once; 0: no limit."""
+    workspaces_per_owner: int = 100
+    """Workspaces that may be made from one workspace and from those it made; 0: any number."""
+    quota_pending: int = 0
+    """Tasks that may wait in any one workspace, whatever its own quota says; 0: no limit."""
+    quota_running: int = 0
+    """Tasks that any one workspace may run at once, whatever its own quota says; 0: no limit."""
+    quota_tasks_per_minute: int = 0
+    """New tasks a minute in any one workspace, whatever its own quota says; 0: no limit."""
     heartbeat_s: float = 5.0
     """Seconds between a worker's heartbeats."""
     lease_s: int = 20
@@ -119,6 +132,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def callback_url(self) -> str:
         """Where sessions of gateways reach the API."""
         return self.public_url.rstrip("/") or f"http://{self.host}:{self.port}"
+
+    def ceiling(self) -> Quota:
+        """What bounds the quota of every workspace."""
+        return Quota(
+            tasks_per_minute=self.quota_tasks_per_minute or None,
+            pending=self.quota_pending or None,
+            running=self.quota_running or None,
+        )
 
     def url(self) -> str:
         """The database's address."""

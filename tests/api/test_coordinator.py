@@ -17,6 +17,7 @@ from tenuto.model.errors import Unavailable
 from tenuto.model.submission import NewTask
 from tenuto.model.task import Fence
 from tenuto.settings import Settings
+from tenuto.store.protocol import Script, Statement
 
 
 async def expired(api: Api, raw: Raw, workspace: UUID) -> UUID:
@@ -59,15 +60,24 @@ async def test_recovery_looks_at_one_workspace_alone(
     del settings
 
 
+async def belongs(api: Api, workspace: UUID, user: UUID, role: Role) -> None:
+    """Make a user of one workspace a member of another."""
+    member = {"workspace": workspace, "user_id": user, "role": role.name}
+
+    def script() -> Script[None]:
+        yield Statement("member_put", member | {"now": api.service.clock.now()})
+
+    await api.service.store.once(script)
+
+
 async def test_who_belongs_to_two_workspaces_names_the_one(api: Api, database_url: str) -> None:
     raw = Raw(database_url)
     identity = api.service.identity
     other, third = await api.workspace("other"), await api.workspace("third")
     theirs, foreign = await expired(api, raw, other), await expired(api, raw, third)
-    user = await identity.make_user("ann", "a long password")
-    await identity.put_member(DEFAULT_WORKSPACE, user, Role.OWNER)
-    await identity.put_member(other, user, Role.ADMIN)
-    await identity.put_member(third, user, Role.MEMBER)
+    user = await identity.make_user("ann", "a long password", DEFAULT_WORKSPACE, Role.OWNER)
+    await belongs(api, other, user, Role.ADMIN)
+    await belongs(api, third, user, Role.MEMBER)
     client = await api.client((await identity.login("ann", "a long password")).token)
     asked = await client.post(f"{V1}/coordinator/recover", json={"workspaceId": str(other)})
     assert asked.json()["expired"] == 1

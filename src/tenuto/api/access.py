@@ -10,7 +10,7 @@ from litestar.connection import ASGIConnection
 from litestar.exceptions import MethodNotAllowedException
 from litestar.handlers import BaseRouteHandler
 
-from tenuto.api import idempotency
+from tenuto.api import idempotency, own
 from tenuto.api.service import Desk, Service
 from tenuto.model.access import Caller, Role, Scope
 from tenuto.model.errors import Forbidden, Invalid, NotFound, Unauthenticated
@@ -232,7 +232,9 @@ async def _admit(connection: ASGIConnection[Any, Any, Any, Any], access: Access)
     caller = await service.callers.of(token, _wanted(connection))
     service.rates.request(caller.key)
     _check(caller, access, connection.path_params)
-    connection.scope["state"]["desk"] = service.desk(caller, token)
+    desk = connection.scope["state"]["desk"] = service.desk(caller, token)
+    if caller.fence is None and "task_id" in connection.path_params:
+        await own.check_task(desk, connection.path_params["task_id"])
 
 
 def _check_query(connection: ASGIConnection[Any, Any, Any, Any], route: str) -> None:

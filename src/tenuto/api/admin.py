@@ -28,21 +28,34 @@ from tenuto.engine.hooks import (
     WebhookSecret,
     WebhookView,
 )
-from tenuto.engine.people import Me, MemberView, NewWorkspace, Token, TokenView, WorkspaceView
+from tenuto.engine.identity import worth_of
+from tenuto.engine.people import (
+    LoginToken,
+    Me,
+    MemberView,
+    NewWorkspace,
+    Token,
+    TokenView,
+    WorkspaceView,
+)
 from tenuto.engine.views import SecretView
-from tenuto.model.access import Role
-from tenuto.model.errors import Conflict, Forbidden, NotFound
-from tenuto.model.quota import Quota, quota_of
+from tenuto.model.access import SCOPES, Role, check_reach
+from tenuto.model.errors import Conflict, NotFound
+from tenuto.model.quota import Quota, effective, quota_of
+from tenuto.store.protocol import Row
 
 
 @post("/login", status_code=200)
-async def login(request: Request[Any, Any, Any], data: JSONBody[LoginBody]) -> Token:
-    """A session token for somebody who knows the password."""
+async def login(request: Request[Any, Any, Any], data: JSONBody[LoginBody]) -> LoginToken:
+    """A session token for somebody who knows the password.
+
+    Names are unique in a workspace: without one the oldest user of the name is meant.
+    """
     service: Service = request.app.state.service
     client = request.client.host if request.client is not None else "-"
     service.rates.login(client, data.name)
-    made = await service.identity.login(data.name, data.password)
-    return Token(made.id, made.token, made.expires_at)
+    made = await service.identity.login(data.name, data.password, data.workspace)
+    return LoginToken(made.id, made.token, made.expires_at, made.workspace)
 
 
 @post("/logout", status_code=204)
@@ -76,15 +89,15 @@ async def workspaces(desk: AtDesk) -> Sequence[WorkspaceView]:
         rows = await desk.service.identity.workspaces(only=caller.workspace)
     else:
         rows = await desk.service.identity.workspaces(user=caller.user)
-    return [_workspace(row, caller.role.name) for row in rows]
+    return [_workspace(desk, row, caller.role) for row in rows]
 
 
-def _workspace(row: Any, role: str) -> WorkspaceView:
+def _workspace(desk: AtDesk, row: Any, role: Role) -> WorkspaceView:
     return WorkspaceView(
         id=row["id"],
         name=row["name"],
-        role=dict(row).get("role", role),
-        quota=quota_of(row["quota"]),
+        role=dict(row).get("role", role.name),
+        quota=effective(quota_of(row["quota"]), desk.service.settings.ceiling()),
         created_at=row["created_at"],
     )
 
@@ -95,31 +108,34 @@ async def make_workspace(desk: AtDesk, data: JSONBody[WorkspaceBody]) -> NewWork
     identity, user = desk.service.identity, desk.caller.user
     token = None
     if user is None:
-        made, owner = await identity.make_keyed_workspace(data.name, desk.caller.actor)
+        made, owner = await identity.make_keyed_workspace(
+            data.name, desk.caller.actor, desk.workspace
+        )
         token = owner.token
     else:
-        made = await identity.make_workspace(data.name, user)
+        made = await identity.make_workspace(data.name, user, desk.workspace)
     [row] = await identity.workspaces(only=made)
     desk.service.callers.forget()
-    return NewWorkspace(_workspace(row, Role.OWNER.name), token)
+    return NewWorkspace(_workspace(desk, row, Role.OWNER), token)
 
 
 @get("/workspaces/{workspace_id:uuid}")
 async def workspace(desk: AtDesk, workspace_id: FromPath[UUID]) -> WorkspaceView:
     """The caller's workspace."""
     [row] = await _own(desk, workspace_id)
-    return _workspace(row, desk.caller.role.name)
+    return _workspace(desk, row, desk.caller.role)
 
 
 @put("/workspaces/{workspace_id:uuid}/quota")
 async def quota(desk: AtDesk, workspace_id: FromPath[UUID], data: JSONBody[Quota]) -> WorkspaceView:
-    """What the workspace may use."""
+    """What the workspace may use; no more than the operator allows any."""
     await _own(desk, workspace_id)
     data.check()
+    data.check_below(desk.service.settings.ceiling())
     await desk.service.identity.set_quota(workspace_id, msgspec.to_builtins(data))
     desk.service.rates.forget(workspace_id)
     [row] = await desk.service.identity.workspaces(only=workspace_id)
-    return _workspace(row, desk.caller.role.name)
+    return _workspace(desk, row, desk.caller.role)
 
 
 async def _own(desk: AtDesk, workspace_id: UUID) -> Sequence[Any]:
@@ -150,19 +166,12 @@ async def _members(desk: AtDesk) -> Sequence[MemberView]:
 
 @post("/users")
 async def make_user(desk: AtDesk, data: JSONBody[UserBody]) -> MemberView:
-    """A new user who belongs to the workspace."""
-    role = _grantable(desk, data.role)
+    """A new user who belongs to the workspace, with all scopes of the role."""
+    role = Role[data.role]
+    check_reach(desk.caller, "give", role, SCOPES)
     identity = desk.service.identity
     made = await identity.make_user(data.name, data.password, desk.workspace, role)
     return await _member(desk, made)
-
-
-def _grantable(desk: AtDesk, name: str) -> Role:
-    """A role that the caller may give: none above its own."""
-    role = Role[name]
-    if role > desk.caller.role:
-        raise Forbidden(f"only an {role.name} makes another one")
-    return role
 
 
 @patch("/users/{user_id:uuid}")
@@ -170,21 +179,16 @@ async def change_user(
     desk: AtDesk, user_id: FromPath[UUID], data: JSONBody[UserPatch]
 ) -> MemberView:
     """Change as what somebody belongs to the workspace."""
-    member = await _member(desk, user_id)
     if data.role is not None:
-        _grantable(desk, member.role)
-        role = _grantable(desk, data.role)
-        await desk.service.identity.put_member(desk.workspace, user_id, role)
+        await desk.service.identity.change_member(desk.caller, user_id, Role[data.role])
         desk.service.callers.forget()
     return await _member(desk, user_id)
 
 
 @delete("/users/{user_id:uuid}")
 async def drop_user(desk: AtDesk, user_id: FromPath[UUID]) -> None:
-    """Take somebody out of the workspace."""
-    member = await _member(desk, user_id)
-    _grantable(desk, member.role)
-    await desk.service.identity.drop_member(desk.workspace, user_id)
+    """Take somebody out of the workspace; the user's tokens there hold no more."""
+    await desk.service.identity.drop_member(desk.caller, user_id)
     desk.service.callers.forget()
 
 
@@ -199,35 +203,38 @@ async def _member(desk: AtDesk, user_id: UUID) -> MemberView:
 async def tokens(desk: AtDesk) -> Sequence[TokenView]:
     """The tokens of the workspace, without themselves."""
     rows = await desk.service.identity.tokens(desk.workspace)
-    return [
-        TokenView(
-            id=row["id"],
-            name=row["name"],
-            role=row["role"],
-            scopes=msgspec.json.decode(row["scopes"]),
-            agent_id=row["agent"],
-            created_by=row["created_by"],
-            created_at=row["created_at"],
-            expires_at=row["expires_at"],
-        )
-        for row in rows
-    ]
+    return [_token(row) for row in rows]
+
+
+def _token(row: Row) -> TokenView:
+    worth = worth_of(row)
+    return TokenView(
+        id=row["id"],
+        name=row["name"],
+        role=row["role"],
+        effective_role=None if worth is None else worth.name,
+        scopes=msgspec.json.decode(row["scopes"]),
+        agent_id=row["agent"],
+        created_by=row["created_by"],
+        created_by_token=row["made_by"],
+        below=row["below"],
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+    )
 
 
 @post("/tokens")
 async def make_token(desk: AtDesk, data: JSONBody[TokenBody]) -> Token:
-    """A program's key to the workspace, shown once; never more than the caller may itself."""
-    role = _grantable(desk, data.role)
-    beyond = sorted(set(data.scopes) - desk.caller.scopes)
-    if beyond:
-        raise Forbidden(f"the caller has no scope {beyond[0]!r} to give")
+    """A program's key to the workspace, shown once; never more than the caller may itself.
+
+    One that a token makes ends with it, and no later.
+    """
     made = await desk.service.identity.make_token(
         desk.workspace,
         data.name,
-        role,
+        Role[data.role],
         tuple(data.scopes),
-        user=desk.caller.user,
-        created_by=desk.caller.actor,
+        maker=desk.caller,
         expires_at=data.expires_at,
     )
     return Token(made.id, made.token, made.expires_at)
@@ -235,8 +242,8 @@ async def make_token(desk: AtDesk, data: JSONBody[TokenBody]) -> Token:
 
 @delete("/tokens/{token_id:uuid}")
 async def revoke_token(desk: AtDesk, token_id: FromPath[UUID]) -> None:
-    """End a token, at once."""
-    await desk.service.identity.revoke_token(desk.workspace, token_id)
+    """End a token, at once, and all that were made with it."""
+    await desk.service.identity.revoke_token(desk.caller, token_id)
     desk.service.callers.forget()
 
 

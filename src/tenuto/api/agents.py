@@ -152,7 +152,7 @@ async def token(desk: AtDesk, agent_id: FromPath[UUID]) -> AgentToken:
         Role.MEMBER,
         ("work",),
         agent=agent_id,
-        created_by=desk.caller.actor,
+        maker=desk.caller,
     )
     return AgentToken(made.id, made.token, made.expires_at)
 

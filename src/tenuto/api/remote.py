@@ -15,6 +15,7 @@ import msgspec
 from litestar import Request, get, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
+from tenuto.api import own
 from tenuto.api.agents import profile_of
 from tenuto.api.polls import polling
 from tenuto.api.service import AtDesk
@@ -206,6 +207,7 @@ async def claim(
     """
     if desk.caller.agent not in (None, data.agent_id):
         raise NotFound(f"no agent {data.agent_id}")
+    await own.check_worker(desk, worker_id)
     limits.number("limit", data.limit, 0, limits.MAX_PAGE)
     limits.number("waitSeconds", data.wait_seconds, 0, LONGEST_WAIT_S)
     limits.number("the length of claimToken", len(data.claim_token), LEAST_TOKEN, limits.MAX_NAME)
@@ -249,6 +251,7 @@ async def sweep(desk: AtDesk, worker_id: FromPath[str], data: JSONBody[SweepBody
     limits.text("worker", worker_id, limits.MAX_TITLE, empty=False)
     limits.text("host", data.host, limits.MAX_TITLE, empty=False)
     limits.number("the number of ends", len(data.gone), 0, MOST_SWEPT)
+    await own.check_worker(desk, worker_id)
     open_ends = await _open_ends(desk, worker_id, data.host)
     named = {(each.task_id, each.attempt) for each in data.gone}
     gone = [each for each in open_ends if (each.task_id, each.attempt) in named]

@@ -73,7 +73,7 @@ class Service:
         self.vault = vault
         self.settings = settings
         self.check_url = check_url
-        self.identity = Identity(store)
+        self.identity = Identity(store, settings.workspaces_per_owner)
         self.attempts = AttemptTokens(vault, store.clock)
         self.callers = Callers(self.identity, self.attempts)
         self.rates = Rates(store.clock, settings)
@@ -96,6 +96,7 @@ class Service:
             engine = Engine(self.store, self.wakeups, workspace=workspace, vault=self.vault)
             engine.core.tree = Tree(self.settings.max_depth, self.settings.max_children)
             engine.core.transcript_kb = self.settings.transcript_kb
+            engine.core.lanes.ceiling = self.settings.ceiling()
             self._engines[workspace] = engine
             if len(self._engines) > ENGINES:
                 self._engines.popitem(last=False)

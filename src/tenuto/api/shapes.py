@@ -465,10 +465,11 @@ class WorkerBeatBody(Said):
 
 
 class LoginBody(Written):
-    """Who somebody says they are."""
+    """Who somebody says they are; `workspace` is the id or name of one that they belong to."""
 
     name: str
     password: str
+    workspace: str | None = None
 
 
 class UserBody(Written):

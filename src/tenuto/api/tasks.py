@@ -33,7 +33,7 @@ from tenuto.engine.views import (
 )
 from tenuto.model import limits
 from tenuto.model.errors import Invalid
-from tenuto.model.quota import Quota, quota_of
+from tenuto.model.quota import Quota, effective, quota_of
 from tenuto.model.secrets import KEY, marked
 from tenuto.model.submission import NewTask
 from tenuto.store.protocol import Statement
@@ -116,7 +116,7 @@ async def count_submit(desk: AtDesk, count: int) -> None:
 
     async def look() -> tuple[Quota, int]:
         [workspace] = await desk.service.identity.workspaces(only=desk.workspace)
-        quota = quota_of(workspace["quota"])
+        quota = effective(quota_of(workspace["quota"]), desk.service.settings.ceiling())
         if quota.pending is None:
             return quota, 0
         rows = await desk.engine.core.store.fetch(

@@ -10,6 +10,7 @@ import msgspec
 from litestar import Request, patch, post
 from litestar.params import FromPath, JSONBody
 
+from tenuto.api import own
 from tenuto.api.polls import polling
 from tenuto.api.service import AtDesk
 from tenuto.api.shapes import (
@@ -145,6 +146,8 @@ async def claim(
     wish = data or ClaimBody()
     limits.number("limit", wish.limit, 1, MOST)
     limits.number("waitSeconds", wish.wait_seconds, 0, LONGEST_WAIT_S)
+    if wish.worker is not None:
+        await own.check_worker(desk, wish.worker)
     agent = await desk.registry.claimant(agent_id)
     worker = wish.worker or f"http:{agent.name}"
     lease_s = lease_of(desk, agent, wish.lease_seconds)
@@ -214,13 +217,13 @@ def claimed(desk: AtDesk, agent: UUID, work: Work) -> Claimed:
 
 def fence_of(desk: AtDesk, task: UUID, said: Fenced | None) -> Fence:
     """The fence that a report carries, in its token or in its body."""
-    own = desk.caller.fence
+    mine = desk.caller.fence
     attempt = said.attempt if said is not None else None
     token = said.lease_token if said is not None else None
-    if own is not None:
-        if attempt not in (None, own.attempt) or token not in (None, own.token):
+    if mine is not None:
+        if attempt not in (None, mine.attempt) or token not in (None, mine.token):
             raise Conflict("the attempt no longer owns the task", "lease_lost")
-        return own
+        return mine
     if attempt is None or token is None:
         raise Invalid("attempt and leaseToken are missing", field="leaseToken")
     limits.number("attempt", attempt, 1, limits.MAX_COUNT)
@@ -230,10 +233,10 @@ def fence_of(desk: AtDesk, task: UUID, said: Fenced | None) -> Fence:
 
 async def check_current(desk: AtDesk) -> None:
     """Raise `Conflict` when an attempt asks that owns its task no more: its token died with it."""
-    own = desk.caller.fence
-    if own is None:
+    mine = desk.caller.fence
+    if mine is None:
         return
-    if not await desk.engine.core.store.fetch(spend_owner(desk.workspace, own)):
+    if not await desk.engine.core.store.fetch(spend_owner(desk.workspace, mine)):
         raise Conflict("the attempt no longer owns the task", "lease_lost")
 
 
@@ -393,10 +396,12 @@ async def heartbeat(
 
 async def _renewed(desk: AtDesk, agent: AgentProfile, said: HeartbeatBody) -> tuple[Fence, Pulse]:
     """The attempt that an agent is at, and what is asked of it; its lease holds on."""
-    own, task = desk.caller.fence, said.current_task_id
-    if own is not None and task not in (None, own.task):
+    mine, task = desk.caller.fence, said.current_task_id
+    if mine is not None and task not in (None, mine.task):
         raise Conflict("the attempt no longer owns the task", "lease_lost")
-    fence = fence_of(desk, own.task if own is not None else _known(task), said)
+    fence = fence_of(desk, mine.task if mine is not None else _known(task), said)
+    if mine is None:
+        await own.check_task(desk, fence.task)
     beat = await desk.engine.heartbeat([fence], lease_of(desk, agent, said.lease_seconds))
     pulse = beat.held.get(fence.task)
     if pulse is None:
@@ -438,15 +443,24 @@ async def worker_beat(
     said = data or WorkerBeatBody()
     limits.number("the number of leases", len(said.leases), 0, limits.MAX_CLAIM)
     limits.text("worker", worker_id, limits.MAX_TITLE, empty=False)
+    await own.check_names(desk, said.agents)
     drain = await desk.engine.worker_beat(
-        worker_id, said.host, said.pid, said.agents, said.slots, said.status
+        worker_id,
+        said.host,
+        said.pid,
+        said.agents,
+        said.slots,
+        said.status,
+        desk.caller.agent,
     )
     fences = [Fence(each.task_id, each.attempt, each.lease_token) for each in said.leases]
     lease_s = said.lease_seconds or desk.service.settings.lease_s
-    beat = await desk.engine.heartbeat(fences, lease_s)
+    mine = await own.own_fences(desk, fences)
+    beat = await desk.engine.heartbeat(mine, lease_s)
     held = beat.held
+    foreign = [fence for fence in fences if fence not in mine]
     return Held(
-        lost=[fence.task for fence in beat.lost],
+        lost=[fence.task for fence in (*beat.lost, *foreign)],
         cancel=[task for task, pulse in held.items() if pulse.cancel],
         pause=[task for task, pulse in held.items() if pulse.pause],
         hung=[task for task, pulse in held.items() if pulse.hung],

@@ -203,6 +203,8 @@ def token_list(given: Globals) -> None:
         "ID": lambda each: each.id,
         "ROLE": lambda each: each.role,
         "SCOPES": lambda each: each.scopes,
+        "BELOW": lambda each: each.below,
+        "BY": lambda each: each.created_by,
         "EXPIRES": lambda each: each.expires_at,
         "NAME": lambda each: each.name,
     }
@@ -243,18 +245,20 @@ def token_create(
 @click.argument("token_id", metavar="ID|NAME")
 @click.pass_obj
 def token_revoke(given: Globals, token_id: str) -> None:
-    """End a token, at once."""
+    """End a token and all that were made with it, at once."""
     from tenuto.model.errors import NotFound
 
-    async def order(client: "AsyncClient") -> None:
+    async def order(client: "AsyncClient") -> int:
         known = await client.tokens.list()
-        named = [each.id for each in known if token_id in (each.name, str(each.id))]
+        named = [each for each in known if token_id in (each.name, str(each.id))]
         if len(named) != 1:
             raise NotFound(f"{'more than one' if named else 'no'} token {token_id!r}")
-        await client.tokens.revoke(named[0])
+        await client.tokens.revoke(named[0].id)
+        return named[0].below
 
-    ask(given, order)
-    tell_done(given, f"revoked {token_id}")
+    below = ask(given, order)
+    more = f" and {below} made with it" if below else ""
+    tell_done(given, f"revoked {token_id}{more}", below=below)
 
 
 for _each in (token_list, token_create, token_revoke):

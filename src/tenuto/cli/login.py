@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 @command(
     "login",
     "orchestrate login http://tenuto.example:8484 --name ann",
+    "orchestrate login http://tenuto.example:8484 --name ann --workspace staging",
     "orchestrate login http://127.0.0.1:8484 --token tnt_...",
 )
 @click.argument("server", required=False, metavar="[URL]")
@@ -29,6 +30,9 @@ def login(given: Globals, server: str | None, name: str | None, password_file: s
 
     With --token that token is kept, otherwise the one that name and password give. It is what
     commands use that name neither a server nor a database.
+
+    Names are unique within a workspace. --workspace, its id or its name, says whose user you are;
+    without it the oldest user of the name is meant.
     """
     from tenuto import app
     from tenuto.client.target import Login, address, write_login
@@ -75,12 +79,15 @@ async def _check(
     from tenuto.client.remote import reach
     from tenuto.client.target import as_id
 
-    if token is None:
+    if token is not None:
+        chosen = as_id(workspace)
+    else:
         assert name is not None
         assert password is not None
         async with reach(url, deadline_s=PATIENCE_S) as nobody:
-            token = (await Access(nobody).login(name, password)).token
-    async with reach(url, token, as_id(workspace), deadline_s=PATIENCE_S) as engine:
+            made = await Access(nobody).login(name, password, workspace)
+        token, chosen = made.token, made.workspace_id
+    async with reach(url, token, chosen, deadline_s=PATIENCE_S) as engine:
         return token, await Access(engine).me()
 
 

@@ -20,7 +20,15 @@ from tenuto.engine.hooks import (
     WebhookSecret,
     WebhookView,
 )
-from tenuto.engine.people import Me, MemberView, NewWorkspace, Token, TokenView, WorkspaceView
+from tenuto.engine.people import (
+    LoginToken,
+    Me,
+    MemberView,
+    NewWorkspace,
+    Token,
+    TokenView,
+    WorkspaceView,
+)
 from tenuto.engine.upkeep import Cycle
 from tenuto.engine.views import LogLine
 
@@ -83,7 +91,7 @@ class Tokens(Resource):
         return await self._send(Token, "POST", "tokens", _body(name=name, **fields))
 
     async def revoke(self, token: UUID | str) -> None:
-        """End a token, at once."""
+        """End a token and those made with it, at once."""
         await self._send(type(None), "DELETE", f"tokens/{token}")
 
 
@@ -232,9 +240,13 @@ class Access(Resource):
 
     what = "a login"
 
-    async def login(self, name: str, password: str) -> Token:
-        """A session token for somebody who knows the password."""
-        return await self._send(Token, "POST", "login", {"name": name, "password": password})
+    async def login(self, name: str, password: str, workspace: str | None = None) -> LoginToken:
+        """A session token for somebody who knows the password.
+
+        `workspace`, an id or a name, says which user of that name is meant; else the oldest.
+        """
+        body = _body(name=name, password=password, workspace=workspace)
+        return await self._send(LoginToken, "POST", "login", body)
 
     async def logout(self) -> None:
         """End the login whose token this is."""

@@ -33,7 +33,15 @@ from tenuto.engine.flow_views import FlowSummary, FlowView, GroupSummary, GroupV
 from tenuto.engine.gates import Gates, GateView
 from tenuto.engine.hooks import DeliveryPage, DeliveryView, WebhookSecret, WebhookView
 from tenuto.engine.inbox import InboxItem
-from tenuto.engine.people import Me, MemberView, NewWorkspace, Token, TokenView, WorkspaceView
+from tenuto.engine.people import (
+    LoginToken,
+    Me,
+    MemberView,
+    NewWorkspace,
+    Token,
+    TokenView,
+    WorkspaceView,
+)
 from tenuto.engine.publishing import EventView
 from tenuto.engine.rates import RateLimits, RateLimitView
 from tenuto.engine.schedules import ScheduleChange, SchedulePage, Schedules, ScheduleView
@@ -510,8 +518,8 @@ class BlockingCoordinators(Group[Coordinators]):
 class BlockingAccess(Group[Access]):
     """Logins."""
 
-    def login(self, name: str, password: str) -> Token:
-        return self._wait(self._awaited.login(name, password))
+    def login(self, name: str, password: str, workspace: str | None = None) -> LoginToken:
+        return self._wait(self._awaited.login(name, password, workspace))
 
     def logout(self) -> None:
         return self._wait(self._awaited.logout())

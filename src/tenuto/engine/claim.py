@@ -24,7 +24,7 @@ from tenuto.model.access import Caller
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Forbidden, TenutoError, Unavailable
 from tenuto.model.matching import AgentProfile
-from tenuto.model.quota import quota_of
+from tenuto.model.quota import effective, quota_of
 from tenuto.model.rates import Group
 from tenuto.model.registry import ENDING, refusal
 from tenuto.model.retry import ErrorClass, RetryPolicy
@@ -261,7 +261,8 @@ class Claiming:
         if self._core.lanes.running(workspace["workspace"]) is None:
             return n
         rows = yield Statement("workspace_lock", workspace)
-        most = quota_of(rows[0]["quota"]).running if rows else 0
+        quota = quota_of(rows[0]["quota"] if rows else None)
+        most = effective(quota, self._core.lanes.ceiling).running if rows else 0
         if most is None:
             return n
         load: int = (yield Statement("workspace_load", workspace))[0]["load"]

@@ -538,9 +538,19 @@ class Engine:
         )
 
     async def worker_beat(
-        self, worker: str, host: str, pid: int, agents: Sequence[str], slots: int, status: str
+        self,
+        worker: str,
+        host: str,
+        pid: int,
+        agents: Sequence[str],
+        slots: int,
+        status: str,
+        registered_by: UUID | None = None,
     ) -> bool:
-        """A worker says that it lives, or that it is going; answers whether it is asked to end."""
+        """A worker says that it lives, or that it is going; answers whether it is asked to end.
+
+        `registered_by` is the agent whose own token says so: `NotFound` for a worker of others.
+        """
         for name in (worker, host, status, *agents):
             limits.text("worker", name, limits.MAX_TITLE)
         for field, number in (("pid", pid), ("slots", slots)):
@@ -556,10 +566,13 @@ class Engine:
             "now": self.core.now(),
             "names": list(agents),
             "stale_s": STALE_AFTER_S,
+            "registered_by": registered_by,
         }
 
         def script() -> Script[bool]:
             rows = yield Statement("worker_beat", params)
+            if not rows:
+                raise NotFound(f"no worker {worker!r}")
             return rows[0]["drain_requested_at"] is not None
 
         return await self.core.store.once(script)

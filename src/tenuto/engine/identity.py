@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -10,8 +10,19 @@ from uuid import UUID
 import msgspec
 
 from tenuto.clock import Clock
+from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model import limits
-from tenuto.model.access import SCOPES, Caller, Role
+from tenuto.model.access import (
+    SCOPES,
+    Action,
+    Caller,
+    Role,
+    bounded_end,
+    check_reach,
+    effective_role,
+    loses_last_owner,
+    origin_of,
+)
 from tenuto.model.errors import Conflict, Forbidden, Invalid, NotFound, Unauthenticated
 from tenuto.store.protocol import Row, Rows, Script, Statement, Store
 
@@ -28,13 +39,17 @@ class Made(msgspec.Struct, frozen=True):
     id: UUID
     token: str
     expires_at: datetime | None = None
+    workspace: UUID | None = None
+    """The workspace that a login named."""
 
 
 class Identity:
     """The identity family."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, most_workspaces: int = 0) -> None:
         self._store = store
+        self._most_workspaces = most_workspaces
+        """How many workspaces may be made from one; 0: any number."""
         self._decoy = ""
 
     @property
@@ -62,16 +77,20 @@ class Identity:
 
         return await self._store.transact(script)
 
-    async def make_workspace(self, name: str, owner: UUID | None) -> UUID:
-        """A workspace, with its first owner."""
+    async def make_workspace(
+        self, name: str, owner: UUID | None, made_from: UUID | None = None
+    ) -> UUID:
+        """A workspace with its first owner, made from another one if that is named."""
 
         def settle(made: UUID, now: datetime) -> Script[None]:
             if owner is not None:
                 yield _membership(made, owner, Role.OWNER, now)
 
-        return await self._make_workspace(name, settle)
+        return await self._make_workspace(name, made_from, settle)
 
-    async def make_keyed_workspace(self, name: str, created_by: str) -> tuple[UUID, Made]:
+    async def make_keyed_workspace(
+        self, name: str, created_by: str, made_from: UUID
+    ) -> tuple[UUID, Made]:
         """A workspace of no user, with the owner's token without which nobody could enter it."""
         key = self.fresh()
 
@@ -79,24 +98,42 @@ class Identity:
             params = _stored(key, made, "owner", Role.OWNER, SCOPES, now)
             yield Statement("token_make", params | {"created_by": created_by})
 
-        return await self._make_workspace(name, settle), key
+        return await self._make_workspace(name, made_from, settle), key
 
     async def _make_workspace(
-        self, name: str, settle: Callable[[UUID, datetime], Script[None]]
+        self,
+        name: str,
+        made_from: UUID | None,
+        settle: Callable[[UUID, datetime], Script[None]],
     ) -> UUID:
         limits.text("name", name, limits.MAX_NAME, empty=False)
         made = self.clock.new_id()
         now = self.clock.now()
 
-        def script() -> Script[bool]:
-            if not (yield Statement("workspace_make", {"id": made, "name": name, "now": now})):
-                return False
+        def script() -> Script[None]:
+            origin = None if made_from is None else (yield from self._origin(made_from))
+            new = {"id": made, "name": name, "origin": origin, "now": now}
+            yield Statement("workspace_make", new)
             yield from settle(made, now)
-            return True
 
-        if not await self._store.transact(script):
-            raise Conflict(f"a workspace {name!r} exists already", "name_taken")
+        await self._store.transact(script)
         return made
+
+    def _origin(self, workspace: UUID) -> Script[UUID]:
+        """The workspace that a new one counts for, held; `Conflict` when that made its most."""
+        rows = yield Statement("workspace_origin", {"id": workspace})
+        origin = origin_of(workspace, rows[0]["origin"], DEFAULT_WORKSPACE)
+        yield Statement("workspace_lock", {"workspace": origin})
+        most = self._most_workspaces
+        if most:
+            made: int = (yield Statement("workspaces_made", {"origin": origin}))[0]["n"]
+            if made >= most:
+                raise Conflict(
+                    f"{made:,} workspaces were made from here and at most {most:,} may be;"
+                    " the operator sets workspaces_per_owner",
+                    "too_many_workspaces",
+                )
+        return origin
 
     async def workspaces(self, user: UUID | None = None, only: UUID | None = None) -> Rows:
         """All workspaces, those of a user, or one."""
@@ -110,22 +147,30 @@ class Identity:
         )
 
     async def make_user(
-        self, name: str, password: str, workspace: UUID | None = None, role: Role = Role.MEMBER
+        self, name: str, password: str, workspace: UUID, role: Role = Role.MEMBER
     ) -> UUID:
-        """A user who may log in, and is a member of the workspace from the first moment."""
+        """A user who may log in, and is a member of the workspace from the first moment.
+
+        The name is unique there; elsewhere somebody else may be called the same.
+        """
         limits.text("name", name, limits.MAX_NAME, empty=False)
         made, now = self.clock.new_id(), self.clock.now()
-        params = {"id": made, "name": name, "password": await _hashed(password), "now": now}
+        params = {
+            "id": made,
+            "name": name,
+            "password": await _hashed(password),
+            "home": workspace,
+            "now": now,
+        }
 
         def script() -> Script[bool]:
             if not (yield Statement("user_make", params)):
                 return False
-            if workspace is not None:
-                yield _membership(workspace, made, role, now)
+            yield _membership(workspace, made, role, now)
             return True
 
         if not await self._store.transact(script):
-            raise Conflict(f"a user {name!r} exists already", "name_taken")
+            raise Conflict(f"the workspace has a user {name!r} already", "name_taken")
         return made
 
     async def set_password(self, user: UUID, password: str) -> None:
@@ -142,31 +187,46 @@ class Identity:
         """Who belongs to the workspace, and as what."""
         return await self._store.fetch(Statement("members", {"workspace": workspace}))
 
-    async def put_member(self, workspace: UUID, user: UUID, role: Role) -> None:
-        """Make a user a member, or change as what; the last owner stays one."""
+    async def change_member(self, caller: Caller, user: UUID, role: Role) -> None:
+        """Change as what a member belongs to the caller's workspace; an owner stays."""
+        check_reach(caller, "give", role, SCOPES)
         now = self.clock.now()
 
         def script() -> Script[None]:
-            owners = yield Statement("owners", {"workspace": workspace})
-            _keep_an_owner(owners, user, role)
-            yield _membership(workspace, user, role, now)
+            yield from self._hold_member(caller, "change", user)
+            if role is not Role.OWNER:
+                yield from _keep_owner(caller.workspace, user=user)
+            yield _membership(caller.workspace, user, role, now)
 
         await self._store.transact(script)
 
-    async def drop_member(self, workspace: UUID, user: UUID) -> None:
-        """Take a user out of the workspace; the last owner stays."""
+    async def drop_member(self, caller: Caller, user: UUID) -> None:
+        """Take a user out of the caller's workspace; an owner stays."""
 
-        def script() -> Script[Rows]:
-            owners = yield Statement("owners", {"workspace": workspace})
-            _keep_an_owner(owners, user, None)
-            return (yield Statement("member_drop", {"workspace": workspace, "user_id": user}))
+        def script() -> Script[None]:
+            yield from self._hold_member(caller, "end", user)
+            yield from _keep_owner(caller.workspace, user=user)
+            yield Statement("member_drop", {"workspace": caller.workspace, "user_id": user})
 
-        if not await self._store.transact(script):
-            raise NotFound(f"no member {user}")
+        await self._store.transact(script)
 
-    async def login(self, name: str, password: str) -> Made:
-        """A session token for somebody who knows the password."""
-        known = await self._user(name)
+    def _hold_member(self, caller: Caller, action: Action, user: UUID) -> Script[None]:
+        """Hold the workspace, and raise unless it has the member and the caller may act on it."""
+        workspace = {"workspace": caller.workspace}
+        yield Statement("workspace_lock", workspace)
+        rows = yield Statement("members", workspace)
+        member = next((row for row in rows if row["id"] == user), None)
+        if member is None:
+            raise NotFound(f"no user {user}")
+        check_reach(caller, action, Role[member["role"]])
+
+    async def login(self, name: str, password: str, workspace: str | None = None) -> Made:
+        """A session token for somebody who knows the password.
+
+        Without a workspace the oldest user of that name is meant. Every refusal is the same, after
+        the same work.
+        """
+        known = await self._user(name, workspace)
         stored = known["password"] if known is not None else None
         right = await self._matches(stored, password)
         if known is None or not right or known["disabled_at"] is not None:
@@ -185,13 +245,18 @@ class Identity:
             yield Statement("session_make", params)
 
         await self._store.once(script)
-        return Made(params["id"], token, params["expires_at"])
+        chosen = None if workspace is None else known["workspace"]
+        return Made(params["id"], token, params["expires_at"], chosen)
 
-    async def _user(self, name: str) -> Row | None:
-        """The user of a name; nobody has one that cannot be stored."""
-        if not limits.storable(name):
+    async def _user(self, name: str, workspace: str | None) -> Row | None:
+        """The user who is meant; nobody has a name that cannot be stored."""
+        if not limits.storable(name) or not limits.storable(workspace or ""):
             return None
-        rows = await self._store.fetch(Statement("user_by_name", {"name": name[:200]}))
+        named = {"name": name[:200]}
+        wanted = Statement("user_by_name", named)
+        if workspace is not None:
+            wanted = Statement("user_in_workspace", named | _workspace_named(workspace))
+        rows = await self._store.fetch(wanted)
         return rows[0] if rows else None
 
     async def logout(self, session: UUID) -> None:
@@ -206,11 +271,10 @@ class Identity:
         scopes: tuple[str, ...] = SCOPES,
         *,
         agent: UUID | None = None,
-        user: UUID | None = None,
-        created_by: str | None = None,
+        maker: Caller | None = None,
         expires_at: datetime | None = None,
     ) -> Made:
-        """A program's key to the workspace."""
+        """A program's key to the workspace; one that a caller makes is never worth more than it."""
         limits.text("name", name, limits.MAX_NAME, empty=False)
         limits.instant("expires_at", expires_at)
         now = self.clock.now()
@@ -219,14 +283,24 @@ class Identity:
         for scope in scopes:
             if scope not in SCOPES:
                 raise Invalid(f"no scope {scope[:40]!r}; known are {', '.join(SCOPES)}")
+        more: dict[str, Any] = {"agent": agent}
+        if maker is not None:
+            check_reach(maker, "give", role, scopes)
+            expires_at = bounded_end(expires_at, maker.expires_at)
+            more |= {"user_id": maker.user, "created_by": maker.actor, "made_by": maker.token}
         made = self.fresh(expires_at)
-        more = {"agent": agent, "user_id": user, "created_by": created_by}
         params = _stored(made, workspace, name, role, scopes, now) | more
 
         def script() -> Script[None]:
+            # Whoever revokes the maker at this moment finds the new token, or it is not made.
+            yield Statement("workspace_lock", {"workspace": workspace})
+            if params["made_by"] is not None:
+                holds = {"workspace": workspace, "id": params["made_by"], "now": now}
+                if not (yield Statement("token_holds", holds)):
+                    raise Unauthenticated("the token does not hold")
             yield Statement("token_make", params)
 
-        await self._store.once(script)
+        await self._store.transact(script)
         return made
 
     def fresh(self, expires_at: datetime | None = None) -> Made:
@@ -238,11 +312,24 @@ class Identity:
         """The tokens of the workspace, without themselves."""
         return await self._store.fetch(Statement("tokens", {"workspace": workspace}))
 
-    async def revoke_token(self, workspace: UUID, token: UUID) -> None:
-        """End a token."""
-        await self._change(
-            "token_revoke", f"no token {token}", workspace=workspace, id=token, now=self.clock.now()
-        )
+    async def revoke_token(self, caller: Caller, token: UUID) -> None:
+        """End a token of the caller's workspace and all below it; an owner stays."""
+        workspace = {"workspace": caller.workspace}
+        now = self.clock.now()
+
+        def script() -> Script[None]:
+            yield Statement("workspace_lock", workspace)
+            rows = yield Statement("token_tree", workspace | {"id": token})
+            target = next((row for row in rows if row["id"] == token), None)
+            if target is None:
+                raise NotFound(f"no token {token}")
+            if (worth := worth_of(target)) is not None:
+                check_reach(caller, "end", worth)
+            ids = [row["id"] for row in rows]
+            yield from _keep_owner(caller.workspace, ended=ids)
+            yield Statement("tokens_revoke", workspace | {"ids": ids, "now": now})
+
+        await self._store.transact(script)
 
     async def caller(self, token: str, wanted: UUID | None) -> Caller:
         """Who the token's bearer is, in the workspace that is wanted or else its first."""
@@ -274,9 +361,37 @@ def _membership(workspace: UUID, user: UUID, role: Role, now: datetime) -> State
     return Statement("member_put", params)
 
 
-def _keep_an_owner(owners: Rows, user: UUID, role: Role | None) -> None:
-    if role is not Role.OWNER and {row["id"] for row in owners} == {user}:
-        raise Conflict("the workspace would have no owner left", "last_owner")
+def _keep_owner(
+    workspace: UUID, *, user: UUID | None = None, ended: Collection[UUID] = ()
+) -> Script[None]:
+    """Raise `Conflict` if nobody could enter as OWNER once that user or those tokens are not.
+
+    The caller holds the workspace's row: of two who take away the last two owners, one is refused.
+    """
+    owners = yield Statement("owners", {"workspace": workspace})
+    tokens = yield Statement("owner_tokens", {"workspace": workspace})
+    keys = [row["id"] for row in tokens if "admin" in msgspec.json.decode(row["scopes"])]
+    if loses_last_owner([row["id"] for row in owners], keys, user=user, ended=ended):
+        raise Conflict(
+            "the workspace would have no owner left: no user who is OWNER, and no OWNER token"
+            " without an end; make another one first",
+            "last_owner",
+        )
+
+
+def worth_of(row: Row) -> Role | None:
+    """The role that a token's row is worth now; `None` if it does not hold."""
+    present = None if row["present"] is None else Role[row["present"]]
+    disabled = row["disabled_at"] is not None
+    return effective_role(Role[row["role"]], row["user_id"], present, disabled=disabled)
+
+
+def _workspace_named(text: str) -> dict[str, Any]:
+    """A workspace by its id, or by its name."""
+    try:
+        return {"id": UUID(text)}
+    except ValueError:
+        return {"called": text[:200]}
 
 
 def _stored(
@@ -293,6 +408,7 @@ def _stored(
         "scopes": msgspec.json.encode(sorted(set(scopes))).decode(),
         "agent": None,
         "created_by": None,
+        "made_by": None,
         "now": now,
         "expires_at": made.expires_at,
     }
@@ -304,18 +420,20 @@ def _digest(token: str) -> str:
 
 
 def _program(rows: Rows, wanted: UUID | None) -> Caller:
-    if not rows:
+    if not rows or (role := worth_of(rows[0])) is None:
         raise Unauthenticated("the token does not hold")
     row = rows[0]
     if wanted not in (None, row["workspace"]):
         raise Forbidden("the token is for another workspace")
     return Caller(
         workspace=row["workspace"],
-        role=Role[row["role"]],
+        role=role,
         scopes=frozenset(msgspec.json.decode(row["scopes"])),
         actor=f"token:{row['name']}",
         key=str(row["id"]),
         user=row["user_id"],
+        token=row["id"],
+        expires_at=row["expires_at"],
         agent=row["agent"],
     )
 

@@ -14,7 +14,7 @@ from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.gates import Gate, closed_until
 from tenuto.model.limits import MAX_LANES
 from tenuto.model.matching import AgentProfile, Means, Requirements, eligible, lane_id
-from tenuto.model.quota import quota_of
+from tenuto.model.quota import Quota, effective, quota_of
 from tenuto.model.rates import Group, RateLimit, group_of
 from tenuto.model.registry import ENDING, merged, refusal
 from tenuto.store.protocol import Row, Script, Statement, Store
@@ -73,6 +73,8 @@ class Lanes:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.ceiling = Quota()
+        """What the operator allows any workspace."""
         self._touched: dict[int, datetime] = {}
         self._known: dict[UUID, _Known] = {}
         self._ids: dict[Requirements, int] = {}
@@ -190,9 +192,9 @@ class Lanes:
         return (await self._some(workspace)).complexity
 
     def running(self, workspace: UUID) -> int | None:
-        """The workspace's quota of running tasks, if it has one, as far as is known."""
+        """How many tasks the workspace may run at once, if that is bounded, as far as is known."""
         known = self._known.get(workspace)
-        return None if known is None else known.running
+        return self.ceiling.running if known is None else known.running
 
     async def moved(self, workspace: UUID) -> bool:
         """Whether the lanes changed since they were loaded; loads them when they did."""
@@ -226,7 +228,7 @@ class Lanes:
         agents = await self._store.fetch(Statement("agents_told", {"workspace": workspace}))
         lanes = [lane for row in rows if (lane := _lane_of(row)) is not None]
         version = versions[0]["lanes_version"] if versions else 0
-        quota = quota_of(versions[0]["quota"] if versions else None)
+        quota = effective(quota_of(versions[0]["quota"] if versions else None), self.ceiling)
         text = versions[0]["complexity"] if versions else None
         rules = DEFAULT if text is None else msgspec.json.decode(text, type=ComplexityRules)
         known = _Known(

@@ -16,15 +16,27 @@ class Token(msgspec.Struct, frozen=True, rename="camel"):
     expires_at: datetime | None
 
 
+class LoginToken(Token, frozen=True, rename="camel"):
+    """A login, shown once; the workspace is the one that was named."""
+
+    workspace_id: UUID | None = None
+
+
 class TokenView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What may be seen of a token."""
 
     id: UUID
     name: str
     role: str
+    effective_role: str | None = None
+    """What it is worth now; `None` when its user is no member any more."""
     scopes: list[str]
     agent_id: UUID | None
     created_by: str | None
+    created_by_token: UUID | None = None
+    """The token that it was made with, and ends with."""
+    below: int = 0
+    """How many tokens were made with it, and with those: they end with it."""
     created_at: datetime
     expires_at: datetime | None
 

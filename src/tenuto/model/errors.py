@@ -82,6 +82,7 @@ CODES: dict[str, str] = {
     "too_many_children": "The task has as many children as it may have.",
     "too_many_lanes": "The workspace has too many distinct sets of task requirements.",
     "too_many_webhooks": "The workspace has as many webhooks as it may have.",
+    "too_many_workspaces": "As many workspaces were made from here as may be.",
     "tree_too_deep": "The task stands too deep below the first of its tree to make more.",
     "unauthenticated": "No token, or one that does not hold.",
     "unsupported_media_type": "The body is not JSON.",

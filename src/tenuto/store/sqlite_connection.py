@@ -35,7 +35,8 @@ _ENCODE: dict[str, Callable[[Any], Any]] = {
 }
 _UUIDS = frozenset(
     "id task workspace agent parent target_agent definition flow group_id rerun_of child needs"
-    " follows subject wanted_id before_id user_id webhook last_flow cause".split()
+    " follows subject wanted_id before_id user_id webhook last_flow cause origin made_by"
+    " registered_by".split()
 )
 _TIMES = frozenset({"at", "until", "lease_until", "wait_until", "closed_until"})
 _FLAGS = frozenset({"watched", "unconfirmed", "met", "enabled"})

@@ -27,6 +27,7 @@ table app_user
   password text
   created_at timestamp with time zone not null
   disabled_at timestamp with time zone
+  home uuid
 table artifact
   task uuid not null
   name text not null
@@ -455,6 +456,7 @@ table token
   created_at timestamp with time zone not null
   expires_at timestamp with time zone
   revoked_at timestamp with time zone
+  made_by uuid
 table transcript
   task uuid not null
   attempt bigint not null
@@ -531,6 +533,7 @@ table worker
   started_at timestamp with time zone not null
   seen_at timestamp with time zone not null
   drain_requested_at timestamp with time zone
+  registered_by uuid
 table workspace
   id uuid not null
   name text not null
@@ -538,11 +541,11 @@ table workspace
   created_at timestamp with time zone not null
   quota json
   complexity json
+  origin uuid
 constraint agent_pkey on agent PRIMARY KEY (id)
 constraint agent_status_check on agent CHECK ((status = ANY (ARRAY['IDLE'::text, 'WORKING'::text, 'DRAINING'::text, 'STALE'::text, 'ERROR'::text, 'TERMINATED'::text])))
 constraint agent_workspace_name_key on agent UNIQUE (workspace, name)
 constraint agent_health_pkey on agent_health PRIMARY KEY (agent, at)
-constraint app_user_name_key on app_user UNIQUE (name)
 constraint app_user_pkey on app_user PRIMARY KEY (id)
 constraint artifact_pkey on artifact PRIMARY KEY (task, name)
 constraint attempt_outcome_check on attempt CHECK ((outcome = ANY (ARRAY['COMPLETED'::text, 'FAILED'::text, 'STALLED'::text, 'ABORTED'::text, 'TIMED_OUT'::text, 'CANCELLED'::text, 'PARKED'::text, 'PAUSED'::text, 'RELEASED'::text, 'NOT_STARTED'::text])))
@@ -607,14 +610,14 @@ constraint webhook_delivery_pkey on webhook_delivery PRIMARY KEY (id)
 constraint webhook_delivery_status_check on webhook_delivery CHECK ((status = ANY (ARRAY['PENDING'::text, 'DELIVERED'::text, 'FAILED'::text])))
 constraint worker_pkey on worker PRIMARY KEY (workspace, id)
 constraint worker_status_check on worker CHECK ((status = ANY (ARRAY['RUNNING'::text, 'DRAINING'::text, 'STOPPED'::text, 'LOST'::text])))
-constraint workspace_name_key on workspace UNIQUE (name)
 constraint workspace_pkey on workspace PRIMARY KEY (id)
 CREATE INDEX agent_due ON public.agent USING btree (due_at) WHERE (due_at IS NOT NULL)
 CREATE INDEX agent_health_age ON public.agent_health USING btree (at)
 CREATE UNIQUE INDEX agent_health_pkey ON public.agent_health USING btree (agent, at)
 CREATE UNIQUE INDEX agent_pkey ON public.agent USING btree (id)
 CREATE UNIQUE INDEX agent_workspace_name_key ON public.agent USING btree (workspace, name)
-CREATE UNIQUE INDEX app_user_name_key ON public.app_user USING btree (name)
+CREATE UNIQUE INDEX app_user_bare_name ON public.app_user USING btree (name) WHERE (home IS NULL)
+CREATE UNIQUE INDEX app_user_name ON public.app_user USING btree (name, home)
 CREATE UNIQUE INDEX app_user_pkey ON public.app_user USING btree (id)
 CREATE UNIQUE INDEX artifact_pkey ON public.artifact USING btree (task, name)
 CREATE INDEX attempt_lost ON public.attempt USING btree (agent, ended_at) WHERE (outcome = 'STALLED'::text)
@@ -701,6 +704,7 @@ CREATE UNIQUE INDEX task_tag_pkey ON public.task_tag USING btree (task, tag)
 CREATE INDEX task_turn_key ON public.task_turn USING btree (workspace, key, held, number, task)
 CREATE UNIQUE INDEX task_turn_pkey ON public.task_turn USING btree (task)
 CREATE UNIQUE INDEX token_hash_key ON public.token USING btree (hash)
+CREATE INDEX token_made_by ON public.token USING btree (made_by) WHERE (made_by IS NOT NULL)
 CREATE UNIQUE INDEX token_pkey ON public.token USING btree (id)
 CREATE INDEX token_workspace ON public.token USING btree (workspace, id)
 CREATE UNIQUE INDEX transcript_pkey ON public.transcript USING btree (task, attempt, line_no)
@@ -716,7 +720,8 @@ CREATE UNIQUE INDEX webhook_delivery_pkey ON public.webhook_delivery USING btree
 CREATE UNIQUE INDEX webhook_pkey ON public.webhook USING btree (id)
 CREATE INDEX webhook_workspace ON public.webhook USING btree (workspace, id)
 CREATE UNIQUE INDEX worker_pkey ON public.worker USING btree (workspace, id)
-CREATE UNIQUE INDEX workspace_name_key ON public.workspace USING btree (name)
+CREATE INDEX workspace_name ON public.workspace USING btree (name, created_at)
+CREATE INDEX workspace_origin ON public.workspace USING btree (origin) WHERE (origin IS NOT NULL)
 CREATE UNIQUE INDEX workspace_pkey ON public.workspace USING btree (id)
 policy system on agent to tenuto_system using true check true
 policy tenant on agent to tenuto_runtime using (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif")) check (workspace = ( SELECT (NULLIF(current_setting('app.workspace'::text, true), ''::text))::uuid AS "nullif"))

@@ -28,11 +28,14 @@ CREATE TABLE agent_health (
 CREATE INDEX agent_health_age on agent_health (at);
 CREATE TABLE app_user (
   id text primary key,
-  name text not null unique,
+  name text not null,
   password text,
   created_at integer not null,
-  disabled_at integer
+  disabled_at integer,
+  home text
 ) strict;
+CREATE UNIQUE INDEX app_user_bare_name on app_user (name) where home is null;
+CREATE UNIQUE INDEX app_user_name on app_user (name, home);
 CREATE TABLE artifact (
   task text not null,
   name text not null,
@@ -538,7 +541,8 @@ CREATE TABLE token (
   created_at integer not null,
   expires_at integer,
   revoked_at integer
-) strict;
+, made_by text) strict;
+CREATE INDEX token_made_by on token (made_by) where made_by is not null;
 CREATE INDEX token_workspace on token (workspace, id);
 CREATE TABLE transcript (
   task text not null,
@@ -631,12 +635,17 @@ CREATE TABLE worker (
   slots integer not null,
   status text not null check (status in ('RUNNING', 'DRAINING', 'STOPPED', 'LOST')),
   started_at integer not null,
-  seen_at integer not null, drain_requested_at integer,
+  seen_at integer not null, drain_requested_at integer, registered_by text,
   primary key (workspace, id)
 ) strict;
 CREATE TABLE workspace (
   id text primary key,
-  name text not null unique,
+  name text not null,
   lanes_version integer not null default 1,
-  created_at integer not null
-, quota text, complexity text) strict;
+  created_at integer not null,
+  quota text,
+  complexity text,
+  origin text
+) strict;
+CREATE INDEX workspace_name on workspace (name, created_at);
+CREATE INDEX workspace_origin on workspace (origin) where origin is not null;

@@ -38,18 +38,21 @@ agent.id, agent.name, agent.profile, agent.status, agent.max_concurrent, agent.v
 -- A worker says that it lives, and so do its agents, or that it is going; answers what it is asked.
 -- One that signs off leaves its agents to whoever else hosts them: if they run nothing, they are not
 -- silent.
--- params: id text, workspace uuid, host text, pid bigint, agents json, slots bigint, status text, now timestamptz, names text[], stale_s bigint
+-- An agent's own token speaks for the workers that it registered alone; there is no answer for another.
+-- params: id text, workspace uuid, host text, pid bigint, agents json, slots bigint, status text, now timestamptz, names text[], stale_s bigint, registered_by uuid
 -- as: silent(id, workspace, name, version)
 select agent.id, agent.workspace, agent.name, agent.version from agent
 where agent.workspace = :workspace and agent.status in ('STALE', 'ERROR') and :status <> 'STOPPED'
   and agent.name in (select value from {each:names});
 -- as: beaten
-insert into worker (id, workspace, host, pid, agents, slots, status, started_at, seen_at)
-select :id, :workspace, :host, :pid, :agents, :slots, :status, :now, :now
+insert into worker (id, workspace, host, pid, agents, slots, status, started_at, seen_at,
+  registered_by)
+select :id, :workspace, :host, :pid, :agents, :slots, :status, :now, :now, :registered_by
 where true
 on conflict (workspace, id) do update
   set seen_at = excluded.seen_at, status = excluded.status, agents = excluded.agents,
   slots = excluded.slots
+  where excluded.registered_by is null or worker.registered_by = excluded.registered_by
 returning drain_requested_at;
 update agent {fragment:heard}
 where agent.workspace = :workspace and agent.status <> 'TERMINATED' and :status <> 'STOPPED'
@@ -59,6 +62,19 @@ where agent.workspace = :workspace and agent.status in ('IDLE', 'WORKING') and :
   and agent.name in (select value from {each:names}) and not {fragment:busy};
 {fragment:note_recovered};
 -- answer: beaten(drain_requested_at)
+
+-- name: worker_registered_by
+-- The agent whose own token registered a worker, if one did.
+-- params: workspace uuid, id text
+select worker.registered_by from worker where worker.workspace = :workspace and worker.id = :id;
+
+-- name: tasks_of_agent
+-- Those of some tasks that the agent runs or ran.
+-- params: workspace uuid, agent uuid, ids uuid[]
+select task.id from task
+where task.workspace = :workspace and task.id in (select value from {each:ids})
+  and (task.agent = :agent or exists (select 1 from attempt
+    where attempt.task = task.id and attempt.agent = :agent));
 
 -- name: worker_lost
 -- Workers that were not heard of since an instant.

@@ -1,9 +1,17 @@
 -- name: workspace_make
--- A workspace, unless one of that name exists; answers it when it is new.
--- params: id uuid, name text, now timestamptz
-insert into workspace (id, name, created_at) values (:id, :name, :now)
-on conflict do nothing
-returning id;
+-- A workspace; `origin` is the one whose ceiling it counts for.
+-- params: id uuid, name text, origin uuid, now timestamptz
+insert into workspace (id, name, origin, created_at) values (:id, :name, :origin, :now);
+
+-- name: workspace_origin
+-- The workspace that a workspace counts for, if any.
+-- params: id uuid
+select id, origin from workspace where id = :id;
+
+-- name: workspaces_made
+-- How many workspaces count for one.
+-- params: origin uuid
+select count(*) as n from workspace where origin = :origin;
 
 -- name: workspaces
 -- All workspaces, or those that somebody belongs to, with the role there.
@@ -21,16 +29,30 @@ update workspace set quota = :quota, lanes_version = lanes_version + 1 where id 
 returning id;
 
 -- name: user_make
--- A user, unless one of that name exists; answers it when it is new.
--- params: id uuid, name text, password text, now timestamptz
-insert into app_user (id, name, password, created_at) values (:id, :name, :password, :now)
+-- A user of the workspace `home`, unless one of that name was made there or is a member; answers it
+-- when it is new.
+-- params: id uuid, name text, password text, home uuid, now timestamptz
+insert into app_user (id, name, password, home, created_at)
+select :id, :name, :password, :home, :now
+where not exists (select 1 from member m join app_user u on u.id = m.user_id
+  where m.workspace = :home and u.name = :name)
 on conflict do nothing
 returning id;
 
 -- name: user_by_name
--- The user of that name.
+-- The oldest user of that name.
 -- params: name text
-select id, name, password, disabled_at from app_user where name = :name;
+select id, password, disabled_at from app_user where name = :name
+order by created_at, id limit 1;
+
+-- name: user_in_workspace
+-- The user of that name who belongs to the workspace of that id or, of several workspaces of that
+-- name, to the oldest.
+-- params: name text, id uuid, called text
+select u.id, u.password, u.disabled_at, w.id as workspace
+from app_user u join member m on m.user_id = u.id join workspace w on w.id = m.workspace
+where u.name = :name [id: and w.id = :id] [called: and w.name = :called]
+order by w.created_at, w.id, u.created_at, u.id limit 1;
 
 -- name: user_password
 -- Give a user another password; all its logins end.
@@ -74,9 +96,17 @@ delete from member where workspace = :workspace and user_id = :user_id
 returning user_id as id;
 
 -- name: owners
--- How many owners a workspace has, locked so that the last one stays.
+-- The users who may enter a workspace as owners.
 -- params: workspace uuid
-select user_id as id from member where workspace = :workspace and role = 'OWNER' {lock};
+select u.id from member m join app_user u on u.id = m.user_id
+where m.workspace = :workspace and m.role = 'OWNER' and u.disabled_at is null;
+
+-- name: owner_tokens
+-- The owners' tokens that belong to no user and have no end.
+-- params: workspace uuid
+select id, scopes from token
+where workspace = :workspace and role = 'OWNER' and revoked_at is null and expires_at is null
+  and user_id is null and agent is null;
 
 -- name: session_make
 -- A login.
@@ -100,32 +130,68 @@ returning id;
 
 -- name: token_make
 -- A program's key to a workspace.
--- params: id uuid, workspace uuid, user_id uuid, name text, hash text, role text, scopes json, agent uuid, created_by text, now timestamptz, expires_at timestamptz
-insert into token (id, workspace, user_id, name, hash, role, scopes, agent, created_by, created_at,
-  expires_at)
-values (:id, :workspace, :user_id, :name, :hash, :role, :scopes, :agent, :created_by, :now,
-  :expires_at);
+-- params: id uuid, workspace uuid, user_id uuid, name text, hash text, role text, scopes json, agent uuid, created_by text, made_by uuid, now timestamptz, expires_at timestamptz
+insert into token (id, workspace, user_id, name, hash, role, scopes, agent, created_by, made_by,
+  created_at, expires_at)
+values (:id, :workspace, :user_id, :name, :hash, :role, :scopes, :agent, :created_by, :made_by,
+  :now, :expires_at);
+
+-- fragment: of_user
+-- The user of a token and the membership, if it belongs to one who still is a member.
+left join member m on m.workspace = token.workspace and m.user_id = token.user_id
+left join app_user u on u.id = m.user_id
 
 -- name: token_by_hash
--- A token that holds.
+-- A token that was not revoked and has not ended, with what its user is now.
 -- params: hash text, now timestamptz
-select id, workspace, user_id, name, role, scopes, agent
-from token
-where hash = :hash and revoked_at is null and (expires_at is null or expires_at > :now);
+select token.id, token.workspace, token.user_id, token.name, token.role, token.scopes, token.agent,
+  token.expires_at, m.role as present, u.disabled_at
+from token {fragment:of_user}
+where token.hash = :hash and token.revoked_at is null
+  and (token.expires_at is null or token.expires_at > :now);
+
+-- name: token_holds
+-- A token, if it was not revoked and has not ended.
+-- params: workspace uuid, id uuid, now timestamptz
+select id from token
+where workspace = :workspace and id = :id and revoked_at is null
+  and (expires_at is null or expires_at > :now);
 
 -- name: tokens
--- The tokens of a workspace that were not revoked.
+-- The tokens of a workspace that were not revoked, with how many each has below it.
 -- params: workspace uuid
-select id, name, role, scopes, agent, created_by, created_at, expires_at
-from token where workspace = :workspace and revoked_at is null
-order by id desc
-limit 1000;
+with recursive listed as (
+  select id from token where workspace = :workspace and revoked_at is null
+  order by id desc limit 1000
+), under(top, id) as (
+  select id, id from listed
+  union
+  select under.top, token.id from under join token on token.made_by = under.id
+  where token.workspace = :workspace and token.revoked_at is null
+)
+select token.id, token.name, token.role, token.scopes, token.agent, token.created_by, token.made_by,
+  token.created_at, token.expires_at, token.user_id, m.role as present, u.disabled_at,
+  (select count(*) from under where under.top = token.id) - 1 as below
+from token join listed on listed.id = token.id {fragment:of_user}
+order by token.id desc;
 
--- name: token_revoke
--- End a token.
--- params: workspace uuid, id uuid, now timestamptz
+-- name: token_tree
+-- A token that was not revoked, and those below it, with what their users are now.
+-- params: workspace uuid, id uuid
+with recursive tree(id) as (
+  select id from token where workspace = :workspace and id = :id and revoked_at is null
+  union
+  select token.id from tree join token on token.made_by = tree.id
+  where token.workspace = :workspace and token.revoked_at is null
+)
+select token.id, token.role, token.user_id, m.role as present, u.disabled_at
+from token join tree on tree.id = token.id {fragment:of_user};
+
+-- name: tokens_revoke
+-- End tokens.
+-- params: workspace uuid, ids uuid[], now timestamptz
 update token set revoked_at = :now
-where workspace = :workspace and id = :id and revoked_at is null
+where workspace = :workspace and id in (select value from {each:ids}) and revoked_at is null
 returning id;
 
 -- name: tokens_any

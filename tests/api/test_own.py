@@ -1,0 +1,157 @@
+"""An agent's own token speaks for its agent alone: what belongs to others looks missing."""
+
+from typing import Any
+from uuid import uuid4
+
+import httpx2
+import msgspec
+import pytest
+from tests.api.conftest import V1, Api, problem
+
+MISSING = (404, "not_found")
+
+
+class Hosted(msgspec.Struct):
+    """An agent, a client with its own token, and a task that it has claimed."""
+
+    id: str
+    name: str
+    client: httpx2.AsyncClient
+    worker: str
+    work: dict[str, Any]
+
+    @property
+    def fence(self) -> dict[str, Any]:
+        return {"attempt": self.work["attempt"], "leaseToken": self.work["leaseToken"]}
+
+    @property
+    def lease(self) -> dict[str, Any]:
+        return {"taskId": self.work["id"], **self.fence}
+
+
+async def hosted(api: Api, owner: httpx2.AsyncClient, name: str) -> Hosted:
+    agent, kind = str(uuid4()), f"type-{name}"
+    await owner.put(f"{V1}/agents/{agent}", json={"name": name, "taskTypes": [kind]})
+    token = (await owner.post(f"{V1}/agents/{agent}/token")).json()["token"]
+    client = await api.client(token)
+    await owner.post(f"{V1}/agent-tasks", json={"title": name, "taskType": kind})
+    worker = f"host:1:{name}"
+    beat = await client.post(
+        f"{V1}/workers/{worker}/heartbeat", json={"agents": [name], "slots": 3, "status": "RUNNING"}
+    )
+    assert beat.status_code == 200, beat.text
+    claim = {"agentId": agent, "claimToken": uuid4().hex + uuid4().hex}
+    claimed = await client.post(f"{V1}/workers/{worker}/claim", json=claim)
+    [work] = claimed.json()["tasks"]
+    return Hosted(agent, name, client, worker, work)
+
+
+@pytest.fixture
+async def mine(api: Api, owner: httpx2.AsyncClient) -> Hosted:
+    return await hosted(api, owner, "mine")
+
+
+@pytest.fixture
+async def other(api: Api, owner: httpx2.AsyncClient) -> Hosted:
+    return await hosted(api, owner, "other")
+
+
+async def test_a_foreign_worker_is_a_missing_one(
+    owner: httpx2.AsyncClient, mine: Hosted, other: Hosted
+) -> None:
+    await owner.post(f"{V1}/workers/members/heartbeat", json={"agents": ["mine"], "slots": 2})
+    before = (await owner.get(f"{V1}/workers")).json()["workers"]
+    bye = {"status": "STOPPED", "slots": 1, "agents": ["mine"]}
+    claim = {"agentId": mine.id, "claimToken": "x" * 40}
+    for worker in (other.worker, "members"):
+        for path, body in (("heartbeat", bye), ("claim", claim), ("sweep", {"host": "host"})):
+            answer = await mine.client.post(f"{V1}/workers/{worker}/{path}", json=body)
+            assert problem(answer) == MISSING, (worker, path)
+        answer = await mine.client.post(f"{V1}/agents/{mine.id}/claim", json={"worker": worker})
+        assert problem(answer) == MISSING
+    assert (await owner.get(f"{V1}/workers")).json()["workers"] == before
+
+
+async def test_a_heartbeat_names_no_other_agent(
+    owner: httpx2.AsyncClient, mine: Hosted, other: Hosted
+) -> None:
+    await owner.post(f"{V1}/agents/{other.id}/messages", json={"kind": "note", "body": "b"})
+    seen = (await owner.get(f"{V1}/agents/{other.id}")).json()["lastHeartbeat"]
+    path = f"{V1}/workers/{mine.worker}/heartbeat"
+    for names in (["other"], ["mine", "other"], ["nobody"]):
+        assert problem(await mine.client.post(path, json={"agents": names})) == MISSING
+    assert (await mine.client.post(path, json={"agents": ["mine"]})).json()["messages"] == 0
+    assert (await owner.get(f"{V1}/agents/{other.id}")).json()["lastHeartbeat"] == seen
+    assert (
+        await other.client.post(
+            f"{V1}/workers/{other.worker}/heartbeat", json={"agents": ["other"]}
+        )
+    ).json()["messages"] == 1
+
+
+async def test_a_lease_of_another_agent_is_lost(
+    owner: httpx2.AsyncClient, mine: Hosted, other: Hosted
+) -> None:
+    until = (await owner.get(f"{V1}/agent-tasks/{other.work['id']}")).json()["leaseUntil"]
+    body = {"agents": ["mine"], "leases": [mine.lease, other.lease], "leaseSeconds": 500}
+    held = (await mine.client.post(f"{V1}/workers/{mine.worker}/heartbeat", json=body)).json()
+    assert held["lost"] == [other.work["id"]]
+    assert (await owner.get(f"{V1}/agent-tasks/{other.work['id']}")).json()["leaseUntil"] == until
+    said = {"currentTaskId": other.work["id"], **other.fence}
+    beat = await mine.client.post(f"{V1}/agents/{mine.id}/heartbeat", json=said)
+    assert problem(beat) == MISSING
+
+
+REPORTS: dict[str, Any] = {
+    "progress": {"progressPercent": 5},
+    "complete": {},
+    "fail": {"error": "e"},
+    "park": {"resumeAt": "2100-01-01T00:00:00Z"},
+    "release": {},
+    "transcript": {"lines": [{"number": 0, "text": "t"}]},
+    "checkpoint": {"data": 1},
+    "steps": {"key": "k"},
+    "children": {"key": "k", "task": {"title": "t"}},
+    "ask": {"key": "k", "title": "t"},
+    "not-started": {"error": "e"},
+    "timed-out": {},
+    "confirm-cancel": {},
+    "confirm-pause": {},
+    "confirm-gone": {},
+}
+
+
+async def test_a_task_of_another_agent_is_a_missing_one_though_its_lease_is_known(
+    owner: httpx2.AsyncClient, mine: Hosted, other: Hosted
+) -> None:
+    task = f"{V1}/agent-tasks/{other.work['id']}"
+    before = (await owner.get(task)).json()
+    for name, body in REPORTS.items():
+        method = "PATCH" if name == "progress" else "POST"
+        answer = await mine.client.request(method, f"{task}/{name}", json=other.fence | body)
+        assert problem(answer) == MISSING, name
+    assert problem(await mine.client.get(f"{task}/steps")) == MISSING
+    assert (await owner.get(task)).json() == before
+    done = await mine.client.post(f"{V1}/agent-tasks/{mine.work['id']}/complete", json=mine.fence)
+    assert done.status_code == 200
+    again = await mine.client.post(f"{V1}/agent-tasks/{mine.work['id']}/complete", json=mine.fence)
+    assert again.status_code == 200  # told again, because the answer was lost
+
+
+async def test_an_overtaken_agent_hears_that_its_lease_is_lost(
+    owner: httpx2.AsyncClient, mine: Hosted
+) -> None:
+    task = f"{V1}/agent-tasks/{mine.work['id']}"
+    assert (await mine.client.post(f"{task}/release", json=mine.fence)).status_code == 200
+    late = await mine.client.post(f"{task}/complete", json=mine.fence)
+    assert problem(late) == (409, "lease_lost")
+
+
+async def test_a_members_token_speaks_for_every_worker(
+    owner: httpx2.AsyncClient, mine: Hosted
+) -> None:
+    body = {"status": "STOPPED", "agents": ["mine"], "slots": 1}
+    assert (await owner.post(f"{V1}/workers/{mine.worker}/heartbeat", json=body)).status_code == 200
+    back = {"status": "RUNNING", "agents": ["mine"], "slots": 1}
+    again = await mine.client.post(f"{V1}/workers/{mine.worker}/heartbeat", json=back)
+    assert again.status_code == 200  # it is still the one that this agent registered

@@ -1,0 +1,342 @@
+"""Rights follow people: what tokens are worth, who acts on whom, and who is meant by a name."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import httpx2
+import pytest
+from tests.api.conftest import V1, Api, problem, replaced, running
+from tests.contract.conftest import Raw
+from tests.waiting import eventually
+
+from tenuto.engine.engine import DEFAULT_WORKSPACE
+from tenuto.model.access import Role
+from tenuto.settings import Settings
+
+PASSWORD = "correct horse battery"
+FORBIDDEN, GONE = (403, "forbidden"), (401, "unauthenticated")
+
+
+async def made(client: httpx2.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
+    """What a request that makes something answers."""
+    answer = await client.post(f"{V1}/{path}", json=body)
+    assert answer.status_code == 201, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def person(
+    api: Api, owner: httpx2.AsyncClient, name: str, role: str
+) -> tuple[str, httpx2.AsyncClient]:
+    """A user of the owner's workspace, by id, and a client that is logged in."""
+    user = await made(owner, "users", name=name, password=PASSWORD, role=role)
+    workspace = (await owner.get(f"{V1}/me")).json()["workspaceId"]
+    return user["id"], await logged_in(api, name, workspace)
+
+
+async def logged_in(api: Api, name: str, workspace: str | None = None) -> httpx2.AsyncClient:
+    nobody = await api.client()
+    body = {"name": name, "password": PASSWORD, "workspace": workspace}
+    answer = await nobody.post(f"{V1}/login", json=body)
+    assert answer.status_code == 200, answer.text
+    return await api.client(answer.json()["token"])
+
+
+async def key_of(client: httpx2.AsyncClient, api: Api, **fields: Any) -> httpx2.AsyncClient:
+    return await api.client((await made(client, "tokens", name="key", **fields))["token"])
+
+
+WRITES = ["read", "write", "work", "admin"]
+
+
+async def test_a_users_key_is_worth_the_users_present_role(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    user, ann = await person(api, owner, "ann", "ADMIN")
+    key = await key_of(ann, api, role="ADMIN", scopes=WRITES)
+    below = await key_of(key, api, role="MEMBER", scopes=WRITES)
+    agent = str(uuid4())
+    await owner.put(f"{V1}/agents/{agent}", json={"name": "a"})
+    worker = await api.client((await made(ann, f"agents/{agent}/token"))["token"])
+    assert (await key.put(f"{V1}/secrets/s", json={"value": "v"})).status_code == 204
+    assert (await worker.post(f"{V1}/agents/{agent}/heartbeat", json={})).status_code == 200
+
+    await owner.patch(f"{V1}/users/{user}", json={"role": "VIEWER"})
+    assert problem(await key.put(f"{V1}/secrets/s", json={"value": "v"})) == FORBIDDEN
+    assert (await key.get(f"{V1}/me")).json()["role"] == "VIEWER"
+    assert problem(await below.post(f"{V1}/agent-tasks", json={"title": "t"})) == FORBIDDEN
+    assert problem(await worker.post(f"{V1}/agents/{agent}/heartbeat", json={})) == FORBIDDEN
+
+    await owner.delete(f"{V1}/users/{user}")
+    for client in (key, below, worker):
+        assert problem(await client.get(f"{V1}/me")) == GONE
+    worth = {each["effectiveRole"] for each in (await owner.get(f"{V1}/tokens")).json()}
+    assert worth == {"OWNER", None}
+
+
+async def test_a_disabled_users_key_does_not_hold(
+    api: Api, owner: httpx2.AsyncClient, database_url: str
+) -> None:
+    user, ann = await person(api, owner, "ann", "OWNER")
+    key = await key_of(ann, api, role="OWNER")
+    assert (await key.get(f"{V1}/me")).status_code == 200
+    await Raw(database_url).execute(
+        f"update app_user set disabled_at = created_at where id = '{user}'"
+    )
+    api.service.callers.forget()
+    assert problem(await key.get(f"{V1}/me")) == GONE
+    assert problem(await ann.get(f"{V1}/me")) == GONE
+
+
+async def test_a_token_ends_no_later_than_its_maker(api: Api) -> None:
+    end = api.service.clock.now() + timedelta(hours=1)
+    maker = await api.acting(Role.ADMIN, expires_at=end)
+    plain = await made(maker, "tokens", name="plain")
+    assert plain["expiresAt"] == end.isoformat().replace("+00:00", "Z")
+    sooner = (end - timedelta(minutes=1)).isoformat()
+    assert (await made(maker, "tokens", name="sooner", expiresAt=sooner))["expiresAt"] < plain[
+        "expiresAt"
+    ]
+    later = {"name": "later", "expiresAt": (end + timedelta(seconds=1)).isoformat()}
+    refused = await maker.post(f"{V1}/tokens", json=later)
+    assert problem(refused) == (422, "invalid_value")
+    assert end.isoformat() in refused.json()["detail"]
+    agent = str(uuid4())
+    await maker.put(f"{V1}/agents/{agent}", json={"name": "a"})
+    assert (await made(maker, f"agents/{agent}/token"))["expiresAt"] == plain["expiresAt"]
+
+
+async def test_a_login_does_not_bound_what_it_makes(api: Api, owner: httpx2.AsyncClient) -> None:
+    _, ann = await person(api, owner, "ann", "ADMIN")
+    assert (await made(ann, "tokens", name="key"))["expiresAt"] is None
+
+
+async def test_whoever_is_revoked_takes_along_what_was_made_below(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    top = await made(owner, "tokens", name="top", role="ADMIN", scopes=WRITES)
+    child = await made(
+        await api.client(top["token"]), "tokens", name="child", role="ADMIN", scopes=WRITES
+    )
+    middle = await api.client(child["token"])
+    leaf = await api.client((await made(middle, "tokens", name="leaf"))["token"])
+    agent = str(uuid4())
+    await middle.put(f"{V1}/agents/{agent}", json={"name": "a"})
+    worker = await api.client((await made(middle, f"agents/{agent}/token"))["token"])
+    beside = await key_of(owner, api)
+    listed = {each["name"]: each for each in (await owner.get(f"{V1}/tokens")).json()}
+    assert [listed[name]["below"] for name in ("bootstrap", "top", "child", "leaf")] == [5, 3, 2, 0]
+    assert listed["leaf"]["createdByToken"] == child["id"]
+    assert listed["child"]["createdByToken"] == top["id"]
+    assert listed["leaf"]["createdBy"] == "token:child"
+
+    assert (await owner.delete(f"{V1}/tokens/{top['id']}")).status_code == 204
+    for client in (middle, leaf, worker):
+        assert problem(await client.get(f"{V1}/me")) == GONE
+    assert (await beside.get(f"{V1}/me")).status_code == 200
+
+
+async def test_a_token_that_was_revoked_elsewhere_makes_no_other(
+    api: Api, owner: httpx2.AsyncClient, settings: Settings
+) -> None:
+    top = await made(owner, "tokens", name="top", role="ADMIN", scopes=WRITES)
+    async with running(settings) as elsewhere:
+        held = await elsewhere.client(top["token"])
+        api.service.callers.forget()
+        assert (await held.get(f"{V1}/me")).status_code == 200
+        await owner.delete(f"{V1}/tokens/{top['id']}")
+        # The other process may believe in it for a moment; what it makes would last.
+        answer = await held.post(f"{V1}/tokens", json={"name": "late"})
+    assert problem(answer) == GONE
+    assert "late" not in {each["name"] for each in (await owner.get(f"{V1}/tokens")).json()}
+
+
+async def test_nobody_acts_on_what_is_above(api: Api, owner: httpx2.AsyncClient) -> None:
+    boss, _ = await person(api, owner, "boss", "OWNER")
+    keys = {each["name"]: each["id"] for each in (await owner.get(f"{V1}/tokens")).json()}
+    admin = await api.acting(Role.ADMIN)
+    assert problem(await admin.delete(f"{V1}/tokens/{keys['bootstrap']}")) == FORBIDDEN
+    assert problem(await admin.delete(f"{V1}/users/{boss}")) == FORBIDDEN
+    assert problem(await admin.patch(f"{V1}/users/{boss}", json={"role": "VIEWER"})) == FORBIDDEN
+    more = {"name": "eve", "password": PASSWORD, "role": "OWNER"}
+    assert problem(await admin.post(f"{V1}/users", json=more)) == FORBIDDEN
+    assert (await owner.get(f"{V1}/me")).status_code == 200
+
+
+async def test_a_narrow_token_makes_nobody_who_may_more(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    narrow = await api.acting(Role.ADMIN, scopes=("admin",))
+    user, _ = await person(api, owner, "ann", "VIEWER")
+    body = {"name": "eve", "password": PASSWORD, "role": "ADMIN"}
+    assert problem(await narrow.post(f"{V1}/users", json=body)) == FORBIDDEN
+    assert problem(await narrow.patch(f"{V1}/users/{user}", json={"role": "ADMIN"})) == FORBIDDEN
+    agent = str(uuid4())
+    await owner.put(f"{V1}/agents/{agent}", json={"name": "a"})
+    assert problem(await narrow.post(f"{V1}/agents/{agent}/token")) == FORBIDDEN
+
+
+async def owners_token(owner: httpx2.AsyncClient) -> str:
+    [key] = [each for each in (await owner.get(f"{V1}/tokens")).json() if each["role"] == "OWNER"]
+    found: str = key["id"]
+    return found
+
+
+async def test_the_last_way_in_stays(api: Api, owner: httpx2.AsyncClient) -> None:
+    last = (409, "last_owner")
+    bootstrap = await owners_token(owner)
+    assert problem(await owner.delete(f"{V1}/tokens/{bootstrap}")) == last
+    # One that ends, one of a user's, and one below it are no way in.
+    soon = (api.service.clock.now() + timedelta(hours=1)).isoformat()
+    await made(owner, "tokens", name="ends", role="OWNER", scopes=WRITES, expiresAt=soon)
+    await made(owner, "tokens", name="below", role="OWNER", scopes=WRITES)
+    assert problem(await owner.delete(f"{V1}/tokens/{bootstrap}")) == last
+
+    user, eve = await person(api, owner, "eve", "OWNER")
+    assert (await owner.delete(f"{V1}/tokens/{bootstrap}")).status_code == 204
+    await made(eve, "tokens", name="hers", role="OWNER", scopes=WRITES)
+    assert problem(await eve.patch(f"{V1}/users/{user}", json={"role": "ADMIN"})) == last
+    assert problem(await eve.delete(f"{V1}/users/{user}")) == last
+    await person(api, eve, "adam", "OWNER")
+    assert (await eve.delete(f"{V1}/users/{user}")).status_code == 204
+
+
+async def test_two_owners_do_not_end_each_other_at_once(
+    postgres_url: str, settings: Settings
+) -> None:
+    async with running(replaced(settings, database=postgres_url)) as api:
+        workspace = await api.workspace("w")
+        first = await api.service.identity.make_token(workspace, "first", Role.OWNER)
+        second = await api.client(await api.token(Role.OWNER, workspace))
+        mine = (await second.get(f"{V1}/tokens")).json()[0]["id"]
+        other = await asyncpg.connect(postgres_url)
+        try:
+            async with other.transaction():
+                # Somebody else ends the first token and has not committed yet.
+                await other.execute("select from workspace where id = $1 for update", workspace)
+                ended = "update token set revoked_at = now() where id = $1"
+                await other.execute(ended, first.id)
+                late = asyncio.create_task(second.delete(f"{V1}/tokens/{mine}"))
+                raw = Raw(postgres_url)
+                waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+
+                async def blocked() -> bool:
+                    return bool(await raw.value(waits))
+
+                await eventually(blocked)
+            assert problem(await late) == (409, "last_owner")
+        finally:
+            await other.close()
+
+
+async def test_two_owners_end_each_other_and_one_stays(api: Api) -> None:
+    workspace = await api.workspace("w")
+    clients = [await api.acting(Role.OWNER, workspace) for _ in range(2)]
+    ids = [each["id"] for each in (await clients[0].get(f"{V1}/tokens")).json()]
+    answers = await asyncio.gather(
+        *(client.delete(f"{V1}/tokens/{each}") for client, each in zip(clients, ids, strict=True))
+    )
+    assert sorted(each.status_code for each in answers) in ([204, 409], [204, 401])
+
+
+async def test_a_name_tells_nothing_of_other_workspaces(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    theirs = await api.acting(Role.OWNER, await api.workspace("theirs"))
+    for client in (owner, theirs):
+        await made(client, "users", name="ann", password=PASSWORD)
+        await made(client, "workspaces", name="default")
+    twice = {"name": "ann", "password": PASSWORD}
+    assert problem(await theirs.post(f"{V1}/users", json=twice)) == (409, "name_taken")
+
+
+async def test_a_login_means_the_user_of_the_named_workspace(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    workspace = await api.workspace("theirs")
+    theirs = await api.acting(Role.OWNER, workspace)
+    hers = {"name": "ann", "password": "another long password"}
+    mine = await made(owner, "users", name="ann", password=PASSWORD)
+    other = await made(theirs, "users", **hers)
+    nobody = await api.client()
+
+    async def login(**more: Any) -> httpx2.Response:
+        return await nobody.post(f"{V1}/login", json=hers | more)
+
+    assert problem(await login()) == (401, "login_refused")  # the oldest of the name has another
+    for named in ("theirs", str(workspace)):
+        answer = (await login(workspace=named)).json()
+        assert answer["workspaceId"] == str(workspace)
+        ann = await api.client(answer["token"])
+        assert (await ann.get(f"{V1}/me")).json()["userId"] == other["id"]
+    plain = await logged_in(api, "ann")
+    assert (await plain.get(f"{V1}/me")).json()["userId"] == mine["id"]
+
+
+async def test_every_refused_login_is_the_same_after_the_same_work(
+    api: Api, owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tenuto.engine import identity
+
+    await made(owner, "users", name="ann", password=PASSWORD)
+    await api.service.identity.login("ann", PASSWORD)  # the decoy is made once
+    verified: list[str] = []
+    verify = identity._verify
+
+    def counted(stored: str, password: str) -> bool:
+        verified.append(stored)
+        return verify(stored, password)
+
+    monkeypatch.setattr(identity, "_verify", counted)
+    nobody, said = await api.client(), set()
+    for number, body in enumerate(
+        [
+            {"name": "ann", "password": "wrong password"},
+            {"name": "bob", "password": PASSWORD},
+            {"name": "ann", "password": PASSWORD, "workspace": "nowhere"},
+            {"name": "ann", "password": PASSWORD, "workspace": str(uuid4())},
+            {"name": "bob", "password": PASSWORD, "workspace": str(DEFAULT_WORKSPACE)},
+            {"name": "ann", "password": PASSWORD, "workspace": "a\x00b"},
+        ],
+        1,
+    ):
+        answer = await nobody.post(f"{V1}/login", json=body)
+        assert problem(answer) == (401, "login_refused")
+        said.add(answer.content)
+        assert len(verified) == number
+    assert len(said) == 1
+
+
+async def test_a_user_from_before_keeps_the_bare_name(
+    api: Api, owner: httpx2.AsyncClient, database_url: str
+) -> None:
+    first = await made(owner, "users", name="ann", password=PASSWORD)
+    await Raw(database_url).execute("update app_user set home = null")
+    again = {"name": "ann", "password": PASSWORD}
+    assert problem(await owner.post(f"{V1}/users", json=again)) == (409, "name_taken")
+    theirs = await api.acting(Role.OWNER, await api.workspace("theirs"))
+    await made(theirs, "users", name="ann", password="another long password")
+    ann = await logged_in(api, "ann")
+    assert (await ann.get(f"{V1}/me")).json()["userId"] == first["id"]
+
+
+async def test_workspaces_made_from_one_are_counted(settings: Settings) -> None:
+    async with running(replaced(settings, workspaces_per_owner=2)) as api:
+        tenant = await api.acting(Role.OWNER, UUID((await of_operator(api))["workspace"]["id"]))
+        child = (await made(tenant, "workspaces", name="child"))["token"]
+        inside = await api.client(child)
+        await made(inside, "workspaces", name="grandchild")
+        for client in (inside, tenant):
+            more = await client.post(f"{V1}/workspaces", json={"name": "more"})
+            assert problem(more) == (409, "too_many_workspaces")
+        await of_operator(api)  # the operator's own are counted apart
+        operator = await api.acting()
+        more = await operator.post(f"{V1}/workspaces", json={"name": "third"})
+        assert problem(more) == (409, "too_many_workspaces")
+
+
+async def of_operator(api: Api) -> dict[str, Any]:
+    return await made(await api.acting(), "workspaces", name="tenant")
