@@ -54,6 +54,10 @@ class Raw:
             body = await self._reader.readexactly(length)
         return int(head.split(b" ", 2)[1]), msgspec.json.decode(body) if body else None
 
+    async def line(self) -> bytes:
+        """What comes before an answer: a first line and an empty one."""
+        return await self._reader.readuntil(b"\r\n\r\n")
+
     async def refusal(self) -> tuple[int, str]:
         """Status and code of a refusal, after which the server has closed the connection."""
         status, body = await self.answer()
