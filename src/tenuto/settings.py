@@ -4,6 +4,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ from tenuto.model.errors import Invalid
 from tenuto.model.quota import Quota
 
 _TOO_MUCH = 1_000_000_000
-_ABOVE_ZERO = ("heartbeat_s", "lease_s", "tick_s", "poll_s", "slots", "transcript_kb", "body_kb")
+_ABOVE_ZERO = (
+    *("heartbeat_s", "lease_s", "tick_s", "poll_s", "slots", "transcript_kb", "body_kb"),
+    *("connections", "connections_per_address"),
+    *("streams_per_token", "streams_per_workspace", "polls_per_token"),
+)
 _AT_MOST = {
     "port": 65535,
     "max_depth": 100_000,
@@ -49,6 +54,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Port that the API listens on; 0: any free one."""
     body_kb: int = 16384
     """Kilobytes that a request's body may have."""
+    connections: int = 1000
+    """Connections that the API holds, fewer where the process may open fewer files."""
+    connections_per_address: int = 200
+    """Connections of one address (of IPv6: one /64); those of `proxies` are not counted."""
+    proxies: str = ""
+    """Proxies whose `X-Forwarded-For` is believed: addresses or CIDR, by commas; empty: none."""
+    streams_per_token: int = 50
+    """Live event streams that one token may hold at once."""
+    streams_per_workspace: int = 500
+    """Live event streams that one workspace may hold at once."""
+    polls_per_token: int = 500
+    """Claims of one token that may wait for a task at once."""
     rate_per_s: float = 1000.0
     """Requests a second that one token may make, twice as many at once; 0: no limit."""
     workspaces_per_owner: int = 100
@@ -129,6 +146,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         pairs = (part.partition("=") for part in self.gateways.split(",") if part.strip())
         return {name.strip(): url.strip() for name, _, url in pairs}
 
+    def proxy_networks(self) -> list[IPv4Network | IPv6Network]:
+        """The proxies whose word is believed about who asks."""
+        return [ip_network(part.strip()) for part in self.proxies.split(",") if part.strip()]
+
     def callback_url(self) -> str:
         """Where sessions of gateways reach the API."""
         return self.public_url.rstrip("/") or f"http://{self.host}:{self.port}"
@@ -193,6 +214,10 @@ def _check(settings: Settings) -> None:
         raise Invalid("the setting alert_url must begin with http:// or https://")
     if not 0 < settings.webhook_timeout_s <= 30:
         raise Invalid("the setting webhook_timeout_s must be above 0 and at most 30")
+    try:
+        settings.proxy_networks()
+    except ValueError as error:
+        raise Invalid(f"the setting proxies is wrong: {error}; use addresses or CIDR") from error
     _check_gateways(settings)
 
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from tenuto import app
+from tenuto.api.connection_limits import Deadlines
 from tenuto.api.server import serve
 from tenuto.api.service import Service
 from tenuto.engine.engine import DEFAULT_WORKSPACE
@@ -57,7 +58,7 @@ class Api:
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[Api]:
+async def running(settings: Settings, deadlines: Deadlines | None = None) -> AsyncIterator[Api]:
     """A server on these settings, until the block ends."""
     store = app.open_store(settings.url())
     await store.migrate()
@@ -65,7 +66,7 @@ async def running(settings: Settings) -> AsyncIterator[Api]:
     stop = asyncio.Event()
     told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     async with app.service(settings) as service, AsyncExitStack() as stack:
-        task = asyncio.create_task(serve(service, stop, told.set_result))
+        task = asyncio.create_task(serve(service, stop, told.set_result, deadlines=deadlines))
         task.add_done_callback(lambda _: told.done() or told.cancel())
         await asyncio.wait([told])
         if task.done():

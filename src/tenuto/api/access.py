@@ -191,16 +191,25 @@ ROUTES: dict[str, Access | None] = {
 }
 
 
-async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Let a request through that its route's row of the table allows, and say who asks."""
-    del handler
-    scope: Any = connection.scope
+async def admit(scope: Any) -> Access | None:
+    """Let a request through that its route's row of the table allows, and say who asks.
+
+    This looks at nothing but the head of the request: the body of a stranger is not read.
+    """
     route = f"{scope['method']} {scope['path_template']}"
     if route not in ROUTES:  # the framework would answer OPTIONS on every path
         raise MethodNotAllowedException(headers={"Allow": _methods(scope["path_template"])})
     access = ROUTES[route]
     if access is not PUBLIC:
-        await _admit(connection, access)
+        await _admit(ASGIConnection(scope), access)
+    return access
+
+
+async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Refuse unknown query parameters, and answer a repeated request as before."""
+    del handler
+    scope: Any = connection.scope
+    route = f"{scope['method']} {scope['path_template']}"
     if scope["query_string"]:
         _check_query(connection, route)
     key = connection.headers.get("idempotency-key")

@@ -31,8 +31,10 @@ from tenuto.api import (
     work,
 )
 from tenuto.api.access import V1, desk_of, guard
+from tenuto.api.bodies import Checks
 from tenuto.api.gate import Gate
-from tenuto.api.metrics import metrics, watched
+from tenuto.api.metrics import Watch, metrics
+from tenuto.api.middleware import OuterMiddleware
 from tenuto.api.openapi import document, page
 from tenuto.api.service import Desk, Service
 
@@ -83,13 +85,16 @@ def make_app(service: Service) -> Litestar:
             idempotency.Repeated: idempotency.repeated,
             Exception: problems.respond,
         },
-        middleware=[DefineMiddleware(Gate, limit=service.settings.body_kb * 1024)],
+        middleware=[DefineMiddleware(Gate, limit=service.settings.body_kb * 1024, checks=Checks())],
+        request_max_body_size=None,
         openapi_config=OpenAPIConfig(title="Tenuto", version=__version__, path="/_schema"),
         on_app_init=[_quiet],
         logging_config=None,
         state=State({"service": service}),
     )
-    return watched(app, service.clock)
+    # Around all of it, the framework's refusals of unknown paths included.
+    app.asgi_handler = OuterMiddleware(Watch(app.asgi_handler, service.clock))
+    return app
 
 
 def _quiet(config: AppConfig) -> AppConfig:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from litestar import Litestar, MediaType, Request, Response, get
+from litestar import MediaType, Request, Response, get
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
@@ -59,12 +59,6 @@ async def watch(service: Service, stop: asyncio.Event) -> "asyncio.Task[None]":
             log.warning("no sample of metrics: %s", error)
 
     return asyncio.create_task(repeat(sample, lambda: SAMPLE_S, stop, service.clock))
-
-
-def watched(app: Litestar, clock: Clock) -> Litestar:
-    """The application with a `Watch` around all of it, its refusals of unknown paths included."""
-    app.asgi_handler = Watch(app.asgi_handler, clock)
-    return app
 
 
 class Watch:

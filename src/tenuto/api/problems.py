@@ -20,20 +20,30 @@ log = logging.getLogger("tenuto.api")
 MEDIA_TYPE = "application/problem+json"
 FAULT = 500
 _TITLES = {
+    400: "Bad request",
     401: "Unauthorized",
     403: "Forbidden",
     404: "Not found",
     405: "Method not allowed",
+    408: "Request timeout",
     409: "Conflict",
     412: "Precondition failed",
     413: "Content too large",
     415: "Unsupported media type",
     422: "Unprocessable content",
     429: "Too many requests",
+    431: "Request header fields too large",
     500: "Internal error",
     503: "Unavailable",
 }
-_STATUS_OF_CODE = {"body_too_large": 413, "unsupported_media_type": 415, "version_conflict": 412}
+_STATUS_OF_CODE = {
+    "invalid_request": 400,
+    "request_timeout": 408,
+    "version_conflict": 412,
+    "body_too_large": 413,
+    "unsupported_media_type": 415,
+    "headers_too_large": 431,
+}
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 415: "unsupported_media_type"}
 
 

@@ -2,25 +2,33 @@
 
 import asyncio
 import logging
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from litestar import Litestar
 
 from tenuto import private
 from tenuto.api.app import make_app
+from tenuto.api.connection import Connection, Edge
+from tenuto.api.connection_limits import ConnectionTable, Deadlines
 from tenuto.api.metrics import watch
 from tenuto.api.service import Service
 from tenuto.engine.engine import DEFAULT_WORKSPACE
+from tenuto.loop import repeat
 from tenuto.model.errors import Unauthenticated, Unavailable
 from tenuto.settings import Settings
 
 log = logging.getLogger("tenuto.api")
 
 BACKLOG = 2048
+FILES_KEPT = 100
+"""Open files that connections leave to databases, logs and webhooks."""
 END_S = 5
 """Seconds that open requests have to end."""
 TOKEN_FILE = "token"  # noqa: S105  a file's name
@@ -58,24 +66,32 @@ async def serve(
     stop: asyncio.Event,
     ready: Callable[[str], None] | None = None,
     make: Callable[[Service], Litestar] = make_app,
+    deadlines: Deadlines | None = None,
 ) -> None:
     """Answer requests until `stop`; open streams and long polls end, other requests finish."""
     bound = listen(service.settings)
     port = bound.getsockname()[1]
+    edge = _edge(service, deadlines)
+    http: Any = partial(Connection, edge)
     config = uvicorn.Config(
         make(service),
+        http=http,
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="off",
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=END_S,
-        h11_max_incomplete_event_size=64 * 1024,
     )
     server = _Server(config)
     await _bootstrap(service)
     watching = await watch(service, stop)
     running = asyncio.create_task(server.serve(sockets=[bound]))
     hub = asyncio.create_task(service.hub.run(stop, service.clock))
+    sweeping = asyncio.create_task(
+        repeat(edge.sweep_once, lambda: edge.deadlines.sweep_s, stop, service.clock)
+    )
     stopped = asyncio.create_task(stop.wait())
     url = f"http://{service.settings.host}:{port}"
     log.info("API on %s", url)
@@ -89,7 +105,35 @@ async def serve(
         server.should_exit = True
         stopped.cancel()
         await asyncio.gather(running, hub, watching)
+        sweeping.cancel()
+        await asyncio.gather(sweeping, return_exceptions=True)
         bound.close()
+
+
+def _edge(service: Service, deadlines: Deadlines | None) -> Edge:
+    """The bounds of the server's connections, no wider than the limit of open files allows."""
+    settings = service.settings
+    table: ConnectionTable[Connection] = ConnectionTable(
+        _holdable(settings.connections), settings.connections_per_address
+    )
+    return Edge(service.clock, table, settings.proxy_networks(), deadlines)
+
+
+def _holdable(wanted: int) -> int:
+    """How many connections the process can hold; raises its limit of open files if needed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + FILES_KEPT
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    held = max(soft - FILES_KEPT, soft // 2)
+    log.warning(
+        "the limit of %d open files allows %d connections, not %d (setting connections)",
+        *(soft, held, wanted),
+    )
+    return held
 
 
 async def _bootstrap(service: Service) -> None:

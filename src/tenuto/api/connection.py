@@ -1,0 +1,298 @@
+"""One client's connection: bounds on what it may send, how slowly, and how many there may be.
+
+The parser and the server are uvicorn's. This counts bytes before the parser gets them, because the
+parser joins the pieces of a header at a cost that grows with the square, and looks at all
+connections once a second for those whose time is over.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from enum import Enum
+from typing import Any
+
+import httptools
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.utils import get_remote_addr
+
+from tenuto.api import problems
+from tenuto.api.connection_limits import ConnectionTable, Deadlines
+from tenuto.api.forwarded import Networks, client_of, holds, place_of
+from tenuto.clock import Clock
+from tenuto.model.errors import Invalid, TenutoError, Unavailable
+
+log = logging.getLogger("tenuto.api")
+
+HEAD_BYTES = 64 * 1024
+"""Bytes of a request line with its headers, or of anything else that is no body."""
+HEADERS = 100
+PIPELINED = 16
+"""Requests that may wait for the answers before them."""
+LINGER_BYTES = 16 * 1024 * 1024
+"""Bytes that a refused client may go on sending before it is cut off."""
+REPORT_S = 60.0
+"""Seconds between lines of the log about refusals: strangers must not fill it."""
+
+
+class Phase(Enum):
+    """What is expected of the client."""
+
+    IDLE = 1
+    """A next request, perhaps."""
+    HEAD = 2
+    BODY = 3
+    ANSWER = 4
+    """To read: its request is complete."""
+    REFUSED = 5
+    """To close: it has been told why, and whatever else it sends is thrown away."""
+
+
+class Edge:
+    """What all connections of a server share: the table, the deadlines, the count of refusals."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        table: "ConnectionTable[Connection]",
+        proxies: Networks = (),
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        self.clock = clock
+        self.table = table
+        self.proxies = proxies
+        self.deadlines = deadlines or Deadlines()
+        self.connections: set[Connection] = set()
+        self._refused: Counter[str] = Counter()
+        self._reported = clock.elapsed()
+
+    def refusal(self, error: TenutoError) -> bytes:
+        """The whole answer to a request that no handler sees; counts it."""
+        self._refused[error.code] += 1
+        problem, headers = problems.of(error)
+        body = msgspec.json.encode(problem)
+        headers |= {
+            "content-type": problems.MEDIA_TYPE,
+            "content-length": str(len(body)),
+            "x-content-type-options": "nosniff",
+            "cache-control": "no-store",
+            "connection": "close",
+        }
+        lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
+        return b"".join([STATUS_LINE[problem.status], *lines, b"\r\n", body])
+
+    async def sweep_once(self) -> int:
+        """Ends the connections whose time is over; answers how many."""
+        now = self.clock.elapsed()
+        ended = sum(connection.look(now) for connection in list(self.connections))
+        if self._refused and now - self._reported >= REPORT_S:
+            told = ", ".join(f"{code} {count}" for code, count in self._refused.most_common())
+            log.warning("refused before any route in the last minute: %s", told)
+            self._refused.clear()
+        if not self._refused:
+            self._reported = now
+        return ended
+
+
+class Connection(HttpToolsProtocol):
+    """A connection that ends when its client sends too much, too slowly, or reads too little."""
+
+    def __init__(self, edge: Edge, **given: Any) -> None:
+        super().__init__(**given)
+        self._edge = edge
+        self._phase = Phase.HEAD
+        self._since = 0.0
+        """When the phase began."""
+        self._received = 0
+        """Bytes of the body so far; of a refused client, bytes thrown away."""
+        self._undelivered = 0
+        """Bytes since the parser last delivered headers or a part of a body."""
+        self._refusal: TenutoError | None = None
+        self._unsent = 0
+        self._unsent_since: float | None = None
+        self._behind_proxy = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        address, _ = get_remote_addr(transport) or ("-", 0)
+        edge = self._edge
+        self._behind_proxy = holds(edge.proxies, address)
+        decision = edge.table.add(self, None if self._behind_proxy else place_of(address))
+        if not decision.accepted:
+            self.transport = transport
+            error = Unavailable(
+                f"the server has as many connections as it holds, or {address} has as many as"
+                " one address may have; close some",
+                "too_many_connections",
+            )
+            transport.write(edge.refusal(error))
+            transport.close()
+            return
+        if decision.closed is not None:
+            decision.closed.transport.abort()
+        super().connection_made(transport)
+        self._since = edge.clock.elapsed()
+        edge.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._edge.table.remove(self)
+        self._edge.connections.discard(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser no more than may be undelivered."""
+        self._unset_keepalive_if_required()
+        if self._phase is Phase.IDLE:
+            self._enter(Phase.HEAD)
+        while data and not self.transport.is_closing():
+            if self._is_refused():
+                self._throw_away(len(data))
+                return
+            room = HEAD_BYTES - self._undelivered
+            piece, data = data[:room], data[room:]
+            self._undelivered += len(piece)
+            self._feed(piece)
+            if self._undelivered >= HEAD_BYTES and not self._is_refused():
+                self._refuse(
+                    Invalid(
+                        f"a request line with its headers has at most {HEAD_BYTES:,} bytes",
+                        "headers_too_large",
+                    )
+                )
+
+    def _feed(self, piece: bytes) -> None:
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            # No other protocol is spoken here. What follows on the connection may be in one.
+            if self.cycle is not None:
+                self.cycle.keep_alive = False
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or Invalid("this is no HTTP request", "invalid_request"))
+
+    def on_message_begin(self) -> None:
+        if self._phase is not Phase.HEAD:
+            self._enter(Phase.HEAD)  # a request that came together with the one before it
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Refuse too many headers, and start the request."""
+        self._undelivered = 0
+        if len(self.headers) > HEADERS:
+            self._stop(Invalid(f"a request has at most {HEADERS} headers", "headers_too_large"))
+        if len(self.pipeline) >= PIPELINED:
+            self._stop(Invalid(f"at most {PIPELINED} requests wait for answers", "invalid_request"))
+        if self._behind_proxy:
+            self.scope["client"] = client_of(self.client, self.headers, self._edge.proxies)
+        super().on_headers_complete()
+        self.headers = []  # trailers are headers to the parser; they must not reach the request
+        self._received = 0
+        self._enter(Phase.BODY)
+        self._edge.table.serve(self)
+
+    def _stop(self, error: TenutoError) -> None:
+        """Makes the parser stop, which leads to the refusal."""
+        self._refusal = error
+        raise error
+
+    def on_body(self, body: bytes) -> None:
+        self._undelivered = 0
+        self._received += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._undelivered = 0
+        super().on_message_complete()
+        if self._in_progress():
+            self._phase = Phase.ANSWER
+        else:
+            self._rest()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.pipeline or self._in_progress():
+            return
+        if self._phase is Phase.ANSWER:
+            self._rest()
+        elif self._phase is Phase.HEAD:
+            self._edge.table.wait(self)
+
+    def resume_writing(self) -> None:
+        self._unsent_since = None
+        super().resume_writing()
+
+    def _rest(self) -> None:
+        self._enter(Phase.IDLE)
+        self._edge.table.wait(self)
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._since = self._edge.clock.elapsed()
+
+    def _in_progress(self) -> bool:
+        cycle = self.cycle
+        return cycle is not None and not cycle.response_complete and not cycle.disconnected
+
+    def _is_refused(self) -> bool:
+        return self._phase is Phase.REFUSED
+
+    def look(self, now: float) -> bool:
+        """Ends the connection if its time is over; answers whether it was."""
+        deadlines = self._edge.deadlines
+        if self._reads_too_little(now):
+            self.transport.abort()
+            return True
+        if self._is_refused():
+            over = now - self._since >= deadlines.linger_s and not self._in_progress()
+            if over:
+                self.transport.close()
+            return over
+        if self._phase is Phase.IDLE and now - self._since > self.timeout_keep_alive + 1:
+            self.transport.close()  # uvicorn's timer does not know bodies that outlast their answer
+            return True
+        if not self._is_late(now):
+            return False
+        self._refuse(Invalid("the request did not arrive in time", "request_timeout"))
+        return True
+
+    def _is_late(self, now: float) -> bool:
+        deadlines = self._edge.deadlines
+        if self.transport.is_closing() or self.flow.read_paused:
+            return False  # it cannot send: this side does not read
+        if self._phase is Phase.HEAD:
+            return now - self._since >= deadlines.head_s and not self._in_progress()
+        return self._phase is Phase.BODY and now >= deadlines.body_by(self._since, self._received)
+
+    def _reads_too_little(self, now: float) -> bool:
+        """Whether the client has left an answer unread for too long."""
+        unsent = self.transport.get_write_buffer_size()
+        if not unsent:
+            self._unsent_since = None
+            return False
+        deadlines = self._edge.deadlines
+        if self._unsent_since is None or unsent <= self._unsent - deadlines.write_least:
+            self._unsent, self._unsent_since = unsent, now
+        return now - self._unsent_since >= deadlines.write_s
+
+    def _refuse(self, error: TenutoError) -> None:
+        """Tells the client why, where that is possible, and reads on until it can know."""
+        in_body = self._phase is Phase.BODY
+        self._enter(Phase.REFUSED)
+        self._received = 0
+        cycle = self.cycle
+        if self._in_progress() and not in_body:
+            cycle.keep_alive = False  # an answer to an earlier request is under way
+            return
+        if in_body:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        if in_body and cycle.response_started:
+            self.transport.close()
+            return
+        self.transport.write(self._edge.refusal(error))
+        self.transport.write_eof()
+        self.flow.resume_reading()
+
+    def _throw_away(self, count: int) -> None:
+        self._received += count
+        if self._received > LINGER_BYTES:
+            self.transport.abort()

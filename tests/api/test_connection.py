@@ -1,0 +1,366 @@
+"""What a client may send, how slowly, and over how many connections, before anybody knows it."""
+
+import asyncio
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+from tests.api.conftest import Api, replaced, running
+from tests.waiting import eventually
+
+from tenuto.api import connection, server
+from tenuto.api.connection_limits import ConnectionTable, Deadlines
+from tenuto.api.forwarded import client_of, holds, place_of
+from tenuto.settings import Settings
+
+HASTY = Deadlines(head_s=0.3, body_s=0.3, write_s=0.5, linger_s=0.3, sweep_s=0.05)
+LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+LINE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /api/v1/login HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    """These tests do not depend on the database."""
+    return Settings(database=f"sqlite:///{tmp_path}/t.db", data=str(tmp_path), port=0)
+
+
+class Raw:
+    """A connection that sends bytes and reads answers."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def answer(self) -> tuple[int, Any]:
+        """The next answer: its status, and its body as JSON."""
+        async with asyncio.timeout(10):
+            head = await self._reader.readuntil(b"\r\n\r\n")
+            length = next(
+                int(line.split(b":")[1])
+                for line in head.lower().split(b"\r\n")
+                if line.startswith(b"content-length")
+            )
+            body = await self._reader.readexactly(length)
+        return int(head.split(b" ", 2)[1]), msgspec.json.decode(body) if body else None
+
+    async def line(self) -> bytes:
+        """What comes before an answer: a first line and an empty one."""
+        return await self._reader.readuntil(b"\r\n\r\n")
+
+    async def refusal(self) -> tuple[int, str]:
+        """Status and code of a refusal, after which the server has closed the connection."""
+        status, body = await self.answer()
+        assert await self.is_closed()
+        return status, body["code"]
+
+    async def is_closed(self) -> bool:
+        async with asyncio.timeout(10):
+            try:
+                return await self._reader.read(1) == b""
+            except ConnectionError:
+                return True
+
+
+@asynccontextmanager
+async def raw(api: Api, address: str = "127.0.0.1") -> AsyncIterator[Raw]:
+    parts = urlsplit(api.url)
+    reader, writer = await asyncio.open_connection(
+        parts.hostname, parts.port, local_addr=(address, 0)
+    )
+    try:
+        yield Raw(reader, writer)
+    finally:
+        writer.close()
+
+
+TOO_LARGE: dict[str, list[bytes]] = {
+    "one header": [LINE + b"X-Big: ", *[b"a" * 30_000] * 10],
+    "one header in one piece": [LINE + b"X-Big: " + b"a" * 200_000],
+    "a line": [b"GET /" + b"a" * 70_000],
+    "many headers": [LINE + b"".join(b"h%d: v\r\n" % n for n in range(101)) + b"\r\n"],
+    "trailers": [CHUNKED + b"1\r\n{\r\n0\r\nX-Trailer: ", *[b"a" * 30_000] * 10],
+    "a chunk's extension": [CHUNKED + b"1;e=", *[b"a" * 30_000] * 10],
+    "empty lines": [b"\r\n" * 20_000] * 3,
+}
+
+
+@pytest.mark.parametrize("kind", TOO_LARGE)
+async def test_what_is_no_body_has_a_bound(settings: Settings, kind: str) -> None:
+    async with running(settings) as api, raw(api) as client:
+        for piece in TOO_LARGE[kind]:
+            await client.send(piece)
+        assert await client.refusal() == (431, "headers_too_large")
+
+
+async def test_headers_up_to_the_bound_are_read(settings: Settings) -> None:
+    async with running(settings) as api, raw(api) as client:
+        many = b"".join(b"h%d: %s\r\n" % (n, b"v" * 600) for n in range(99))
+        assert len(LINE + many) < connection.HEAD_BYTES
+        for _ in range(3):  # each request is counted from the start
+            await client.send(LINE + many + b"\r\n")
+            assert (await client.answer())[0] == 200
+
+
+MALFORMED = {
+    "no request": b"hello there\r\n\r\n",
+    "two lengths": POST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    "length and chunks": POST + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "a bad chunk": CHUNKED + b"zz\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+async def test_what_is_no_request_is_refused_without_a_line_of_the_log(
+    settings: Settings, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(settings) as api, raw(api) as client:
+        caplog.clear()
+        await client.send(MALFORMED[kind])
+        assert await client.refusal() == (400, "invalid_request")
+        assert [each for each in caplog.records if each.name.startswith("uvicorn")] == []
+
+
+async def test_refusals_are_logged_together(
+    settings: Settings, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "REPORT_S", 0.2)
+    async with running(settings, HASTY) as api:
+        for _ in range(3):
+            async with raw(api) as client:
+                await client.send(MALFORMED["no request"])
+                assert await client.refusal() == (400, "invalid_request")
+        await eventually(lambda: "invalid_request" in caplog.text)
+    assert len([line for line in caplog.messages if "invalid_request" in line]) <= 3
+
+
+SLOW = {
+    "silent": b"",
+    "half a line": b"GET / HT",
+    "half a head": LINE,
+    "no body": POST + b"Content-Length: 5\r\n\r\n",
+    "half a body": POST + b"Content-Length: 5\r\n\r\n{",
+    "no chunk": CHUNKED,
+    "empty lines": b"\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", SLOW)
+async def test_a_request_that_stops_is_closed(settings: Settings, kind: str) -> None:
+    async with running(settings, HASTY) as api, raw(api) as client:
+        await client.send(SLOW[kind])
+        assert await client.refusal() == (408, "request_timeout")
+
+
+@pytest.mark.parametrize("start", [LINE + b"X: ", POST + b"Content-Length: 9999\r\n\r\n", CHUNKED])
+async def test_a_request_that_drips_is_closed(settings: Settings, start: bytes) -> None:
+    async with running(settings, HASTY) as api, raw(api) as client:
+        await client.send(start)
+
+        async def drip() -> None:
+            while True:
+                await client.send(b"1\r\nx\r\n" if start is CHUNKED else b"x")
+                await api.service.clock.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        try:
+            assert (await client.answer())[1]["code"] == "request_timeout"
+        finally:
+            dripping.cancel()
+            await asyncio.gather(dripping, return_exceptions=True)
+
+
+async def test_a_body_that_keeps_its_rate_may_take_longer(settings: Settings) -> None:
+    hasty = msgspec.structs.replace(HASTY, body_rate=1000)
+    async with running(settings, hasty) as api, raw(api) as client:
+        await client.send(POST + b"Content-Length: 3000\r\n\r\n")
+        begun = api.service.clock.elapsed()
+        for _ in range(10):
+            await client.send(b" " * 300)
+            await api.service.clock.sleep(0.1)
+        assert api.service.clock.elapsed() - begun > hasty.body_s
+        assert (await client.answer())[1]["code"] == "invalid_json"
+
+
+async def test_an_idle_connection_is_not_told_that_it_is_late(settings: Settings) -> None:
+    hasty = msgspec.structs.replace(HASTY, head_s=0.2)
+    async with running(settings, hasty) as api, raw(api) as client:
+        for _ in range(3):
+            await client.send(LIVE)
+            assert (await client.answer())[0] == 200
+            await api.service.clock.sleep(0.4)
+
+
+async def test_who_does_not_read_an_answer_is_cut_off(settings: Settings) -> None:
+    async with running(settings, HASTY) as api:
+        parts = urlsplit(api.url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=1024)
+        for _ in range(400):  # more than the buffers of both sides hold
+            writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+        await eventually(lambda: connections(api) == 1)
+        await eventually(lambda: connections(api) == 0)
+        writer.close()
+        del reader
+
+
+def connections(api: Api) -> int:
+    """How many connections the server holds."""
+    return len(tables[-1])
+
+
+tables: list[ConnectionTable[Any]] = []
+
+
+@pytest.fixture(autouse=True)
+def kept_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tests see the table of the server that they started last."""
+
+    class Kept(ConnectionTable[Any]):
+        def __init__(self, most: int, per_address: int) -> None:
+            super().__init__(most, per_address)
+            tables.append(self)
+
+    monkeypatch.setattr(server, "ConnectionTable", Kept)
+
+
+async def test_an_address_has_so_many_connections(settings: Settings) -> None:
+    async with running(replaced(settings, connections_per_address=2)) as api:
+        async with raw(api) as one, raw(api), raw(api) as third:
+            assert await third.refusal() == (503, "too_many_connections")
+            async with raw(api, "127.0.0.2") as other:
+                await other.send(LIVE)
+                assert (await other.answer())[0] == 200
+            await one.send(LIVE)
+            assert (await one.answer())[0] == 200
+        await eventually(lambda: connections(api) == 0)
+        async with raw(api) as again:
+            await again.send(LIVE)
+            assert (await again.answer())[0] == 200
+
+
+async def test_who_waited_longest_makes_room(settings: Settings) -> None:
+    async with (
+        running(replaced(settings, connections=2)) as api,
+        raw(api) as busy,
+        raw(api, "127.0.0.2") as silent,
+    ):
+        await busy.send(POST + b"Content-Length: 5\r\n\r\n")
+        await eventually(lambda: connections(api) == 2 and len(tables[-1]._waiting) == 1)
+        async with raw(api, "127.0.0.3") as new:
+            assert await silent.is_closed()
+            await new.send(POST + b"Content-Length: 5\r\n\r\n")
+            await eventually(lambda: not tables[-1]._waiting)
+            async with raw(api, "127.0.0.4") as last:
+                assert await last.refusal() == (503, "too_many_connections")
+
+
+async def test_a_trailer_is_no_header(settings: Settings) -> None:
+    async with running(settings) as api, raw(api) as client:
+        token = await api.token()
+        head = b"POST /api/v1/agent-tasks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        trailer = b"Authorization: Bearer %s\r\n" % token.encode()
+        chunked = b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+        await client.send(head + chunked + trailer + b"\r\n")
+        assert (await client.answer())[0] == 401
+
+
+async def test_pipelined_requests_are_answered_in_turn(settings: Settings) -> None:
+    async with running(settings) as api, raw(api) as client:
+        await client.send(LIVE * 10)
+        assert [(await client.answer())[0] for _ in range(10)] == [200] * 10
+        await client.send(LIVE * 5000)
+        assert [(await client.answer())[0] for _ in range(10)] == [200] * 10
+
+
+async def test_no_other_protocol_is_spoken(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(settings) as api, raw(api) as client:
+        caplog.clear()
+        await client.send(LINE + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        assert (await client.answer())[0] == 200
+        assert await client.is_closed()
+        assert [each for each in caplog.records if each.name.startswith("uvicorn")] == []
+
+
+async def test_connections_fit_the_limit_of_open_files(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = (256, 256)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: None)
+    assert server._holdable(1000) == 156
+    assert "allows 156 connections, not 1000" in caplog.text
+    limits = (256, 4096)
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: asked.append(wanted))
+    assert server._holdable(1000) == 1000
+    assert asked == [(1100, 4096)]
+
+
+def test_the_table_counts_each_address() -> None:
+    table: ConnectionTable[int] = ConnectionTable(most=10, per_address=2)
+    assert [table.add(n, "a").accepted for n in range(3)] == [True, True, False]
+    assert table.add(3, "b").accepted
+    assert [table.add(n, None).accepted for n in (4, 5, 6)] == [True] * 3
+    assert (len(table), table.count("a")) == (6, 2)
+    table.remove(0)
+    table.remove(0)
+    assert table.count("a") == 1
+    assert table.add(7, "a").accepted
+
+
+def test_the_table_closes_who_waited_longest() -> None:
+    table: ConnectionTable[int] = ConnectionTable(most=3, per_address=9)
+    for n in range(3):
+        table.add(n, "a")
+    table.serve(0)
+    table.wait(0)  # served meanwhile, it has not waited for long
+    assert table.add(3, "b").closed == 1
+    assert table.add(4, "b").closed == 2
+    assert table.add(5, "b").closed == 0
+    for n in (3, 4, 5):
+        table.serve(n)
+    assert table.add(6, "b") == table.add(7, "b")
+    assert not table.add(6, "b").accepted
+    table.wait(1)  # an ended one does not come back
+    assert not table.add(6, "b").accepted
+    assert len(table) == 3
+
+
+def test_the_client_is_the_rightmost_that_is_no_proxy() -> None:
+    proxies = Settings(proxies="10.0.0.0/8, 127.0.0.1, fd00::/8").proxy_networks()
+    assert holds(proxies, "10.1.2.3")
+    assert holds(proxies, "::ffff:10.1.2.3")
+    assert not holds(proxies, "192.0.2.1")
+    assert not holds(proxies, "no address")
+    peer = ("127.0.0.1", 4711)
+
+    def found(*values: bytes) -> str:
+        told = client_of(peer, [(b"x-forwarded-for", value) for value in values], proxies)
+        assert told is not None
+        return told[0]
+
+    assert found() == "127.0.0.1"
+    assert found(b"192.0.2.1") == "192.0.2.1"
+    assert found(b"203.0.113.9, 192.0.2.1, 10.0.0.7") == "192.0.2.1"
+    assert found(b"203.0.113.9", b"192.0.2.1") == "192.0.2.1"
+    assert found(b"203.0.113.9, nonsense, 10.0.0.7") == "10.0.0.7"
+    assert found(b"10.0.0.8, 10.0.0.7") == "10.0.0.8"
+
+
+def test_one_subscriber_is_one_place() -> None:
+    assert place_of("192.0.2.1") == "192.0.2.1"
+    assert place_of("::ffff:192.0.2.1") == "192.0.2.1"
+    assert place_of("2001:db8::1") == place_of("2001:db8::ffff:2") == "2001:db8::/64"
+    assert place_of("-") == "-"
