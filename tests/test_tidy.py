@@ -21,8 +21,11 @@ CHEATS = re.compile(
 MAY_CHEAT = {SOURCE / "clock.py", SOURCE / "worker" / "supervisor.py"}
 DRIVERS = {
     "asyncpg": {
-        SOURCE / "store" / "postgres.py",
+        SOURCE / "store" / "connector.py",
         SOURCE / "store" / "pool.py",
+        SOURCE / "store" / "postgres.py",
+        SOURCE / "store" / "postgres_admin.py",
+        SOURCE / "store" / "postgres_errors.py",
         SOURCE / "broker" / "postgres.py",
     },
     "sqlite3": {SOURCE / "store" / "sqlite.py", SOURCE / "store" / "sqlite_connection.py"},

@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -143,7 +142,6 @@ def open_store(url: str, *, many: bool = False) -> Store:
                 raise Unavailable(f"cannot make a folder for {path}: {error}") from error
         return SqliteStore(path)
     if url.startswith(("postgresql://", "postgres://")):
-        _check_address(url)
         from tenuto.store.postgres import PostgresStore  # noqa: PLC0415  asyncpg only when used
 
         return PostgresStore(url, many=many)
@@ -151,13 +149,6 @@ def open_store(url: str, *, many: bool = False) -> Store:
         f"{shown(url)!r} is not a database address; use sqlite:///path or postgresql://...",
         "database_invalid",
     )
-
-
-def _check_address(url: str) -> None:
-    try:
-        _ = urlsplit(url).port
-    except ValueError as error:
-        raise Invalid(f"the database address is wrong: {error}", "database_invalid") from error
 
 
 def open_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:
@@ -168,8 +159,12 @@ def open_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:
     if path is not None:
         return LocalWakeups(path, name[-20:], store.clock)
     from tenuto.broker.postgres import PostgresWakeups  # noqa: PLC0415  asyncpg only when used
+    from tenuto.store.postgres import PostgresStore  # noqa: PLC0415
 
-    return PostgresWakeups(url, store.clock, listen=listen)
+    assert isinstance(store, PostgresStore)
+    wakeups = PostgresWakeups(store.connect_for_hints, store.clock, listen=listen)
+    store.connector.when_given_up(wakeups.reconnect)
+    return wakeups
 
 
 @asynccontextmanager

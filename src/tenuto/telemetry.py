@@ -23,7 +23,13 @@ TASK: ContextVar[UUID | str | None] = ContextVar("task", default=None)
 MOST_SECRETS = 1000
 """Values that are known at a time; those heard of longest ago are given up."""
 _TOKENS = re.compile(r"(?:tnt|tns)_[\w-]{8,}|whsec_[\w+/=-]{8,}|eyJ[\w-]{5,}\.[\w-]{5,}\.[\w-]*")
-_PASSWORD = re.compile(r"(://[^/@:\s]*):[^/@\s]*@")
+_PASSWORD = re.compile(
+    r"(postgres(?:ql)?://[^/@:\s]*:)[^\s?]*@|(://[^/@:\s]*:)[^/\s]*@|([?&](?:ssl)?password=)[^&\s]+"
+)
+"""A password before a host, up to the last `@`, or one among the options of an address.
+
+In an address of PostgreSQL a password may hold a `/` that nobody escaped.
+"""
 
 
 class _Secrets:
@@ -71,7 +77,12 @@ def keep_secret(values: Iterable[str]) -> None:
 
 def without_password(url: str) -> str:
     """The text with a mask for the password of each address in it."""
-    return _PASSWORD.sub(rf"\1:{MASK}@", url)
+
+    def masked(found: re.Match[str]) -> str:
+        database, other, option = found.groups()
+        return f"{option}{MASK}" if option else f"{database or other}{MASK}@"
+
+    return _PASSWORD.sub(masked, url)
 
 
 def struck(text: str) -> str:

@@ -118,10 +118,12 @@ async def test_a_postgres_that_only_reads(postgres_url: str) -> None:
     raw = Raw(postgres_url)
     name = urlsplit(postgres_url).path[1:]
     await raw.execute(f"alter database {name} set default_transaction_read_only = on")
-    assert (await told(postgres_url))[0] == "database_unreachable"
+    code, message = await told(postgres_url)
+    assert code == "database_switching"
+    assert message == "the database is being switched over; try again in a few seconds"
     async with connect(Settings(database=postgres_url)) as engine:
         assert (await engine.show(task.id)).status == "PENDING"
-        assert await refusal(claim_all(engine, 1)) == "database_unreachable"
+        assert await refusal(claim_all(engine, 1)) == "database_switching"
 
 
 async def insisted(call: Callable[[], Awaitable[Any]]) -> Any:

@@ -46,6 +46,9 @@ class Counting:
         del workspace  # the store within is that workspace's already
         return self
 
+    def unhurried(self) -> "Counting":
+        return self
+
     async def open(self) -> None:
         await self.inner.open()
 

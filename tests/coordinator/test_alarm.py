@@ -47,6 +47,9 @@ class Frail:
         del workspace
         return self
 
+    def unhurried(self) -> "Frail":
+        return self
+
     def _check(self) -> None:
         if self.away[0] <= self._clock.elapsed() < self.away[1]:
             raise Unavailable("the database does not answer")

@@ -91,7 +91,8 @@ async def test_hints_that_cannot_be_sent_are_counted() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        wakeups = PostgresWakeups(f"postgresql://nobody@127.0.0.1:{port}/x", Clock(), listen=False)
+        url = f"postgresql://nobody@127.0.0.1:{port}/x"
+        wakeups = PostgresWakeups(lambda: asyncpg.connect(url), Clock(), listen=False)
         wakeups.announce(["lane:1"])
         await eventually(lambda: grown() == 1)
         await wakeups.close()
@@ -112,7 +113,7 @@ class Ended:
 
 async def test_a_connection_that_ends_below_a_hint_is_counted() -> None:
     grown = since("tenuto_broker_errors_total")
-    wakeups = PostgresWakeups("postgresql://nobody@127.0.0.1/x", Clock(), listen=False)
+    wakeups = PostgresWakeups(asyncpg.connect, Clock(), listen=False)
     wakeups._connection = Ended()
     wakeups.announce(["lane:1"])
     await eventually(lambda: grown() == 1)

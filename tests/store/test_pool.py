@@ -3,18 +3,20 @@
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 
 import asyncpg
 import pytest
+from tests.services.postgres import PostgresServer
 
-from tenuto.store import pool as pool_module
+from tenuto.store.connector import SERVER_SIDE, Connector
 from tenuto.store.pool import Pool
 
 
 @pytest.fixture
 async def pool(postgres_url: str) -> AsyncIterator[Pool]:
-    pool = Pool(postgres_url, 2, {"application_name": "tenuto"})
+    pool = Pool(Connector(postgres_url), 2, {"application_name": "tenuto"})
     yield pool
     await pool.close()
 
@@ -92,46 +94,82 @@ async def test_a_connection_that_ended_while_idle_is_not_handed_out(pool: Pool) 
 
 
 async def test_who_cannot_connect_lets_the_next_one_try() -> None:
-    pool = Pool("postgresql://nobody@127.0.0.1:1/nothing", 1, {})
+    pool = Pool(Connector("postgresql://nobody@127.0.0.1:1/nothing"), 1, {})
     answers = await asyncio.gather(pool.take(5), pool.take(5), return_exceptions=True)
     assert [type(answer) for answer in answers] == [ConnectionRefusedError] * 2
 
 
-async def test_a_statement_that_takes_too_long_is_given_up(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool_module, "_ANSWER_S", 0.2)
-    connection = await pool.take(1)
+@pytest.fixture
+async def hurried(postgres_url: str) -> AsyncIterator[Pool]:
+    """A pool whose server has little time to answer."""
+    pool = Pool(Connector(postgres_url), 2, {}, answer_s=0.6)
+    yield pool
+    await pool.close()
+
+
+async def test_a_statement_that_takes_too_long_is_given_up(hurried: Pool) -> None:
+    connection = await hurried.take(1)
     with pytest.raises(asyncpg.QueryCanceledError):
         await connection.execute("select pg_sleep(60)")
-    pool.give(connection, broken=True)
+    hurried.give(connection, broken=True)
 
 
-async def test_a_server_that_answers_no_more_is_not_waited_for(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    silent = await pool.take(1)
+async def test_a_server_that_answers_no_more_is_not_waited_for(hurried: Pool) -> None:
+    silent = await hurried.take(1)
     pid = await backend(silent)
-    pool.give(silent, broken=False)
-    monkeypatch.setattr(pool_module, "_ANSWER_S", 0.2)
-    other = await pool.take(1)  # the same one, and a look from now on every so often
-    pool._look()
-    assert other is silent
+    other = await hurried.take(1)
+    hurried.give(other, broken=False)
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(asyncpg.ConnectionDoesNotExistError):
-            await other.execute("select 1")
+            await silent.execute("select 1")
     finally:
         os.kill(pid, signal.SIGCONT)
-    pool.give(other, broken=True)
+    hurried.give(silent, broken=True)
+    again = await hurried.take(1)
+    assert again is not other, "the others lead to the same silent server"
+    hurried.give(again, broken=False)
 
 
-async def test_a_use_that_ends_between_two_looks_goes_on(pool: Pool) -> None:
+async def test_a_use_that_makes_progress_goes_on(pool: Pool) -> None:
     connection = await pool.take(1)
-    pool._look()
+    for _ in range(20):
+        pool._look()
+        assert await backend(connection)
     pool.give(connection, broken=False)
-    again = await pool.take(1)
-    assert again is connection
-    pool._look()
-    assert await backend(again)
-    pool.give(again, broken=False)
+
+
+async def test_connections_in_use_are_not_handed_out_after_their_server_was_given_up(
+    pool: Pool,
+) -> None:
+    used, idle = await pool.take(1), await pool.take(1)
+    pool.give(idle, broken=False)
+    pool.give_up()
+    assert idle.is_closed()
+    assert await backend(used)
+    pool.give(used, broken=False)
+    assert used.is_closed()
+    fresh = await pool.take(1)
+    pool.give(fresh, broken=False)
+    assert await pool.take(1) is fresh
+    pool.give(fresh, broken=False)
+
+
+async def test_the_kernel_notices_a_lost_machine(postgres: PostgresServer) -> None:
+    pool = Pool(Connector(postgres.tcp_url("postgres")), 1, SERVER_SIDE)
+    connection = await pool.take(1)
+    found = connection._transport.get_extra_info("socket")
+    assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+    assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+    assert await connection.fetchval("select current_setting('tcp_user_timeout')") == "10000"
+    pool.give(connection, broken=False)
+    await pool.close()
+
+
+async def test_a_use_that_is_slow_by_nature_has_longer(postgres_url: str) -> None:
+    pool = Pool(Connector(postgres_url), 1, {}, answer_s=600)
+    connection = await pool.take(1)
+    assert await connection.fetchval("select current_setting('statement_timeout')") == "8min"
+    pool.give(connection, broken=False)
+    await pool.close()

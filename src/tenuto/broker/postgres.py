@@ -5,7 +5,7 @@ transaction. The first hint goes out at once; those that follow it closely gathe
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -29,10 +29,12 @@ _FAULTS = (
 
 
 class PostgresWakeups:
-    """Hints between all processes on one PostgreSQL database."""
+    """Hints between all processes on one PostgreSQL database; `connect` makes a connection."""
 
-    def __init__(self, url: str, clock: Clock, *, listen: bool = True) -> None:
-        self._url = url
+    def __init__(
+        self, connect: Callable[[], Awaitable[Any]], clock: Clock, *, listen: bool = True
+    ) -> None:
+        self._new_connection = connect
         self._clock = clock
         self._listen = listen
         self._here = MemoryWakeups()
@@ -61,6 +63,11 @@ class PostgresWakeups:
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         return self._here.subscribe(listener)
+
+    def reconnect(self) -> None:
+        """Give the connection up: its server is silent, shuts down or is no primary any more."""
+        if self._connection is not None:
+            self._connection.terminate()
 
     def announce(self, topics: Iterable[str]) -> None:
         told = set(topics)
@@ -96,9 +103,7 @@ class PostgresWakeups:
         return payload if len(payload) <= _LONGEST else EVERYTHING
 
     async def _connect(self) -> None:
-        self._connection = await asyncpg.connect(
-            self._url, timeout=5, command_timeout=10, server_settings={"application_name": "tenuto"}
-        )
+        self._connection = await self._new_connection()
         if self._listen:
             await self._connection.add_listener(CHANNEL, self._heard)
             self._connection.add_termination_listener(self._lost)

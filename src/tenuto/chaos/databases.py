@@ -45,7 +45,7 @@ class Database:
 
     async def cut(self) -> int:
         """End all connections to the run's own database but the one that asks; how many."""
-        from tenuto.store.postgres import end_connections  # noqa: PLC0415  only when used
+        from tenuto.store.postgres_admin import end_connections  # noqa: PLC0415  only when used
 
         return await end_connections(self.url)
 
@@ -72,7 +72,7 @@ async def made(plan: Plan, folder: Path, clock: Clock) -> AsyncIterator[Database
 
 @asynccontextmanager
 async def _on_server(address: str, clock: Clock, name: str) -> AsyncIterator[Database]:
-    from tenuto.store.postgres import drop_database, make_database  # noqa: PLC0415  only when used
+    from tenuto.store.postgres_admin import drop_database, make_database  # noqa: PLC0415  only when used
 
     title = f"tenuto_chaos_{clock.new_id().hex[-12:]}"
     url = await make_database(address, title)

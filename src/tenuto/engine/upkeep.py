@@ -241,7 +241,7 @@ class Upkeep:
                 n += len((yield statement))
             return n
 
-        return await self._core.store.transact(script)
+        return await self._core.store.unhurried().transact(script)
 
     async def sweep_once(self, worker: str, host: str, runs: Callable[[str, UUID], bool]) -> int:
         """Confirm the unconfirmed ends of a worker and its host of which nothing runs any more.
@@ -402,25 +402,27 @@ class Upkeep:
 
         For a database that nobody else uses meanwhile. Subscribers may get events again.
         """
-        if not await self._core.store.fetch(Statement("events_ahead")):
+        store = self._core.store.unhurried()
+        if not await store.fetch(Statement("events_ahead")):
             return False
 
         def script() -> Script[None]:
             yield Statement("restamp")
 
-        await self._core.store.once(script)
+        await store.once(script)
         return True
 
     async def audit(self, limit: int = 100) -> list[str]:
         """Where a row disagrees with its trail or with its own status: nowhere, but for a fault."""
         found = []
+        store = self._core.store.unhurried()
         params: dict[str, Any] = {"most": limit}
         since = {"before": self._core.now() - AUDIT_AFTER}
-        for row in await self._core.store.fetch(Statement("audit_mismatches", params | since)):
+        for row in await store.fetch(Statement("audit_mismatches", params | since)):
             found.append(f"task {row['id']}: row at version {row['version']}, trail differs")
-        for row in await self._core.store.fetch(Statement("unsound_tasks", params)):
+        for row in await store.fetch(Statement("unsound_tasks", params)):
             found.append(f"task {row['id']}: {row['status']} without what belongs to it")
-        for row in await self._core.store.fetch(Statement("chain_breaks", params)):
+        for row in await store.fetch(Statement("chain_breaks", params)):
             found.append(
                 f"task {row['id']}: event {row['seq']} does not follow from the one before"
             )

@@ -27,6 +27,7 @@ CODES: dict[str, str] = {
     "child_in_two_groups": "A child belongs to at most one group, and stands in it once.",
     "corrupt": "The stored row cannot be read; it was taken out of the queue.",
     "database_invalid": "The database address is not one this program understands.",
+    "database_switching": "The database changes its server at this moment; try again soon.",
     "database_unreachable": "The database cannot be opened or does not answer.",
     "dependency_cycle": "The tasks would wait for each other in a circle.",
     "dependency_failed": "Something that the task waits for failed.",

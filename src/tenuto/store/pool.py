@@ -9,30 +9,52 @@ watches over all connections: the driver's own, one a statement, costs a single 
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import asyncpg
 
-_CONNECT_S = 5
-_ANSWER_S = 60
+from tenuto.store.connector import Connector
+
+ANSWER_S = 15.0
+"""Seconds that the server has to answer a statement: less than the default lease."""
+SLOW_S = 600.0
+"""The same for maintenance that reads or writes whole tables."""
+MIGRATION_S = 6 * 3600.0
+"""The same for a migration, which may rewrite every table."""
+_SERVER_SHARE = 0.8
+"""The server gives up a statement after this share, so that one who lives says so itself."""
+_LOOKS = 6
+"""A use without progress between so many looks of the timer is cut."""
+_CLOSE_S = 5
 
 
 class Pool:
     """At most `size` connections, made when they are first needed."""
 
-    def __init__(self, url: str, size: int, settings: dict[str, str]) -> None:
-        self._url = url
+    def __init__(
+        self,
+        connector: Connector,
+        size: int,
+        settings: Mapping[str, str],
+        answer_s: float = ANSWER_S,
+    ) -> None:
+        self._connector = connector
         self._size = size
-        self._settings = settings
+        limit = {"statement_timeout": f"{answer_s * _SERVER_SHARE * 1000:.0f}ms"}
+        self._settings = {**settings, **limit}
+        self._look_s = answer_s / _LOOKS
         self._idle: list[Any] = []
-        self._used: dict[Any, int] = {}
-        """Connections in use, by the number of the use."""
-        self._uses = 0
-        self._looked: dict[Any, int] = {}
-        """Those that were in use at the last look."""
+        self._used: set[Any] = set()
+        self._given_up: set[Any] = set()
+        """Connections in use whose server was given up: nobody is handed them again."""
+        self._silent: dict[Any, tuple[int, int]] = {}
+        """How many statements each connection in use had been sent at the last look, and since how
+        many looks that is so."""
         self._watch: asyncio.TimerHandle | None = None
         self._making = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
+        connector.when_given_up(self._renew)
 
     def idle(self) -> Any:
         """A connection that is nobody else's until `give`; `None` if one has to be waited for."""
@@ -43,8 +65,7 @@ class Pool:
         return None
 
     def _use(self, connection: Any) -> Any:
-        self._uses += 1
-        self._used[connection] = self._uses
+        self._used.add(connection)
         return connection
 
     async def take(self, patience_s: float) -> Any:
@@ -66,12 +87,24 @@ class Pool:
 
     def give(self, connection: Any, *, broken: bool) -> None:
         """Hand a connection back."""
-        self._used.pop(connection, None)
-        if broken:
+        self._used.discard(connection)
+        if broken or (self._given_up and connection in self._given_up):
+            self._given_up.discard(connection)
             connection.terminate()
         elif not connection.is_closed():
             self._idle.append(connection)
         self._next()
+
+    def give_up(self) -> None:
+        """Give up the server for all pools of the store: the next connections are new ones."""
+        self._connector.give_up()
+
+    def _renew(self) -> None:
+        """Hand out no connection that was made before."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.terminate()
+        self._given_up |= self._used
 
     async def close(self) -> None:
         """Let every connection go; those in use are cut."""
@@ -87,30 +120,32 @@ class Pool:
         self._making += 1
         connection = None
         try:
-            connection = await asyncpg.connect(
-                self._url,
-                timeout=_CONNECT_S,
-                server_settings=self._settings | {"statement_timeout": f"{_ANSWER_S}s"},
-                max_cached_statement_lifetime=0,
-                statement_cache_size=200,
+            connection = await self._connector.connect(
+                self._settings, max_cached_statement_lifetime=0, statement_cache_size=200
             )
             if self._watch is None:
                 self._look()
             return self._use(connection)
-        except asyncpg.UndefinedObjectError as error:  # a setting that the server does not know
-            raise asyncpg.ClientConfigurationError(str(error)) from error
         finally:
             self._making -= 1
             if connection is None:
                 self._next()
 
     def _look(self) -> None:
-        """Cut the uses that the last look saw: whoever they wait for answers no more."""
-        for connection, use in self._looked.items():
-            if self._used.get(connection) == use:
+        """Cut the uses that made no progress for too long: their server answers no more."""
+        before, self._silent = self._silent, {}
+        silent = False
+        for connection in self._used:
+            sent = connection._protocol.queries_count  # noqa: SLF001  counted by the driver
+            was, looks = before.get(connection, (sent, 0))
+            looks = looks + 1 if was == sent else 1
+            if looks >= _LOOKS:
                 connection.terminate()
-        self._looked = dict(self._used)
-        self._watch = asyncio.get_running_loop().call_later(_ANSWER_S, self._look)
+                silent = True
+            self._silent[connection] = sent, looks
+        if silent:
+            self.give_up()
+        self._watch = asyncio.get_running_loop().call_later(self._look_s, self._look)
 
     def _next(self) -> None:
         while self._waiting:
@@ -123,6 +158,6 @@ class Pool:
 async def _let_go(connection: Any) -> None:
     """Close a connection politely, or cut it."""
     try:
-        await connection.close(timeout=_CONNECT_S)
+        await connection.close(timeout=_CLOSE_S)
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
         connection.terminate()

@@ -8,16 +8,16 @@ from datetime import UTC, datetime
 from functools import cache
 from types import TracebackType
 from typing import Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 from uuid import UUID
 
-import asyncpg
 from asyncpg.pgproto import pgproto
 
 from tenuto.clock import Clock, to_micros
-from tenuto.model.errors import Conflict, Invalid, Unavailable
+from tenuto.model.errors import Unavailable
 from tenuto.store import schema, sql
-from tenuto.store.pool import Pool
+from tenuto.store.connector import SERVER_SIDE, Connector
+from tenuto.store.pool import ANSWER_S, MIGRATION_S, SLOW_S, Pool
+from tenuto.store.postgres_errors import AGAIN, CUT, GONE, LEAVING, meant
 from tenuto.store.protocol import Row, SchemaState, Script, Statement
 
 T = TypeVar("T")
@@ -26,45 +26,16 @@ _MIGRATION_LOCK = 0x74656E75746F
 _RERUNS = 10
 _READERS = 2
 _PATIENCE_S = 10.0
+_HINT_S = 10
 _FOLD = 64
 """Sets from this size on send a value that all rows share once: arrays cost by the element."""
 _SHAPES = 32
-_LOST = (
-    OSError,
-    TimeoutError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.PostgresSystemError,
-    asyncpg.LockNotAvailableError,
-    asyncpg.IdleInTransactionSessionTimeoutError,
-    asyncpg.TransactionTimeoutError,
-    asyncpg.ReadOnlySQLTransactionError,
-    asyncpg.InvalidCatalogNameError,
-    asyncpg.InvalidAuthorizationSpecificationError,
-    asyncpg.InsufficientPrivilegeError,
-    asyncpg.UndefinedTableError,
-)
-"""What no caller is guilty of: the server, its operator or its machine, which time may mend.
-
-A table that is not there is about to be restored: every program looks when it opens the database.
-"""
-_CUT = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-_GONE = (
-    ConnectionError,
-    asyncpg.ConnectionDoesNotExistError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-)
-_AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
-
 # The statements that write are written so that one plan is right at every size: rows are found by
 # key, by place, or in order of an index. So plans are made once, and scans, which look good as long
 # as a table is small, are off.
+_SETTINGS = {"application_name": "tenuto", **SERVER_SIDE}
 _WRITE_SETTINGS = {
-    "application_name": "tenuto",
+    **_SETTINGS,
     "jit": "off",
     "enable_seqscan": "off",
     "enable_mergejoin": "off",
@@ -74,8 +45,9 @@ _WRITE_SETTINGS = {
 # Before a table is counted, a bitmap of all rows of a workspace looks good, too. Only the system
 # needs bitmaps: to find what is old.
 _TENANT_SETTINGS = {"enable_bitmapscan": "off"}
+_SYSTEM = {"role": "tenuto_system"}
 _READ_SETTINGS = {
-    "application_name": "tenuto",
+    **_SETTINGS,
     "jit": "off",
     "plan_cache_mode": "force_custom_plan",
     "default_transaction_read_only": "on",
@@ -121,12 +93,18 @@ class _Means:
     """The connections of one role, and the statements spelled for them."""
 
     def __init__(
-        self, url: str, writers: int, role: dict[str, str], write: Mapping[str, str]
+        self,
+        connector: Connector,
+        writers: int,
+        role: dict[str, str],
+        write: Mapping[str, str],
+        answer_s: float,
     ) -> None:
-        self.write = Pool(url, writers, {**write, **role})
+        self.connector = connector
+        self.write = Pool(connector, writers, {**write, **role}, answer_s)
         self.streams = asyncio.Semaphore(max(1, writers - 1))
         """Who makes the statements of a stream may need a connection, too: one is left for that."""
-        self.read = Pool(url, _READERS, _READ_SETTINGS | role)
+        self.read = Pool(connector, _READERS, _READ_SETTINGS | role, answer_s)
         self.compiled: dict[Any, sql.PostgresQuery] = {}
         self.shapes: Counter[str] = Counter()
 
@@ -159,11 +137,17 @@ class PostgresStore:
         self.clock = clock or DatabaseClock()
         self._ruled = self.clock if isinstance(self.clock, DatabaseClock) else None
         self._many = many
-        self._means = means or _Means(url, writers, {"role": "tenuto_system"}, _WRITE_SETTINGS)
-        self._tenant = tenant
-        self._owner = Pool(url, 1, {"application_name": "tenuto"})
         self._system = means is None
+        self._means = means or _Means(Connector(url), writers, _SYSTEM, _WRITE_SETTINGS, ANSWER_S)
+        self._tenant = tenant
         self._tenants: dict[UUID | None, _Means] = {}
+        self._owner: Pool | None = None
+        self._slow: _Means | None = None
+
+    @property
+    def connector(self) -> Connector:
+        """What connects to the present primary."""
+        return self._means.connector
 
     def within(self, workspace: UUID) -> "PostgresStore":
         assert self._system, "a tenant's store is nobody else's"
@@ -173,7 +157,7 @@ class PostgresStore:
             if not self._many:
                 role["app.workspace"] = str(workspace)
             settings = _WRITE_SETTINGS | _TENANT_SETTINGS
-            self._tenants[key] = _Means(self.url, self.writers, role, settings)
+            self._tenants[key] = _Means(self.connector, self.writers, role, settings, ANSWER_S)
         return PostgresStore(
             self.url,
             self.clock,
@@ -182,6 +166,16 @@ class PostgresStore:
             tenant=workspace if self._many else None,
         )
 
+    def unhurried(self) -> "PostgresStore":
+        assert self._system, "maintenance is the system's"
+        if self._slow is None:
+            self._slow = _Means(self.connector, 1, _SYSTEM, _WRITE_SETTINGS, SLOW_S)
+        return PostgresStore(self.url, self.clock, 1, means=self._slow)
+
+    async def connect_for_hints(self) -> Any:
+        """A connection of one's own, in no role, to send and hear hints."""
+        return await self.connector.connect(_SETTINGS, command_timeout=_HINT_S)
+
     async def open(self) -> None:
         state = await self.schema()
         schema.check_fit(state.schema, state.compat)
@@ -189,9 +183,9 @@ class PostgresStore:
 
     async def close(self) -> None:
         # All at once: a server that hangs answers none of them.
-        every = (self._means, *self._tenants.values())
-        pools = [self._owner, *(pool for means in every for pool in means.pools)]
-        await asyncio.gather(*(pool.close() for pool in pools))
+        every = (self._means, *self._tenants.values(), *filter(None, [self._slow]))
+        pools = [pool for means in every for pool in means.pools]
+        await asyncio.gather(*(pool.close() for pool in filter(None, [self._owner, *pools])))
 
     async def sync_clock(self) -> None:
         """Read the database's clock again when the last reading is old."""
@@ -203,7 +197,14 @@ class PostgresStore:
                 clock.set(now, before, clock.elapsed())
 
     async def migrate(self) -> list[int]:
-        async with _Borrowed(self._owner) as connection, connection.transaction():
+        owner = Pool(self.connector, 1, _SETTINGS, MIGRATION_S)
+        try:
+            return await self._migrate(owner)
+        finally:
+            await owner.close()
+
+    async def _migrate(self, owner: Pool) -> list[int]:
+        async with _Borrowed(owner) as connection, connection.transaction():
             await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
             await connection.execute(schema.BOOKKEEPING)
             rows = await connection.fetch("select number from schema_migration")
@@ -226,6 +227,7 @@ class PostgresStore:
             await connection.execute(statement)
 
     async def schema(self) -> SchemaState:
+        self._owner = self._owner or Pool(self.connector, 1, _SETTINGS)
         async with _Borrowed(self._owner) as connection:
             if await connection.fetchval("select to_regclass('schema_migration')") is None:
                 return SchemaState(0, 0)
@@ -252,7 +254,7 @@ class PostgresStore:
             try:
                 return await self._read(statement)
             except Unavailable as error:
-                if not isinstance(error.__cause__, _GONE):
+                if not isinstance(error.__cause__, GONE):
                     raise
         return await self._read(statement)
 
@@ -269,7 +271,7 @@ class PostgresStore:
             try:
                 async with self._connection() as connection, self._transaction(connection):
                     return await self._script(connection, script())
-            except _AGAIN:
+            except AGAIN:
                 continue
         raise Unavailable("the database kept reporting deadlocks")
 
@@ -287,7 +289,7 @@ class PostgresStore:
             try:
                 async with self._connection() as connection:
                     return await self._script(connection, script())
-            except _AGAIN:
+            except AGAIN:
                 continue
         raise Unavailable("the database kept reporting deadlocks")
 
@@ -385,7 +387,7 @@ class _Owned:
     ) -> None:
         if error is None:
             await self._connection.execute("commit")
-        elif not isinstance(error, _CUT) and isinstance(error, Exception):
+        elif not isinstance(error, CUT) and isinstance(error, Exception):
             await self._connection.execute("rollback")
 
 
@@ -400,7 +402,7 @@ class _Borrowed:
         try:
             self._connection = self._pool.idle() or await self._pool.take(_PATIENCE_S)
         except Exception as error:
-            raise _meant(error) from error
+            raise meant(error) from error
         return self._connection
 
     async def __aexit__(
@@ -410,25 +412,12 @@ class _Borrowed:
         trace: TracebackType | None,
     ) -> None:
         # After a cut, and when somebody gave up, nobody knows what the connection will say next.
-        broken = error is not None and (isinstance(error, _CUT) or not isinstance(error, Exception))
+        broken = error is not None and (isinstance(error, CUT) or not isinstance(error, Exception))
+        if isinstance(error, LEAVING):
+            self._pool.give_up()
         self._pool.give(self._connection, broken=broken)
-        if isinstance(error, Exception) and (meant := _meant(error)) is not error:
-            raise meant from error
-
-
-def _meant(error: Exception) -> Exception:
-    """What the engine should hear of an error of the driver; others as they are."""
-    if isinstance(error, asyncpg.DiskFullError):
-        return Unavailable(f"the database has no room left: {error}", "storage_full")
-    if isinstance(error, asyncpg.UniqueViolationError):
-        return Conflict("something with that id exists already", "idempotency_conflict")
-    if isinstance(error, asyncpg.DataError) and isinstance(error.__cause__, OverflowError):
-        return Invalid("a number is beyond 64 bits")
-    if isinstance(error, asyncpg.ClientConfigurationError):
-        return Invalid(f"the database address is wrong: {error}", "database_invalid")
-    if isinstance(error, _LOST) and not isinstance(error, _AGAIN):
-        return Unavailable(f"the database does not answer: {_first_line(error)}")
-    return error
+        if isinstance(error, Exception) and (said := meant(error)) is not error:
+            raise said from error
 
 
 _NONE_SAME: sql.Same = frozenset()
@@ -467,61 +456,3 @@ def _columns(
                 same.add((name, index))
         shape.append((name, frozenset(same)))
     return cells, tuple(shape)
-
-
-async def make_scratch(url: str, name: str) -> str:
-    """A schema of that name in the database, empty and apart from everything else; its address."""
-    connection = await asyncpg.connect(url, timeout=5)
-    try:
-        await connection.execute(f'create schema "{name}"')
-    finally:
-        await connection.close()
-    return f"{url}{'&' if '?' in url else '?'}search_path={name}"
-
-
-async def drop_scratch(url: str, name: str) -> None:
-    """Remove such a schema with all it holds."""
-    connection = await asyncpg.connect(url, timeout=5)
-    try:
-        await connection.execute(f'drop schema if exists "{name}" cascade')
-    finally:
-        await connection.close()
-
-
-async def make_database(url: str, name: str) -> str:
-    """An empty database of that name on the server behind the address; its own address."""
-    await _on_server(url, f'create database "{name}"')
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(path=f"/{name}"))
-
-
-async def drop_database(url: str, name: str) -> None:
-    """Remove such a database, whoever is still connected to it."""
-    await _on_server(url, f'drop database if exists "{name}" with (force)')
-
-
-async def end_connections(url: str) -> int:
-    """End every other connection to the address's own database; how many there were."""
-    ended = "select count(pg_terminate_backend(pid)) from pg_stat_activity"
-    return int(
-        await _on_server(
-            url, f"{ended} where datname = current_database() and pid <> pg_backend_pid()"
-        )
-    )
-
-
-async def _on_server(url: str, statement: str) -> Any:
-    """What one statement answers, on a connection of its own and in no role."""
-    try:
-        connection = await asyncpg.connect(url, timeout=5, command_timeout=60)
-        try:
-            return await connection.fetchval(statement)
-        finally:
-            await connection.close(timeout=5)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
-        raise Unavailable(f"the database server: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
-    return text.splitlines()[0]

@@ -56,6 +56,12 @@ class Store(Protocol):
         Closed with this one.
         """
 
+    def unhurried(self) -> "Store":
+        """The same store for maintenance that reads or writes whole tables: it waits for minutes.
+
+        Closed with this one.
+        """
+
     async def open(self) -> None:
         """Connect; raises `Incompatible` unless the schema fits this program."""
 

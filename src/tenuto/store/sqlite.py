@@ -122,6 +122,9 @@ class SqliteStore:
         del workspace  # every query names it; the file has no roles
         return self
 
+    def unhurried(self) -> "SqliteStore":
+        return self  # nothing here is given up
+
     async def open(self) -> None:
         state = await self.schema()
         schema.check_fit(state.schema, state.compat)

@@ -72,6 +72,9 @@ class SimStore:
         del workspace
         return self
 
+    def unhurried(self) -> "SimStore":
+        return self
+
     async def open(self) -> None:
         await self._database.open()
 

@@ -1,0 +1,169 @@
+"""Connects to the present primary among the hosts of an address.
+
+The driver's own time limit covers all hosts together, so one frozen host keeps it from asking the
+others. Here each host has a limit of its own, and the next one is asked while a host is silent.
+"""
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import asyncpg
+
+from tenuto.store.address import Host, order, parse
+
+_ALONE_S = 5.0
+"""Seconds that the only host of an address has to accept a connection."""
+_EACH_S = 2.0
+"""Seconds that each of several hosts has."""
+_NEXT_S = 0.3
+"""Seconds without an answer after which the next host is asked, too."""
+_PROBES = {"IDLE": 5, "INTVL": 2, "CNT": 3}
+"""Keepalive: the first probe after this many idle seconds, then how often, and how many."""
+_UNACKNOWLEDGED_S = 10
+"""Seconds that sent bytes may stay unacknowledged before the connection counts as lost."""
+SERVER_SIDE = {
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+"""The same for the server, which then frees the locks of a program whose machine is gone."""
+
+
+class Connector:
+    """Makes the connections of one store; all of them learn when its server is given up."""
+
+    def __init__(self, url: str) -> None:
+        self._address = parse(url, os.environ)
+        self._last: Host | None = None
+        self._told: list[Callable[[], None]] = []
+
+    @property
+    def url(self) -> str:
+        return self._address.url
+
+    def when_given_up(self, tell: Callable[[], None]) -> None:
+        """Call this whenever a server is given up: idle connections to it are worth nothing."""
+        self._told.append(tell)
+
+    def give_up(self) -> None:
+        """Forget the last good host: it is silent, shuts down or is no primary any more."""
+        self._last = None
+        for tell in self._told:
+            tell()
+
+    async def connect(self, settings: Mapping[str, str], **options: Any) -> Any:
+        """A new connection to the primary; raises what the most telling host answered."""
+        options["server_settings"] = dict(settings)
+        hosts = order(await self._hosts(), self._last)
+        if len(hosts) > 1:
+            return await self._race(hosts, options)
+        host = hosts[0] if hosts else None
+        return await self._try(host, _ALONE_S, options, primary=bool(self._address.wants_primary))
+
+    async def _hosts(self) -> list[Host]:
+        """Every host of the address; each address of a name counts as a host."""
+        if self._address.keeps_names:
+            return list(self._address.hosts)
+        found = await asyncio.gather(*map(_resolved, self._address.hosts))
+        return [host for each in found for host in each]
+
+    async def _race(self, hosts: list[Host], options: dict[str, Any]) -> Any:
+        """The connection of the host that answers first as a primary."""
+        waiting = deque(hosts)
+        tries: dict[asyncio.Task[Any], Host] = {}
+        errors: list[BaseException] = []
+        primary = self._address.wants_primary is not False
+        try:
+            while waiting or tries:
+                if waiting:
+                    host = waiting.popleft()
+                    one = self._try(host, _EACH_S, options, primary=primary)
+                    tries[asyncio.ensure_future(one)] = host
+                done, _ = await asyncio.wait(
+                    tries,
+                    timeout=_NEXT_S if waiting else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for each in done:
+                    if (error := each.exception()) is not None:
+                        errors.append(error)
+                        del tries[each]
+                if answered := [each for each in done if each in tries]:
+                    self._last = tries.pop(answered[0])
+                    return answered[0].result()
+            raise most_telling(errors)
+        finally:
+            for each in tries:
+                each.cancel()
+                each.add_done_callback(_discard)
+
+    async def _try(
+        self, host: Host | None, limit_s: float, options: dict[str, Any], *, primary: bool
+    ) -> Any:
+        """A connection to this host, or to the driver's own choice."""
+        place = {} if host is None else {"host": host.name, "port": host.port}
+        try:
+            connection = await asyncpg.connect(
+                self.url,
+                timeout=limit_s,
+                target_session_attrs="primary" if primary else "any",
+                **place,
+                **options,
+            )
+        except asyncpg.UndefinedObjectError as error:  # a setting that the server does not know
+            raise asyncpg.ClientConfigurationError(str(error)) from error
+        _notice_loss(connection)
+        return connection
+
+
+async def _resolved(host: Host) -> list[Host]:
+    """The addresses of a host's name; the host itself if there is just one, or none is found."""
+    if host.is_socket:
+        return [host]
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(_EACH_S):
+            found = await loop.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError, UnicodeError):
+        return [host]  # the attempt to connect says what is wrong
+    addresses = dict.fromkeys(Host(str(place[0]), host.port) for *_, place in found)
+    return list(addresses) if len(addresses) > 1 else [host]
+
+
+def most_telling(errors: Iterable[BaseException]) -> BaseException:
+    """The error that says most: a server's own, then a standby's, then why none was reached."""
+
+    def rank(error: BaseException) -> int:
+        if isinstance(error, asyncpg.CannotConnectNowError):
+            return 1
+        if isinstance(error, asyncpg.PostgresError | asyncpg.ClientConfigurationError):
+            return 0
+        if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+            return 1
+        return 3 if isinstance(error, TimeoutError) else 2
+
+    return min(errors, key=rank)
+
+
+def _discard(attempt: "asyncio.Task[Any]") -> None:
+    """Close the connection of an attempt that came too late."""
+    if not attempt.cancelled() and attempt.exception() is None:
+        attempt.result().terminate()
+
+
+def _notice_loss(connection: Any) -> None:
+    """Let the kernel find out within seconds that the other machine is gone."""
+    found = connection._transport.get_extra_info("socket")  # noqa: SLF001  the driver tells nobody
+    if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _PROBES.items():
+        if (option := getattr(socket, f"TCP_KEEP{name}", None)) is not None:
+            found.setsockopt(socket.IPPROTO_TCP, option, value)
+    if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:  # Linux alone has it
+        found.setsockopt(socket.IPPROTO_TCP, option, _UNACKNOWLEDGED_S * 1000)

@@ -1,0 +1,149 @@
+"""Addresses of PostgreSQL: which hosts they name, and which kind of server they ask for."""
+
+from itertools import pairwise
+
+import pytest
+from asyncpg import connect_utils
+
+from tenuto.model.errors import Invalid
+from tenuto.store.address import Host, order, parse
+from tenuto.telemetry import without_password
+
+
+def driver_hosts(url: str) -> list[Host]:
+    """The hosts as the driver itself reads them."""
+    names = connect_utils._parse_connect_dsn_and_args.__kwdefaults__ or {}
+    wanted = connect_utils._parse_connect_dsn_and_args.__code__.co_varnames
+    count = connect_utils._parse_connect_dsn_and_args.__code__.co_kwonlyargcount
+    given = dict.fromkeys(wanted[:count]) | names | {"dsn": url}
+    addresses, _ = connect_utils._parse_connect_dsn_and_args(**given)
+    return [Host(*each) if isinstance(each, tuple) else Host(*_socket(each)) for each in addresses]
+
+
+def _socket(path: str) -> tuple[str, int]:
+    folder, _, port = path.rpartition("/.s.PGSQL.")
+    return folder, int(port)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u@h/db",
+        "postgres://u:p@h:1/db",
+        "postgresql://u@h1:1,h2:2/db",
+        "postgresql://u@h1,h2:2/db",
+        "postgresql://h1:1,h2:2,h3:3/db?target_session_attrs=primary&sslmode=disable",
+        "postgresql:///db?host=a,b,c&port=1,2,3",
+        "postgresql:///db?host=a:7,b",
+        "postgresql://u@/db?host=/run/one&port=6000",
+        "postgresql:///db?host=/run/one,/run/two&port=1,2",
+        "postgresql://u@%2Frun%2Fone/db",
+        "postgresql://u@[::1]:5433/db",
+        "postgresql://u@[::1]:1,[fe80::2]:2/db",
+        "postgresql:///db?host=[::1]:1,h:2",
+        "postgresql://h/db?host=other&port=9",
+        "postgresql://h/db?passfile=/none&sslmode=prefer",
+    ],
+)
+def test_hosts_are_the_drivers(url: str) -> None:
+    found = parse(url, {})
+    assert list(found.hosts) == driver_hosts(url)
+
+
+def test_hosts_come_from_the_environment_where_the_address_names_none() -> None:
+    environ = {"PGHOST": "a,b", "PGPORT": "1,2"}
+    assert parse("postgresql:///db", environ).hosts == (Host("a", 1), Host("b", 2))
+    assert parse("postgresql://c/db", {"PGPORT": "7"}).hosts == (Host("c", 7),)
+    assert parse("postgresql:///db", {}).hosts == ()
+    assert parse("postgresql:///db?service=s", environ).hosts == ()
+
+
+def test_one_port_serves_all_hosts() -> None:
+    found = parse("postgresql:///db?host=a,b&port=6000", {})
+    assert found.hosts == (Host("a", 6000), Host("b", 6000))
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("postgresql://h:port/db", "'port' is not a port"),
+        ("postgresql://h:99999/db", "'99999' is not a port"),
+        ("postgresql://h1:1,h2:x/db", "'x' is not a port"),
+        ("postgresql:///db?host=a,b,c&port=1,2", "3 hosts and 2 ports"),
+        ("postgresql:///db?host=a,,c", "a host has no name"),
+        ("postgresql://[half/db", "Invalid IPv6 URL"),
+        ("postgresql://h/db?target_session_attrs=standby", "use target_session_attrs=primary"),
+        ("postgresql://h/db?target_session_attrs=best", "best is not known"),
+    ],
+)
+def test_a_wrong_address_is_refused_with_its_reason(url: str, why: str) -> None:
+    with pytest.raises(Invalid, match=r"^the database address is wrong: ") as caught:
+        parse(url, {})
+    assert why in caught.value.message
+    assert caught.value.code == "database_invalid"
+
+
+@pytest.mark.parametrize(
+    ("attribute", "wanted"),
+    [("", None), ("?target_session_attrs=any", False), ("?target_session_attrs=primary", True)],
+)
+def test_which_kind_of_server_is_asked_for(attribute: str, wanted: bool | None) -> None:
+    assert parse(f"postgresql://a,b/db{attribute}", {}).wants_primary is wanted
+
+
+def test_read_write_means_primary() -> None:
+    assert parse("postgresql://a,b/db?target_session_attrs=read-write", {}).wants_primary
+    assert parse("postgresql://a,b/db", {"PGTARGETSESSIONATTRS": "read-write"}).wants_primary
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("postgresql://u:p@h/db", False),
+        ("postgresql://u@h/db?password=p", False),
+        ("postgresql://u@h/db", True),
+        ("postgresql://u:p@h/db?sslmode=verify-full", True),
+    ],
+)
+def test_a_name_is_kept_where_something_is_compared_with_it(url: str, kept: bool) -> None:
+    assert parse(url, {}).keeps_names is kept
+
+
+def test_the_last_good_host_is_tried_first() -> None:
+    a, b, c = hosts = [Host("a", 1), Host("b", 1), Host("c", 1)]
+    assert order(hosts, None) == [a, b, c]
+    assert order(hosts, b) == [b, a, c]
+    assert order(hosts, Host("gone", 1)) == [a, b, c]
+    assert order([a, a, b], a) == [a, b]
+    assert all(first != second for first, second in pairwise(order([a, b, a], b)))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:hunter2@h/db",
+        "postgresql://u:hunter2@h1:1,h2:2/db?target_session_attrs=primary",
+        "postgresql://u:hun/ter2@h/db",
+        "postgresql://u:hun@ter2@h/db",
+        "postgresql:///db?host=a,b&user=u&password=hunter2&port=1,2",
+        "postgresql://u@h/db?sslpassword=hunter2",
+        "postgresql:///db?password=hunter2",
+    ],
+)
+def test_no_form_of_an_address_shows_its_password(url: str) -> None:
+    shown = without_password(f"cannot reach {url} now")
+    assert not {part for part in ("hun", "ter2") if part in shown}
+    assert shown.startswith("cannot reach postgres")
+    assert shown.endswith(" now")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql://u@h1:1,h2:2/db?host=x",
+        "see http://127.0.0.1:8484/users/a@b.c",
+        "postgresql:///db?passfile=/etc/pass",
+    ],
+)
+def test_what_is_no_password_stays(text: str) -> None:
+    assert without_password(text) == text

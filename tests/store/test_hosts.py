@@ -1,0 +1,269 @@
+"""An address with several hosts: whichever of them is the primary is found soon."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import UUID
+
+import asyncpg
+import pytest
+from tests.contract.conftest import new, refusal
+from tests.services.postgres import PostgresServer
+from tests.services.standby import Standby, frozen
+from tests.waiting import eventually
+
+from tenuto import app
+from tenuto.broker.protocol import Wakeups
+from tenuto.engine.engine import Engine
+from tenuto.store import connector as connector_module
+from tenuto.store import postgres as postgres_module
+from tenuto.store.connector import Connector, most_telling
+from tenuto.store.postgres import PostgresStore
+from tenuto.store.protocol import Store
+
+SOON_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def primary() -> Iterator[PostgresServer]:
+    with PostgresServer(fast=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def standby(primary: PostgresServer) -> Iterator[Standby]:
+    with Standby(primary) as server:
+        yield server
+
+
+def place(server: PostgresServer) -> str:
+    return urlsplit(server.tcp_url("postgres")).netloc.rpartition("@")[2]
+
+
+def login(server: PostgresServer) -> str:
+    return urlsplit(server.tcp_url("postgres")).netloc.rpartition("@")[0]
+
+
+def address(server: PostgresServer, *places: str, database: str = "postgres") -> str:
+    """The address of several hosts, with the server's login."""
+    return f"postgresql://{login(server)}@{','.join(places)}/{database}?sslmode=disable"
+
+
+@contextmanager
+def dead() -> Iterator[str]:
+    """A place where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """A place where connections are accepted and never answered."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+async def port_and_role(connector: Connector) -> tuple[int, bool]:
+    """Which server a new connection leads to, and whether that is a standby."""
+    connection = await connector.connect({})
+    try:
+        row = await connection.fetchrow("select inet_server_port(), pg_is_in_recovery()")
+        return row[0], row[1]
+    finally:
+        await connection.close()
+
+
+async def within(limit_s: float, call: Awaitable[Any]) -> Any:
+    """The call's result; an assertion that it came in time."""
+    began = time.monotonic()
+    try:
+        return await call
+    finally:
+        assert time.monotonic() - began < limit_s
+
+
+def port_of(server: PostgresServer) -> int:
+    return int(place(server).rpartition(":")[2])
+
+
+async def test_a_dead_host_is_passed_over(primary: PostgresServer) -> None:
+    with dead() as nobody:
+        found = await within(
+            SOON_S, port_and_role(Connector(address(primary, nobody, place(primary))))
+        )
+    assert found == (port_of(primary), False)
+
+
+async def test_a_silent_host_is_passed_over(primary: PostgresServer) -> None:
+    with silent() as one, silent() as other:
+        url = address(primary, one, other, place(primary))
+        assert (await within(SOON_S, port_and_role(Connector(url))))[0] == port_of(primary)
+
+
+async def test_a_standby_is_passed_over(primary: PostgresServer, standby: Standby) -> None:
+    for url in (
+        address(primary, place(standby), place(primary)),
+        address(primary, place(primary), place(standby)),
+        address(primary, place(standby), place(primary)) + "&target_session_attrs=read-write",
+    ):
+        connector = Connector(url)
+        assert await within(SOON_S, port_and_role(connector)) == (port_of(primary), False)
+        settings = {"default_transaction_read_only": "on"}
+        reader = await within(SOON_S, connector.connect(settings))
+        assert await reader.fetchval("select inet_server_port()") == port_of(primary)
+        await reader.close()
+
+
+async def test_any_server_will_do_where_the_address_says_so(
+    primary: PostgresServer, standby: Standby
+) -> None:
+    url = address(primary, place(standby), place(primary)) + "&target_session_attrs=any"
+    assert await port_and_role(Connector(url)) == (port_of(standby), True)
+
+
+async def test_the_last_good_host_is_asked_first(
+    primary: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with silent() as nobody:
+        connector = Connector(address(primary, nobody, place(primary)))
+        await port_and_role(connector)
+        monkeypatch.setattr(connector_module, "_NEXT_S", 60)
+        await within(SOON_S, port_and_role(connector))
+        connector.give_up()
+        monkeypatch.setattr(connector_module, "_EACH_S", 0.2)
+        await within(SOON_S, port_and_role(connector))
+
+
+async def test_all_hosts_away_is_said_in_time(primary: PostgresServer) -> None:
+    with silent() as one, silent() as other:
+        store = app.open_store(address(primary, one, other))
+        assert await within(2 * 2.0, refusal(store.open())) == "database_unreachable"
+        await store.close()
+
+
+async def test_no_primary_among_the_hosts_is_said_plainly(
+    primary: PostgresServer, standby: Standby
+) -> None:
+    with dead() as nobody:
+        store = app.open_store(address(primary, nobody, place(standby)))
+        with pytest.raises(Exception, match=r"^the database is being switched over; try again"):
+            await within(SOON_S, store.open())
+        await store.close()
+
+
+async def test_each_address_of_a_name_is_a_host(
+    primary: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = port_of(primary)
+
+    def resolve(name: str, *_given: object, **_more: object) -> list[Any]:
+        assert name == "db.test"
+        kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+        return [(*kind, ("127.0.0.9", port)), (*kind, ("127.0.0.1", port))]
+
+    loop = asyncio.get_running_loop()
+
+    async def getaddrinfo(name: str, *given: object, **more: object) -> list[Any]:
+        return resolve(name, *given, **more)
+
+    monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
+    url = address(primary, f"db.test:{port}")
+    assert await within(SOON_S, port_and_role(Connector(url))) == (port, False)
+
+
+def test_the_most_telling_error_is_raised() -> None:
+    wrong = asyncpg.InvalidPasswordError("no")
+    starting = asyncpg.CannotConnectNowError("starting")
+    follows = asyncpg.TargetServerAttributeNotMatched("standby")
+    refused, late = ConnectionRefusedError(), TimeoutError()
+    assert most_telling([late, refused, follows, wrong]) is wrong
+    assert most_telling([late, refused, starting]) is starting
+    assert most_telling([late, follows, refused]) is follows
+    assert most_telling([late, refused]) is refused
+
+
+async def follows(standby: Standby, task: UUID) -> bool:
+    """Whether the standby has the task."""
+    connection = await asyncpg.connect(standby.url("postgres"))
+    try:
+        return bool(await connection.fetchval("select true from task where id = $1", task))
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def cluster() -> AsyncIterator[tuple[PostgresServer, Standby, str]]:
+    """A migrated primary, its standby, and the address of both, the primary first."""
+    with PostgresServer(fast=True) as first:
+        store = app.open_store(first.url("postgres"))
+        await store.migrate()
+        await store.close()
+        with Standby(first) as second:
+            yield first, second, address(first, place(first), place(second))
+
+
+async def test_a_frozen_primary_is_left_for_the_promoted_standby(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(postgres_module, "ANSWER_S", 1.2)
+    async with cluster() as (first, second, url):
+        store = app.open_store(url)
+        await store.open()
+        engine = Engine(store)
+        before = await engine.submit(new())
+        assert isinstance(store, PostgresStore)
+        await asyncio.gather(*(engine.show(before.id) for _ in range(4)))
+        await eventually(lambda: follows(second, before.id))
+        with frozen(first):
+            second.promote()
+            after = await within(3 * SOON_S, engine.submit(new()))
+            assert (await within(SOON_S, engine.show(after.id))).status == "PENDING"
+            assert (await engine.show(before.id)).status == "PENDING"
+        await store.close()
+
+
+async def test_a_server_that_became_a_standby_is_left(primary: PostgresServer) -> None:
+    """A server that only reads, as one that was demoted while connections to it were open."""
+    url = primary.create_database()
+    store = app.open_store(url)
+    await store.migrate()
+    await store.open()
+    engine = Engine(store)
+    await engine.submit(new())
+    assert isinstance(store, PostgresStore)
+    idle = [each for means in store._tenants.values() for each in means.write._idle]
+    assert idle
+    for connection in idle:
+        await connection.execute("set default_transaction_read_only = on")
+    task = await engine.submit(new())
+    assert all(connection.is_closed() for connection in idle)
+    assert (await engine.show(task.id)).status == "PENDING"
+    await store.close()
+    primary.drop_database(url)
+
+
+async def test_hints_are_heard_again_after_a_server_was_given_up(postgres_url: str) -> None:
+    store = app.open_store(postgres_url)
+    assert isinstance(store, PostgresStore)
+    heard: list[str] = []
+    async with hints(postgres_url, store) as here, hints(postgres_url, store) as there:
+        here.subscribe(heard.append)
+        store.connector.give_up()
+        await eventually(lambda: heard)  # everything may have been missed
+        heard.clear()
+        there.announce(["lane:1"])
+        await eventually(lambda: "lane:1" in heard)
+    await store.close()
+
+
+@asynccontextmanager
+async def hints(url: str, store: Store) -> AsyncIterator[Wakeups]:
+    wakeups = app.open_wakeups(url, store, "", listen=True)
+    await wakeups.open()
+    yield wakeups
+    await wakeups.close()
