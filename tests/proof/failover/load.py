@@ -23,7 +23,7 @@ from tenuto.coordinator.coordinator import ALERTS
 from tenuto.engine.proof import Proof
 from tenuto.loop import wait_any
 from tenuto.settings import Settings
-from tenuto.store.postgres import make_database
+from tenuto.store.postgres_admin import make_database
 
 TASKS = int(os.environ.get("TENUTO_PROOF_TASKS", "10000"))
 RATE = 200.0
