@@ -3,7 +3,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format bench clean
+.PHONY: help demo test proof check lint format bench clean
 
 PY := .venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -18,8 +18,12 @@ demo: .venv/.installed ## Start Tenuto with example agents and tasks, and show w
 	.venv/bin/orchestrate up --demo
 
 # One more process than there are cores: many tests wait for processes of their own.
-test: check ## Check, then run every test; this is what CI runs
+test: check ## Check, then run every test; CI runs this
 	$(PY) -m pytest -n $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist loadgroup
+
+# An area is a file of tests/proof/long. Its tests run in their order: each leaves its cluster to the next.
+proof: .venv/failover/.installed ## Run the long tests, or those of one AREA=name; CI runs this, too
+	$(PY) -m pytest -v -s -p no:randomly tests/proof/long/$(or $(AREA),*).py
 
 check: lint ## Lint, formatting, types and import rules
 	$(PY) -m mypy
@@ -49,6 +53,12 @@ clean: ## Remove .venv, caches and build output
 	@echo 'Installing Tenuto and its development tools into .venv'
 	@$(PY) -m pip install --quiet --editable '.[dev]'
 	@touch .venv/.installed $@
+
+.venv/failover/.installed: tests/proof/failover/requirements.txt | .venv/.installed-dev
+	@echo 'Installing Patroni and etcd into .venv/failover'
+	@rm -rf .venv/failover
+	@$(PY) -m pip install --quiet --target .venv/failover --requirement $<
+	@touch $@
 
 # The newest Python of those named. Debian's may come without ensurepip; then a pip that is
 # already there installs itself into .venv.

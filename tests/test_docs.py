@@ -278,3 +278,9 @@ def test_the_example_settings_load(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert {name: getattr(chosen, name) for name in tomllib.loads(block.text)} == tomllib.loads(
         block.text
     )
+
+
+def test_every_area_of_the_long_tests_is_in_the_table() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text()
+    areas = sorted(path.stem for path in (ROOT / "tests/proof/long").glob("*.py"))
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == areas

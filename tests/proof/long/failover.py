@@ -1,0 +1,153 @@
+"""Failover: a PostgreSQL cluster loses its primary under load; nothing acknowledged is lost.
+
+Three servers under Patroni, of which one follows synchronously. Each case is 10,000 tasks that
+one client submits, each under a key; the fault strikes after a third of them.
+"""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.proof.failover.load import Witness, load
+from tests.services.cluster import Cluster, processes_in
+from tests.services.network import SIZE, Namespaces
+from tests.services.postgres import ROOT
+from tests.waiting import eventually_sync
+
+from tenuto.clock import Clock
+
+STRIKE = 0.3
+"""The share of tasks that are acknowledged before the fault."""
+CUT_S = 15.0
+HEAD = "| case | tasks | new primary | longest gap | lost | doubled | stuck | run twice |"
+Fault = Callable[[Cluster, int], Awaitable[float | None]]
+CLOCK = Clock()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A cluster on the loopback."""
+    with Cluster() as made:
+        print(f"\n{HEAD}")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[Cluster]:
+    """A cluster whose machines are network namespaces, with a member of etcd each."""
+    with Cluster(Namespaces(), etcds=SIZE) as made:
+        yield made
+
+
+async def dies(cluster: Cluster, leader: int) -> float:
+    return await replaced(cluster, leader, cluster.kill_machine)
+
+
+async def is_switched(cluster: Cluster, leader: int) -> float:
+    return await replaced(cluster, leader, lambda _: cluster.switchover())
+
+
+async def loses_postmaster(cluster: Cluster, leader: int) -> float:
+    return await replaced(cluster, leader, cluster.kill_postmaster)
+
+
+async def freezes(cluster: Cluster, leader: int) -> float:
+    return await replaced(cluster, leader, cluster.freeze)
+
+
+async def is_cut_off(cluster: Cluster, leader: int) -> float:
+    net = cluster.net
+    assert isinstance(net, Namespaces)
+    return await replaced(cluster, leader, lambda n: net.cut("inner", n))
+
+
+async def is_out_of_reach(cluster: Cluster, leader: int) -> None:
+    """Clients lose the primary, which goes on leading, for a while."""
+    assert isinstance(cluster.net, Namespaces)
+    cluster.net.cut("outer", leader)
+    await CLOCK.sleep(CUT_S)
+    cluster.net.mend("outer", leader)
+
+
+async def replaced(cluster: Cluster, leader: int, strike: Callable[[int], None]) -> float:
+    """Strike, and return after how many seconds another machine leads."""
+    began = CLOCK.elapsed()
+    await asyncio.to_thread(strike, leader)
+    await asyncio.to_thread(cluster.new_leader, leader)
+    return CLOCK.elapsed() - began
+
+
+@pytest.mark.parametrize(
+    ("case", "fault", "place"),
+    [
+        ("machine dies", dies, 0),
+        ("planned switchover", is_switched, 0),
+        ("postmaster killed", loses_postmaster, 0),
+        ("primary frozen, first in the address", freezes, 0),
+        ("primary frozen, last in the address", freezes, 2),
+    ],
+)
+async def test_the_primary_is_replaced(
+    cluster: Cluster, tmp_path: Path, case: str, fault: Fault, place: int
+) -> None:
+    await run(cluster, tmp_path, case, fault, place)
+
+
+@pytest.mark.parametrize(
+    ("case", "fault"),
+    [
+        ("primary cut off from etcd and standbys", is_cut_off),
+        (f"clients cut off from the primary for {CUT_S:.0f} s", is_out_of_reach),
+    ],
+)
+async def test_the_network_is_cut(apart: Cluster, tmp_path: Path, case: str, fault: Fault) -> None:
+    await run(apart, tmp_path, case, fault, 0)
+
+
+@pytest.mark.parametrize("net", ["Loopback", "Namespaces"])
+def test_a_cluster_ends_with_its_owner(net: str) -> None:
+    program = f"""
+import signal
+from tests.services.cluster import Cluster
+from tests.services.network import {net}
+cluster = Cluster({net}())
+cluster.begin()
+print(cluster.folder, cluster.net.token, flush=True)
+signal.pause()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        folder, _, token = owner.stdout.readline().strip().partition(" ")
+        eventually_sync(lambda: len(processes_in(Path(folder))) > SIZE, 20)
+        owner.kill()
+    eventually_sync(lambda: not processes_in(Path(folder)), 30)
+    eventually_sync(lambda: not Path(folder).exists(), 30)
+    if token:
+        eventually_sync(lambda: not [*Path("/run/netns").glob(f"{token}-*")], 30)
+
+
+async def run(cluster: Cluster, folder: Path, case: str, fault: Fault, place: int) -> None:
+    """Play one case with the leader at that place of the address, and judge it."""
+    await asyncio.to_thread(cluster.heal)
+    leader = cluster.leader()
+    order = [n for n in range(SIZE) if n != leader]
+    order.insert(place, leader)
+    name = f"case_{case.replace(' ', '_').replace(',', '')}"
+    anywhere, address = cluster.address(name), cluster.address(name, order)
+    async with (
+        load(folder, cluster.direct(leader, "postgres"), name, address) as running,
+        Witness(cluster.direct(leader, "postgres")).watch() as witness,
+    ):
+        await running.acknowledged(STRIKE)
+        leader_s = await fault(cluster, leader)
+        await running.acknowledged((1 + STRIKE) / 2)
+        await asyncio.to_thread(cluster.heal)
+        outcome = await running.outcome(anywhere)
+    print(outcome.line(case, leader_s))
+    outcome.check()
+    assert await witness.lost(cluster.address("postgres")) == set()
