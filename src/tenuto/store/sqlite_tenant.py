@@ -38,6 +38,9 @@ class SqliteTenant:
         assert workspace == self._workspace, "a tenant's store is nobody else's"
         return self
 
+    def unhurried(self) -> Store:
+        raise AssertionError("maintenance is the system's")
+
     async def open(self) -> None:
         await self._store.open()
 
