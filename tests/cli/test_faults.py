@@ -172,7 +172,7 @@ def test_a_newer_database_is_refused(cli: Orchestrate) -> None:
 
 def test_check_finds_where_tasks_and_trail_disagree(cli: Orchestrate) -> None:
     made = cli.ok("task", "create", "--name", "x")
-    fine = {"ok": True, "schema": 5, "compat": 4, "restamped": False, "mismatches": []}
+    fine = {"ok": True, "schema": 8, "compat": 4, "restamped": False, "mismatches": []}
     assert cli.json("db", "check") == fine
     with sqlite3.connect(cli.data / "tenuto.db") as raw:
         raw.execute("delete from event")

@@ -36,7 +36,7 @@ def test_a_server_is_migrated_by_command_and_then_used(cli: Orchestrate, postgre
     made = cli.ok("run", *where, "--", "true")
     assert cli.json("task", "show", made[:23], *where)["command"] == ["true"]
     assert cli.json("task", "cancel", "--since", "1h", *where)["done"] == [made]
-    assert cli.ok("db", "check", *where).startswith("schema 5 fits\n0 mismatches")
+    assert cli.ok("db", "check", *where).startswith("schema 8 fits\n0 mismatches")
 
 
 def test_doctor_says_what_is_unsafe_about_a_server(cli: Orchestrate, postgres_url: str) -> None:
