@@ -244,7 +244,7 @@ class Client:
         if self._pooler.tracks:
             answers = await self._tracked(backend, unit)
         else:
-            answers = await backend.ask(unit)
+            answers = await backend.ask(list(unit))
         self._say(answers)
         if answers and answers[-1] == READY:
             self._backend = None
