@@ -21,7 +21,8 @@ def agents_for_others(world: World) -> str:
     body = {"status": "STOPPED", "slots": 1, "agents": ["resident"]}
     answer = world.call(token, "POST", "/workers/others/heartbeat", body)
     assert answer.status in (403, 404), answer
-    [worker] = [each for each in world.ok(world.owner, "GET", "/workers") if each["id"] == "others"]
+    workers = world.ok(world.owner, "GET", "/workers")["workers"]
+    [worker] = [each for each in workers if each["id"] == "others"]
     assert (worker["status"], worker["slots"]) == ("RUNNING", 7), worker
     own = world.call(token, "POST", "/workers/own/heartbeat", {"agents": [agent["name"]]})
     assert own.status == 200, own
