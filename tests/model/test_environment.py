@@ -30,7 +30,7 @@ PASSWORD LANG TZ RELEASE OUT TOKEN LESSON PATHS MYPATH ENVIRONMENT DEBUG
 def test_nobody_can_allow_a_name_that_makes_a_program_run_something(name: str) -> None:
     assert always_refused(name) is not None
     with pytest.raises(Invalid, match=rf"^tasks may never set {re.escape(name)}: ") as refused:
-        decide({name: "x"}, None, Allowed(("*", name)))
+        decide({name: "x"}, None, None, Allowed(("*", name)))
     assert refused.value.details == {"field": "env"}
     with pytest.raises(Invalid, match=rf"^tasks may never set {re.escape(name)}"):
         check(NewTask(title="t", env={name: "x"}))
@@ -40,28 +40,28 @@ def test_nobody_can_allow_a_name_that_makes_a_program_run_something(name: str) -
 def test_a_plain_name_needs_the_owners_word(name: str) -> None:
     check(NewTask(title="t", env={name: "x"}))
     with pytest.raises(Invalid, match=f"set {name}; start it with --allow-env {name}$"):
-        decide({name: "x"}, None, Allowed())
-    decide({name: "x"}, None, Allowed((name,)))
+        decide({name: "x"}, None, None, Allowed())
+    decide({name: "x"}, None, None, Allowed((name,)))
 
 
 def test_patterns_are_matched_with_their_case() -> None:
     allowed = Allowed(("BUILD_*", "X?"))
-    decide({"BUILD_ID": "1", "BUILD_": "2", "X1": "3"}, None, allowed)
+    decide({"BUILD_ID": "1", "BUILD_": "2", "X1": "3"}, None, None, allowed)
     for name in ("build_id", "BUILD", "XBUILD_ID", "X12"):
         with pytest.raises(Invalid, match="does not let tasks set"):
-            decide({name: "1"}, None, allowed)
+            decide({name: "1"}, None, None, allowed)
 
 
 def test_a_folder_is_one_of_the_roots_or_below() -> None:
     allowed = Allowed((), ("/srv/work", "/data"))
     for folder in (None, "/srv/work", "/srv/work/a/b", "/data/x"):
-        decide({}, folder, allowed)
+        decide({}, "said", folder, allowed)
     for folder in ("/srv", "/srv/workshop", "/", "/etc"):
-        with pytest.raises(Invalid, match=f"work in {folder}; start it with --allow-folder"):
-            decide({}, folder, allowed)
-    decide({}, "/etc", Allowed((), ("/",)))
+        with pytest.raises(Invalid, match=r"work in said; start it with --allow-folder said$"):
+            decide({}, "said", folder, allowed)
+    decide({}, "said", "/etc", Allowed((), ("/",)))
     with pytest.raises(Invalid):
-        decide({}, "/etc", Allowed())
+        decide({}, "said", "/etc", Allowed())
 
 
 def test_the_table_is_in_upper_case_and_says_no_name_twice() -> None:

@@ -70,17 +70,20 @@ async def test_a_task_works_below_the_folders_that_the_owner_allows(
             task = await inside.submit(prompt="p", cwd=cwd)
             assert (await inside.ended(task)).status == "COMPLETED", cwd
             assert await inside.transcript(task) == [str(found)]
-        for cwd, real in (
-            ("/etc", "/etc"),
-            ("link", "/etc"),
-            (str(root / "link"), "/etc"),
-            (f"{root}/../root-too", f"{tmp_path}/root-too"),
-            ("../..", str(tmp_path.parent)),
-            ("/", "/"),
+        for cwd in (
+            "/etc",
+            "link",
+            str(root / "link"),
+            f"{root}/../root-too",
+            "../..",
+            "/",
+            "\u00fc/../..",
         ):
             why = await refused(inside, cwd=cwd)
-            assert why.startswith(f"this worker does not let tasks work in {real}; "), cwd
-            assert why.endswith(f"start it with --allow-folder {real}")
+            said = (
+                f"this worker does not let tasks work in {cwd}; start it with --allow-folder {cwd}"
+            )
+            assert why == said
 
 
 async def test_by_default_tasks_work_where_the_worker_was_started_or_below(

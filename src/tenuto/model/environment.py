@@ -114,10 +114,11 @@ def check_names(names: Iterable[str]) -> None:
             raise Invalid(f"tasks may never set {name}: {reason}", field=FIELD)
 
 
-def decide(env: Mapping[str, str], folder: str | None, allowed: Allowed) -> None:
+def decide(env: Mapping[str, str], cwd: str | None, folder: str | None, allowed: Allowed) -> None:
     """Raise `Invalid` unless a task may set these variables and work in that folder.
 
-    `folder` is absolute, with links resolved; `None` is the folder of the worker.
+    `folder` is what the task's `cwd` leads to, absolute and with links resolved; `None` is the
+    folder of the worker. The error has `cwd` alone: where links lead is not the task's to know.
     """
     check_names(env)
     for name in env:
@@ -128,8 +129,7 @@ def decide(env: Mapping[str, str], folder: str | None, allowed: Allowed) -> None
             )
     if folder is not None and not any(_is_within(folder, root) for root in allowed.folders):
         raise Invalid(
-            f"this worker does not let tasks work in {folder};"
-            f" start it with --allow-folder {folder}",
+            f"this worker does not let tasks work in {cwd}; start it with --allow-folder {cwd}",
             field="cwd",
         )
 

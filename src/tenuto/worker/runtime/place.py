@@ -24,5 +24,5 @@ def check_place(env: Mapping[str, str], cwd: str | None, allowed: Allowed) -> st
     if cwd is not None:
         below = allowed.folders[0] if allowed.folders else os.sep
         folder = os.path.realpath(os.path.join(below, cwd))  # noqa: PTH118  `cwd` may be absolute
-    decide(env, folder, allowed)
+    decide(env, cwd, folder, allowed)
     return folder
