@@ -11,6 +11,7 @@ from tenuto import tracing
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import Listener, Wakeups
 from tenuto.clock import Clock
+from tenuto.engine import workers
 from tenuto.engine.agent_explain import AgentExplanation, explain_agent
 from tenuto.engine.children import Asked, Question, Waited, Waiting
 from tenuto.engine.claim import Claiming, Work
@@ -45,16 +46,15 @@ from tenuto.engine.views import (
     WorkerView,
     worker_of,
 )
-from tenuto.model import commands, limits
+from tenuto.model import commands
 from tenuto.model.access import Caller
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.matching import AgentProfile
-from tenuto.model.registry import STALE_AFTER_S
 from tenuto.model.spending import Usage
 from tenuto.model.submission import NewTask
 from tenuto.model.task import DEFAULT_LEASE_S, Fence
 from tenuto.model.transcript import Line
-from tenuto.store.protocol import Row, Script, Statement, Store
+from tenuto.store.protocol import Store
 
 if TYPE_CHECKING:
     from tenuto.engine.core import Keys
@@ -520,16 +520,7 @@ class Engine:
 
     async def drain_worker(self, worker: str) -> None:
         """Ask a worker to take no more tasks, finish or give back what it runs, and end."""
-        limits.text("worker", worker, limits.MAX_TITLE, empty=False)
-        params = {"workspace": self.workspace, "id": worker, "now": self.core.now()}
-
-        def script() -> Script[Sequence[Row]]:
-            rows: Sequence[Row] = yield Statement("worker_drain", params)
-            return rows
-
-        if not await self.core.store.once(script):
-            raise NotFound(f"no worker {worker!r} is at work")
-        self.core.wakeups.announce({f"worker:{worker}"})
+        await workers.drain(self.core, self.workspace, worker)
 
     async def present(self, who: Presence) -> bool:
         """Note in the registry that a worker lives, or that it is going; whether it is to end."""
@@ -551,28 +542,5 @@ class Engine:
 
         `registered_by` is the agent whose own token says so: `NotFound` for a worker of others.
         """
-        for name in (worker, host, status, *agents):
-            limits.text("worker", name, limits.MAX_TITLE)
-        for field, number in (("pid", pid), ("slots", slots)):
-            limits.number(field, number, 0, limits.MAX_COUNT)
-        params = {
-            "id": worker,
-            "workspace": self.workspace,
-            "host": host,
-            "pid": pid,
-            "agents": msgspec.json.encode(list(agents)).decode(),
-            "slots": slots,
-            "status": status,
-            "now": self.core.now(),
-            "names": list(agents),
-            "stale_s": STALE_AFTER_S,
-            "registered_by": registered_by,
-        }
-
-        def script() -> Script[bool]:
-            rows = yield Statement("worker_beat", params)
-            if not rows:
-                raise NotFound(f"no worker {worker!r}")
-            return rows[0]["drain_requested_at"] is not None
-
-        return await self.core.store.once(script)
+        who = Presence(worker, host, pid, list(agents), slots, status)
+        return await workers.beat(self.core, self.workspace, who, registered_by)
