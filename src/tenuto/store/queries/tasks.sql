@@ -764,6 +764,15 @@ delete from task_step where task = :id and workspace = :workspace;
 delete from task_secret where task = :id and workspace = :workspace;
 delete from task_label where task = :id and workspace = :workspace;
 
+-- name: known_ids
+-- Those of the tasks and agents that a workspace has.
+-- params: workspace uuid, tasks uuid[], agents uuid[]
+select body.task as id from task_body body
+where body.workspace = :workspace and body.task in (select value from {each:tasks})
+union all
+select agent.id from agent
+where agent.workspace = :workspace and agent.id in (select value from {each:agents});
+
 -- name: edit
 -- Change what a task says about itself.
 -- params: id uuid, workspace uuid, title text, description text, metadata json, set_title boolean, set_description boolean, set_metadata boolean
