@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -29,6 +30,7 @@ from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.engine.query import Filter
 from tenuto.engine.tree import Tree
+from tenuto.model.errors import TooMany
 from tenuto.model.task import Fence
 
 KILLED = {"state": "killed"}
@@ -461,3 +463,30 @@ async def test_a_cancel_and_the_ends_of_children_at_the_same_moment(
                 if await status(engine, child.task) == "RUNNING":
                     await engine.confirm_cancel(child, KILLED)
             assert await status(engine, fence.task) == "CANCELLED"
+
+
+async def test_children_count_against_the_quota_of_waiting_tasks(
+    engine: Engine, raw: Raw, another: Another
+) -> None:
+    await engine.submit_many([new("parent", priority=9)] * 2)
+    first, second = [(await claim_one(engine)).fence for _ in range(2)]
+    await engine.submit(new("later", run_at=engine.clock.now() + timedelta(hours=1)))
+    await raw.execute("""update workspace set quota = '{"pending": 4}'""")
+    async with another() as other:
+        made = await asyncio.gather(
+            *(
+                each.spawn(fence, f"{number}", new("child"))
+                for number in range(4)
+                for each, fence in ((engine, first), (other, second))
+            ),
+            return_exceptions=True,
+        )
+    refused = [each for each in made if isinstance(each, TooMany)]
+    assert {each.code for each in refused} == {"quota_exceeded"}
+    assert (len(made), len(refused)) == (8, 5)
+    assert await raw.value("select count(*) from task where status in ('PENDING', 'WAITING')") == 4
+    # What a child was refused is made when there is room, under the same key.
+    await raw.execute("update workspace set quota = null")
+    for number in range(4):
+        await engine.spawn(first, f"{number}", new("child"))
+    assert await raw.value("select count(*) from task_step where child is not null") >= 4

@@ -262,6 +262,7 @@ async def test_a_rerun_of_a_command_is_a_command(engine: Engine) -> None:
 
 
 async def test_a_rerun_keeps_every_requirement(engine: Engine) -> None:
+    await engine.register_agent(profile())
     first = await engine.submit(new(region="eu", target_agent=profile().id))
     await engine.cancel(first.id)
     await engine.rerun(first.id)

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
+import pytest
 from tests.contract.conftest import (
     AGENT,
     LEASE_S,
@@ -27,7 +28,7 @@ from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
 from tenuto.engine.query import Filter
 from tenuto.engine.registry import Registry
 from tenuto.engine.report import Presence
-from tenuto.model.errors import TenutoError
+from tenuto.model.errors import NotFound, TenutoError
 from tenuto.model.messages import NewMessage
 from tenuto.model.spending import Usage
 from tenuto.model.task import Fence
@@ -192,6 +193,10 @@ CALLS: dict[str, Call] = {
     "explain_agent": lambda e, k: e.explain_agent(k.agent),
     "drain_worker": lambda e, k: e.drain_worker(k.worker),
     "publish": lambda e, k: e.publish("thing", {"n": 1}, k.task),
+    "submit below": lambda e, k: e.submit(new("t", parent=k.task)),
+    "submit many below": lambda e, k: e.submit_many([new("t"), new("t", parent=k.task)]),
+    "submit for an agent": lambda e, k: e.submit(new("t", target_agent=k.agent)),
+    "submit a flow below": lambda e, k: e.submit(new("t", parent=k.task, next="job")),
     "submit depending": lambda e, k: e.submit(new("t", depends_on=(str(k.task),))),
     "submit blocking": lambda e, k: e.submit(new("t", blocks=(str(k.waiting),))),
     "submit into a group": lambda e, k: e.submit(new("t", group=str(k.group))),
@@ -293,3 +298,20 @@ def test_every_call_that_names_something_is_tried() -> None:
         )
     }
     assert taking - {call.split()[0] for call in CALLS} == set()
+
+
+async def test_what_a_task_names_must_be_there(engine: Engine, raw: Raw) -> None:
+    known = await owned(engine)
+    nobody = invented(known)
+    assert (await engine.submit(new(parent=known.task, target_agent=known.agent))).created
+    before = await raw.count("task")
+    for wrong, field in (
+        (new(parent=nobody.task), "parentId"),
+        (new(target_agent=nobody.agent), "targetAgentId"),
+    ):
+        with pytest.raises(NotFound) as caught:
+            await engine.submit(wrong)
+        assert caught.value.details["field"] == field
+    with pytest.raises(NotFound):
+        await engine.spawn(known.fence, "of nobody", new(target_agent=nobody.agent))
+    assert await raw.count("task") == before

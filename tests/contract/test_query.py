@@ -49,7 +49,8 @@ def spellings(engine: Engine) -> int:
     store: Any = engine.core.store
     if isinstance(store, PostgresStore):
         return len(store._means.compiled)
-    return max(len(each._prepared) for each in (store._connection, *store._reader_connections))
+    file: Any = engine.store
+    return max(len(each._prepared) for each in (file._connection, *file._reader_connections))
 
 
 async def test_however_many_filters_few_are_remembered(
@@ -126,8 +127,7 @@ async def test_a_word_that_is_no_status(engine: Engine) -> None:
 
 
 async def test_the_other_filters(engine: Engine, clock: ManualClock) -> None:
-    parent = UUID(int=3)
-    await engine.submit(new("plain"))
+    parent = (await engine.submit(new("plain"))).id
     clock.advance(10)
     await engine.submit(new("urgent", priority=9, tags=["x"], task_type="build"))
     clock.advance(10)

@@ -80,13 +80,19 @@ async def test_each_attempt_has_its_own(engine: Engine) -> None:
     assert await spent(engine, first.task) == (110, 0, 1.5)
 
 
+async def below(raw: Raw, task: UUID, parent: UUID) -> None:
+    """Have a stored task name a parent that no submit could."""
+    await raw.execute(f"update task_body set parent = '{parent}' where task = '{task}'")
+
+
 async def test_another_tenant_cannot_use_up_a_budget(engine: Engine, raw: Raw) -> None:
     mine = await running(engine, budget=Budget(tokens=1000))
     other = Engine(engine.system.store, workspace=await raw.workspace(7))
     agent = profile(id=uuid4(), workspace=other.workspace)
     await other.register_agent(agent)
-    await other.submit(new(parent=mine.task))
+    await other.submit(new())
     [foreign] = await other.claim(agent, "theirs", 1)
+    await below(raw, foreign.fence.task, mine.task)
     await other.used(foreign.fence, usage(5000))
     await engine.used(mine, usage(10))
     assert not (await engine.heartbeat([mine])).held[mine.task].pause
@@ -378,10 +384,11 @@ def test_a_raised_budget_is_at_least_twice_what_is_used() -> None:
 
 
 async def test_what_others_have_used_is_not_counted(engine: Engine, raw: Raw) -> None:
-    """They say that their task is part of one of ours."""
+    """Their row says that their task is part of one of ours."""
     elsewhere = Engine(engine.store, workspace=await raw.workspace(7), actor="tester")
     mine = await running(engine, budget=Budget(tokens=100))
-    theirs = await running(elsewhere, parent=mine.task)
+    theirs = await running(elsewhere)
+    await below(raw, theirs.task, mine.task)
     await elsewhere.used(theirs, usage(1000))
     await engine.used(mine, usage(1))
     assert (await row_of(engine, mine.task)).hold is None

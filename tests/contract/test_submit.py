@@ -67,8 +67,15 @@ EVERYTHING: dict[str, Any] = {
 }
 
 
+async def everything(engine: Engine) -> Submitted:
+    """A task that asks for everything, below another one."""
+    await engine.submit(new("its parent", id=PARENT))
+    await engine.cancel(PARENT)
+    return await engine.submit(NewTask(**EVERYTHING))
+
+
 async def test_one_is_pending_and_seen_whole(engine: Engine) -> None:
-    submitted = await engine.submit(NewTask(**EVERYTHING))
+    submitted = await everything(engine)
     assert submitted.created
     view = await engine.show(submitted.id)
     shown = {name for name in EVERYTHING if hasattr(view, name)} - {"tags", "retry"}
@@ -84,7 +91,7 @@ async def test_one_is_pending_and_seen_whole(engine: Engine) -> None:
 
 
 async def test_an_attempt_sees_what_was_asked(engine: Engine) -> None:
-    await engine.submit(NewTask(**EVERYTHING))
+    await everything(engine)
     able = profile(
         agent_type="coder",
         accept_commands=True,

@@ -18,6 +18,7 @@ from tenuto.engine.flow_pieces import PIECES, end_flow
 from tenuto.engine.flow_rows import flow_of, group_of
 from tenuto.engine.flow_views import Origin
 from tenuto.engine.newborns import Birth
+from tenuto.engine.references import check_references
 from tenuto.engine.secret_use import check_value
 from tenuto.model import limits
 from tenuto.model.access import Caller
@@ -176,6 +177,7 @@ class Flows:
         key = new.key or f"task-{uuid5(self._workspace, once) if once else task}"
         kept = msgspec.structs.replace(new, id=None, key=key, idempotency_key=None, group=None)
         _check_open(new)
+        await check_references(self._core, self._workspace, [new])
         plan = await self.plan(key, {key: kept})
         params = self._params(plan, None, None, None, "submit", once)
         await self._core.lanes.ensure(_lanes(plan, self._workspace))
@@ -203,6 +205,7 @@ class Flows:
         known = await self._core.read(self._joined_before(new))
         if known is not None:
             return known, False
+        await check_references(self._core, self._workspace, [new])
         group = await self.live_group(name)
         await self._core.lanes.ensure({requirements(new, self._workspace)})
 

@@ -213,7 +213,7 @@ class Reporting:
         child = uuid5(fence.task, key)
         born = msgspec.structs.replace(struck(new, redactor), id=child, parent=fence.task)
         check(born)
-        draft = await self._submitting.draft([born], workspace, actor)
+        draft = await self._submitting.draft([born], workspace, actor, owner=fence.task)
 
         def script(cascade: Cascade) -> Script[UUID]:
             task = yield from self.owned(fence)

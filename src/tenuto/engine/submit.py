@@ -14,6 +14,7 @@ from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
 from tenuto.engine.dependencies import NOBODY, Dependencies, Waits, waits_of
 from tenuto.engine.plans import refers
+from tenuto.engine.references import check_references
 from tenuto.engine.rows import (
     LANE,
     STATUS,
@@ -225,11 +226,14 @@ class Submitting:
         *,
         rerun_of: UUID | None = None,
         plain: bool = False,
+        owner: UUID | None = None,
     ) -> Draft:
         """Checked tasks spelled out; nothing is written but, at the end, the lanes.
 
-        `plain` is what `check` said of all of them.
+        `plain` is what `check` said of all of them, `owner` the task whose attempt makes them.
         """
+        if not plain:
+            await check_references(self._core, workspace, news, owner)
         made = self._core.clock.new_ids(len(news))
         ids = [new.id or fresh for new, fresh in zip(news, made, strict=True)]
         hidden = self._sealing.hide(news, ids, workspace)

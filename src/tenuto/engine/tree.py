@@ -6,6 +6,7 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto.engine.pending import check_pending
 from tenuto.model.changes import PARKED_FOR
 from tenuto.model.commands import Cancel, Command, Wake
 from tenuto.model.errors import Conflict
@@ -30,7 +31,7 @@ class Tree(msgspec.Struct, frozen=True):
     widest: int = 1000
 
     def grown(self, parent: Task, child: UUID) -> Script[None]:
-        """Place a new child, or refuse it. The caller holds the parent."""
+        """Place a new child, or refuse it. The caller holds the parent, and has made the child."""
         where = {"id": parent.id, "workspace": parent.workspace}
         [room] = yield Statement("child_room", where)
         depth = room["depth"] + 1
@@ -42,6 +43,7 @@ class Tree(msgspec.Struct, frozen=True):
         if room["children"] > self.widest:
             raise Conflict(f"the task has {self.widest:,} children already", "too_many_children")
         yield Statement("child_place", where | {"id": child, "depth": depth})
+        yield from check_pending(parent.workspace, room["quota"])
 
 
 def hand_up(cascade: "Cascade", ended: list[UUID]) -> Script[None]:

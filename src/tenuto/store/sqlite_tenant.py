@@ -63,7 +63,7 @@ class SqliteTenant:
         return await self._store.transact(lambda: self._owned(script()))
 
     async def once(self, script: Callable[[], Script[T]]) -> T:
-        return await self.transact(script)
+        return await self._store.once(lambda: self._owned(script()))
 
     async def stream(self, statements: AsyncIterator[Statement]) -> None:
         await self._store.stream(self._own(each) async for each in statements)

@@ -1,9 +1,11 @@
 -- Tasks that attempts make and wait for, and what they ask people.
 
 -- name: child_room
--- How deep a task stands below the first of its tree, and how many children it has.
+-- How deep a task stands below the first of its tree, how many children it has, and its workspace's
+-- quota.
 -- params: id uuid, workspace uuid
 select coalesce(body.depth, 0) as depth,
+  (select workspace.quota from workspace where workspace.id = body.workspace) as quota,
   (select count(*) from task_body child
     where child.parent = body.task and child.workspace = body.workspace) as children
 from task_body body where body.workspace = :workspace and body.task = :id;

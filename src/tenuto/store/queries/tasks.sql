@@ -388,6 +388,16 @@ select workspace.quota from workspace where workspace.id = :workspace {lock};
 select count(*) as load from task
 where task.workspace = :workspace and task.status in ('ASSIGNED', 'RUNNING');
 
+-- name: workspace_pending
+-- What counts against a workspace's quota of tasks that wait to run, up to `most`.
+-- params: workspace uuid, most bigint
+select count(*) as load from (
+  select 1 from lane join task on task.lane = lane.id and task.status = 'PENDING'
+  where lane.workspace = :workspace
+  union all
+  select 1 from task where task.workspace = :workspace and task.status = 'WAITING'
+  limit :most) waiting;
+
 -- name: agent_lock
 -- Hold an agent's row while its capacity is counted and used.
 -- params: agent uuid
@@ -763,6 +773,15 @@ delete from checkpoint where task = :id and workspace = :workspace;
 delete from task_step where task = :id and workspace = :workspace;
 delete from task_secret where task = :id and workspace = :workspace;
 delete from task_label where task = :id and workspace = :workspace;
+
+-- name: known_ids
+-- Those of the tasks and agents that a workspace has.
+-- params: workspace uuid, tasks uuid[], agents uuid[]
+select body.task as id from task_body body
+where body.workspace = :workspace and body.task in (select value from {each:tasks})
+union all
+select agent.id from agent
+where agent.workspace = :workspace and agent.id in (select value from {each:agents});
 
 -- name: edit
 -- Change what a task says about itself.
