@@ -39,9 +39,9 @@ from tenuto.model.quota import Quota, quota_of
 async def login(request: Request[Any, Any, Any], data: JSONBody[LoginBody]) -> Token:
     """A session token for somebody who knows the password."""
     service: Service = request.app.state.service
-    client = request.client.host if request.client is not None else "-"
-    service.rates.login(client, data.name)
-    made = await service.identity.login(data.name, data.password)
+    address = request.client.host if request.client is not None else "-"
+    async with service.logins.trying(address, data.name):
+        made = await service.identity.login(data.name, data.password)
     return Token(made.id, made.token, made.expires_at)
 
 
