@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 import httpx2
 import jwt
 import pytest
-from tests.api.conftest import V1, Api, problem
+from tests.api.conftest import V1, Api, problem, replaced, running
 from tests.api.test_contract import contract
 
 from tenuto.api.access import PUBLIC, ROUTES, Access
@@ -179,6 +179,47 @@ async def test_guessing_a_password_gets_slow(api: Api) -> None:
     codes = [(await nobody.post(f"{V1}/login", json=body)).status_code for _ in range(14)]
     assert codes[0] == 401
     assert codes[-1] == 429
+
+
+async def test_wrong_passwords_lock_out_nobody_else(api: Api, owner: httpx2.AsyncClient) -> None:
+    right = {"name": "ada", "password": "correct horse battery"}
+    assert (await owner.post(f"{V1}/users", json=right | {"role": "ADMIN"})).status_code == 201
+    known = httpx2.AsyncHTTPTransport(local_address="127.0.0.2")
+    elsewhere = httpx2.AsyncHTTPTransport(local_address="127.0.0.3")
+    nobody = await api.client()
+    async with (
+        httpx2.AsyncClient(base_url=api.url, transport=known) as hers,
+        httpx2.AsyncClient(base_url=api.url, transport=elsewhere) as new,
+    ):
+        assert (await hers.post(f"{V1}/login", json=right)).status_code == 200
+        wrong = right | {"password": "not the password"}
+        for _ in range(12):
+            await nobody.post(f"{V1}/login", json=wrong)
+        assert problem(await nobody.post(f"{V1}/login", json=right)) == (429, "rate_limited")
+        for _ in range(8):
+            last = await hers.post(f"{V1}/login", json=wrong)
+        assert problem(last) == (401, "login_refused")
+        assert (await hers.post(f"{V1}/login", json=right)).status_code == 200
+        assert (await new.post(f"{V1}/login", json=right)).status_code == 200
+
+
+async def test_an_invented_forwarded_address_is_not_believed(api: Api) -> None:
+    nobody = await api.client()
+    body = {"name": "ada", "password": "not the password"}
+    for n in range(8):
+        forwarded = {"X-Forwarded-For": f"203.0.113.{n}"}
+        last = await nobody.post(f"{V1}/login", json=body, headers=forwarded)
+    assert problem(last) == (429, "rate_limited")
+
+
+async def test_a_proxy_says_who_asks(settings: Settings) -> None:
+    async with running(replaced(settings, proxies="127.0.0.0/8")) as api:
+        nobody = await api.client()
+        body = {"name": "ada", "password": "not the password"}
+        for n in range(8):
+            forwarded = {"X-Forwarded-For": f"203.0.113.{n}"}
+            last = await nobody.post(f"{V1}/login", json=body, headers=forwarded)
+            assert problem(last) == (401, "login_refused")
 
 
 async def claimed(owner: httpx2.AsyncClient, title: str = "t") -> dict[str, Any]:

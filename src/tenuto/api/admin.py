@@ -52,9 +52,9 @@ async def login(request: Request[Any, Any, Any], data: JSONBody[LoginBody]) -> L
     Names are unique in a workspace: without one the oldest user of the name is meant.
     """
     service: Service = request.app.state.service
-    client = request.client.host if request.client is not None else "-"
-    service.rates.login(client, data.name)
-    made = await service.identity.login(data.name, data.password, data.workspace)
+    address = request.client.host if request.client is not None else "-"
+    async with service.logins.trying(address, data.name):
+        made = await service.identity.login(data.name, data.password, data.workspace)
     return LoginToken(made.id, made.token, made.expires_at, made.workspace)
 
 

@@ -1,5 +1,6 @@
 """The first look at a request: who asks, whether they may, and what their body is."""
 
+from collections.abc import Callable
 from typing import Any
 
 from litestar.enums import ScopeType
@@ -9,6 +10,7 @@ from tenuto.api.access import PUBLIC, admit
 from tenuto.api.bodies import Checks
 from tenuto.model.errors import Invalid
 
+_AT_END = "at_end"
 STRANGERS_BYTES = 64 * 1024
 """Bytes that a body may have where no token is needed."""
 
@@ -27,7 +29,11 @@ class Gate:
             return
         access = await admit(scope)
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            await self._app(scope, receive, send)
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                if (end := scope["state"].get(_AT_END)) is not None:
+                    end()
             return
         limit = min(self._limit, STRANGERS_BYTES) if access is PUBLIC else self._limit
         body = await _read(scope, receive, limit)
@@ -38,6 +44,15 @@ class Gate:
             await self._checks.check(body)
         scope["state"]["body"] = body
         await self._app(scope, _replay(body, receive), _keeping(scope, send))
+
+
+def at_end(scope: Scope, end: Callable[[], None]) -> None:
+    """Have a GET request's handler's means given back when the request is over.
+
+    A stream's generator cannot see to it: of one that was never asked for anything no `finally`
+    runs.
+    """
+    scope["state"][_AT_END] = end
 
 
 async def _read(scope: Scope, receive: Receive, limit: int) -> bytes | None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 from uuid import UUID
 
@@ -35,15 +35,23 @@ class Poll:
 
         A caller or an agent that may claim no more meanwhile is refused as it would be at first.
         """
+        until = self._desk.service.clock.elapsed() + wait_s
+        with ExitStack() as waiting:
+            return await self._until(until, take, waiting)
+
+    async def _until(self, until: float, take: Take, waiting: ExitStack) -> list[Work]:
         service = self._desk.service
         checked = service.clock.elapsed()
-        until = checked + wait_s
+        counted = False
         while not self.left.is_set():
             self.heard.clear()
             found = await take()
             pause = min(until - service.clock.elapsed(), service.settings.poll_s)
             if found or pause <= 0 or service.stopping.is_set():
                 return found
+            if not counted:
+                waiting.callback(self._count())
+                counted = True
             await wait_any([self.heard, self.left, service.stopping], pause, service.clock)
             if not await service.still_holds(self._desk, Role.MEMBER, "work"):
                 raise Unauthenticated("the token does not hold")
@@ -51,6 +59,11 @@ class Poll:
                 checked = service.clock.elapsed()
                 await self._desk.registry.claimant(self._agent)
         return []
+
+    def _count(self) -> Callable[[], None]:
+        """Count a claim that waits, until the answer is called; raises `TooMany`."""
+        service = self._desk.service
+        return service.polls.take({self._desk.caller.key: service.settings.polls_per_token})
 
 
 @asynccontextmanager

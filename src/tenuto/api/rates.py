@@ -14,8 +14,6 @@ from tenuto.settings import Settings
 
 KEPT = 10_000
 """Tokens and workspaces remembered; whoever was longest away starts with a full bucket again."""
-LOGINS_PER_S = 0.2
-LOGINS_AT_ONCE = 10
 LOOK_S = 1.0
 """Seconds that a workspace's counts are believed."""
 
@@ -47,11 +45,6 @@ class Rates:
         """Count a request of a token; raises `TooMany` when it asks too often."""
         if self._rate > 0:
             self._take(f"token:{key}", 1, self._rate, self._rate * 2, "rate_limited")
-
-    def login(self, client: str, name: str) -> None:
-        """Count a try to log in: nobody guesses passwords, from one place or for one name."""
-        self._take(f"login:{client}", 1, LOGINS_PER_S, LOGINS_AT_ONCE, "rate_limited")
-        self._take(f"name:{name[:100]}", 1, LOGINS_PER_S, LOGINS_AT_ONCE, "rate_limited")
 
     async def submit(self, workspace: UUID, count: int, look: Counts) -> None:
         """Count tasks about to be made; raises `TooMany` beyond the workspace's quotas."""

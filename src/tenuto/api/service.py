@@ -10,7 +10,9 @@ from litestar.di import NamedDependency
 
 from tenuto.api.attempt_tokens import AttemptTokens
 from tenuto.api.callers import Callers
+from tenuto.api.concurrent import Concurrent
 from tenuto.api.hub import Hub
+from tenuto.api.logins import Logins
 from tenuto.api.rates import Rates
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
@@ -77,6 +79,9 @@ class Service:
         self.attempts = AttemptTokens(vault, store.clock)
         self.callers = Callers(self.identity, self.attempts)
         self.rates = Rates(store.clock, settings)
+        self.logins = Logins(store.clock)
+        self.streams = Concurrent("live streams", "too_many_streams")
+        self.polls = Concurrent("waiting claims", "too_many_polls")
         self.hub = Hub(store)
         core = Core(store, wakeups, vault)
         self.system = Upkeep(core)

@@ -11,10 +11,12 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
-from litestar import get, post
+from litestar import Request, get, post
 from litestar.params import FromPath, HeaderParameter, JSONBody
 from litestar.response import Stream
 
+from tenuto.api.concurrent import Holder
+from tenuto.api.gate import at_end
 from tenuto.api.hub import Reader
 from tenuto.api.service import AtDesk
 from tenuto.api.shapes import Written
@@ -52,22 +54,37 @@ async def publish(desk: AtDesk, data: JSONBody[EventBody], key: Key = None) -> E
 
 
 @get("/events", media_type="text/event-stream")
-async def workspace_events(desk: AtDesk) -> Stream:
+async def workspace_events(desk: AtDesk, request: Request[Any, Any, Any]) -> Stream:
     """What happens in the workspace, as it happens."""
+    _count(desk, request)
     reader = Reader(desk.workspace, None)
     return Stream(_live(desk, reader, _workspace_parts(reader)), media_type="text/event-stream")
 
 
 @get("/agent-tasks/{task_id:uuid}/events", media_type="text/event-stream")
 async def task_events(
-    desk: AtDesk, task_id: FromPath[UUID], last_event_id: LastEventId = None
+    desk: AtDesk,
+    request: Request[Any, Any, Any],
+    task_id: FromPath[UUID],
+    last_event_id: LastEventId = None,
 ) -> Stream:
     """A task's status, progress and lines, as they come; goes on after `Last-Event-ID`."""
     place = _place(last_event_id)
     await desk.engine.show(task_id)
+    _count(desk, request)
     reader = Reader(desk.workspace, task_id)
     watch = _Watch(desk, task_id, place)
     return Stream(_live(desk, reader, watch.parts), media_type="text/event-stream")
+
+
+def _count(desk: AtDesk, request: Request[Any, Any, Any]) -> None:
+    """Count a stream for its token and workspace until the request is over, however it ends."""
+    settings = desk.service.settings
+    bounds: dict[Holder, int] = {
+        desk.caller.key: settings.streams_per_token,
+        desk.workspace: settings.streams_per_workspace,
+    }
+    at_end(request.scope, desk.service.streams.take(bounds))
 
 
 def _place(text: str | None) -> tuple[int, int, int]:

@@ -85,6 +85,8 @@ CODES: dict[str, str] = {
     "too_many_children": "The task has as many children as it may have.",
     "too_many_connections": "The server or the client's address has as many connections as it may.",
     "too_many_lanes": "The workspace has too many distinct sets of task requirements.",
+    "too_many_polls": "The token has as many claims waiting as it may have.",
+    "too_many_streams": "The token or the workspace has as many live streams as it may have.",
     "too_many_values": "The body has more names and elements than this server accepts.",
     "too_many_webhooks": "The workspace has as many webhooks as it may have.",
     "too_many_workspaces": "As many workspaces were made from here as may be.",

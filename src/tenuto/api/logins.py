@@ -1,0 +1,106 @@
+"""Who may try to log in: wrong passwords slow down whoever gives them, and nobody else."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+import msgspec
+
+from tenuto.api.forwarded import place_of
+from tenuto.clock import Clock
+from tenuto.model.errors import TooMany
+
+KEPT = 10_000
+"""Entries of each kind that are remembered; the one used longest ago is forgotten."""
+FREE_TRIES = 5
+"""Failures in a row of one name from one address before its tries have to wait."""
+WAIT_S = 5.0
+AT_ONCE = 60
+PER_S = 1.0
+VERIFIED_AT_ONCE = 2
+"""Passwords that are verified at the same time: each takes a core and 64 MB for a moment."""
+LONGEST_NAME = 100
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+Pair = tuple[str, str]
+
+
+class _Recent(OrderedDict[K, V], Generic[K, V]):
+    """A dictionary that forgets the entry set longest ago when it has `KEPT`."""
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > KEPT:
+            self.popitem(last=False)
+
+
+class _Tries(msgspec.Struct):
+    """Tries of one name from one address since its last success."""
+
+    count: int
+    last: float
+
+
+class _Bucket(msgspec.Struct):
+    level: float
+    at: float
+
+
+class Tries:
+    """Decides whether a try may be made now. Counts by address and name together.
+
+    A pair that has logged in before has a bucket of its own: neither wrong passwords from elsewhere
+    nor others at its address can shut it out.
+    """
+
+    def __init__(self) -> None:
+        self._tries: _Recent[Pair, _Tries] = _Recent()
+        self._known: _Recent[Pair, bool] = _Recent()
+        self._buckets: _Recent[str | Pair, _Bucket] = _Recent()
+
+    def begin(self, pair: Pair, now: float) -> None:
+        """Counts a try; raises `TooMany` when it has to wait."""
+        if pair in self._known:
+            self._take(pair, now)
+            return
+        tries = self._tries.get(pair) or _Tries(0, now)
+        wait = tries.last + WAIT_S - now
+        if tries.count >= FREE_TRIES and wait > 0:
+            raise TooMany("too many wrong passwords; wait", retry_after=wait)
+        self._take(pair[0], now)
+        # Counted before the password is verified: tries that come together count, too.
+        self._tries[pair] = _Tries(tries.count + 1, now)
+
+    def succeed(self, pair: Pair) -> None:
+        """Notes that the password was right: the pair is known from now on."""
+        self._tries.pop(pair, None)
+        self._known[pair] = True
+
+    def _take(self, key: str | Pair, now: float) -> None:
+        bucket = self._buckets.get(key) or _Bucket(AT_ONCE, now)
+        level = min(AT_ONCE, bucket.level + (now - bucket.at) * PER_S)
+        if level < 1:
+            raise TooMany("too many logins from this address", retry_after=(1 - level) / PER_S)
+        self._buckets[key] = _Bucket(level - 1, now)
+
+
+class Logins:
+    """Lets few logins at once through, and those that may not be made now not at all."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._tries = Tries()
+        self._turns = asyncio.Semaphore(VERIFIED_AT_ONCE)
+
+    @asynccontextmanager
+    async def trying(self, address: str, name: str) -> AsyncIterator[None]:
+        """Verify the password in the block, which raises `Unauthenticated` if it is wrong."""
+        pair = (place_of(address), name[:LONGEST_NAME])
+        self._tries.begin(pair, self._clock.elapsed())
+        async with self._turns:
+            yield
+        self._tries.succeed(pair)

@@ -1,0 +1,130 @@
+"""Limits that hold at one moment: tries to log in, live streams, claims that wait."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from uuid import UUID, uuid4
+
+import pytest
+from tests.api.conftest import V1, Api, problem, replaced, running
+from tests.api.test_streams import stream
+from tests.waiting import eventually
+
+from tenuto.api import logins
+from tenuto.api.concurrent import Concurrent, Holder
+from tenuto.api.logins import AT_ONCE, FREE_TRIES, Tries
+from tenuto.engine.engine import DEFAULT_WORKSPACE
+from tenuto.model.access import Role
+from tenuto.model.errors import TooMany
+from tenuto.settings import Settings
+
+ANN = ("192.0.2.1", "ann")
+
+
+def may(tries: Tries, pair: tuple[str, str], now: float) -> bool:
+    try:
+        tries.begin(pair, now)
+    except TooMany:
+        return False
+    return True
+
+
+def test_a_pair_waits_after_failures() -> None:
+    tries = Tries()
+    assert [may(tries, ANN, 0) for _ in range(FREE_TRIES + 1)] == [True] * FREE_TRIES + [False]
+    assert not may(tries, ANN, 4.9)
+    assert may(tries, ANN, 5.1)
+    assert not may(tries, ANN, 5.2)
+    assert may(tries, ("192.0.2.2", "ann"), 0)
+    assert may(tries, ("192.0.2.1", "bob"), 0)
+
+
+def test_a_success_clears_the_pair_and_makes_it_known() -> None:
+    tries = Tries()
+    for _ in range(FREE_TRIES):
+        assert may(tries, ANN, 0)
+    tries.succeed(ANN)
+    assert [may(tries, ANN, 0) for _ in range(AT_ONCE + 1)] == [True] * AT_ONCE + [False]
+    assert may(tries, ANN, 1.1)
+
+
+def test_an_address_has_a_bucket_that_does_not_hold_up_who_is_known() -> None:
+    tries = Tries()
+    tries.succeed(ANN)
+    names = [(ANN[0], f"name-{n}") for n in range(AT_ONCE + 1)]
+    assert [may(tries, pair, 0) for pair in names] == [True] * AT_ONCE + [False]
+    assert may(tries, ANN, 0)
+    assert may(tries, names[-1], 1.1)
+    assert not may(tries, (ANN[0], "another"), 1.2)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logins, "KEPT", 3)
+    tries = Tries()
+    tries.succeed(ANN)
+    for n in range(10):
+        assert may(tries, (f"192.0.2.{n}", "x"), 0)
+    assert [len(each) for each in (tries._tries, tries._buckets, tries._known)] == [3, 3, 1]
+
+
+def test_what_is_held_is_counted_for_all_holders_or_none() -> None:
+    held, workspace = Concurrent("things", "too_many_streams"), UUID(int=1)
+    first = held.take({"a": 1, workspace: 2})
+    second = held.take({"b": 1, workspace: 2})
+    over: list[dict[Holder, int]] = [{"a": 1, workspace: 3}, {"c": 1, workspace: 2}]
+    for bounds in over:
+        with pytest.raises(TooMany) as refused:
+            held.take(bounds)
+        assert refused.value.code == "too_many_streams"
+    assert [held.held(each) for each in ("a", "b", "c", workspace)] == [1, 1, 0, 2]
+    first()
+    first()
+    assert held.held(workspace) == 1
+    second()
+    assert not held._counts
+
+
+async def test_streams_are_counted_per_token_and_workspace(settings: Settings) -> None:
+    few = replaced(settings, streams_per_token=2, streams_per_workspace=3)
+    async with running(few) as api:
+        one, two = await api.acting(), await api.acting()
+        made = (await one.post(f"{V1}/agent-tasks", json={"title": "a"})).json()["id"]
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(stream(one, "/events"))
+            await stack.enter_async_context(stream(one, f"/agent-tasks/{made}/events"))
+            assert problem(await one.get(f"{V1}/events")) == (429, "too_many_streams")
+            await stack.enter_async_context(stream(two, "/events"))
+            refused = await two.get(f"{V1}/events")
+            assert problem(refused) == (429, "too_many_streams")
+            assert "the workspace has 3" in refused.json()["detail"]
+            elsewhere = await api.acting(Role.OWNER, await api.workspace("other"))
+            async with stream(elsewhere, "/events"):
+                pass
+        await eventually(lambda: api.service.streams.held(DEFAULT_WORKSPACE) == 0)
+        async with stream(one, "/events"):
+            assert api.service.streams.held(DEFAULT_WORKSPACE) == 1
+        for path in (f"/agent-tasks/{uuid4()}/events", "/agent-tasks/x/events"):
+            assert problem(await one.get(f"{V1}{path}"))[0] == 404
+        await eventually(lambda: api.service.streams.held(DEFAULT_WORKSPACE) == 0)
+
+
+async def test_claims_that_wait_are_counted_per_token(settings: Settings) -> None:
+    async with running(replaced(settings, polls_per_token=1)) as api:
+        owner, other = await api.acting(), await api.acting()
+        agent = uuid4()
+        await owner.put(f"{V1}/agents/{agent}", json={"name": "a"})
+        claim = f"{V1}/agents/{agent}/claim"
+        waiting = asyncio.create_task(owner.post(claim, json={"waitSeconds": 20}))
+        await eventually(lambda: held(api) == 1)
+        assert problem(await owner.post(claim, json={"waitSeconds": 5})) == (429, "too_many_polls")
+        assert (await owner.post(claim, json={})).json()["tasks"] == []
+        second = asyncio.create_task(other.post(claim, json={"waitSeconds": 20}))
+        await eventually(lambda: held(api) == 2)
+        for _ in range(2):
+            assert (await owner.post(f"{V1}/agent-tasks", json={"title": "a"})).status_code == 201
+        assert len([*(await waiting).json()["tasks"], *(await second).json()["tasks"]]) == 2
+        assert held(api) == 0
+
+
+def held(api: Api) -> int:
+    """How many claims wait."""
+    return api.service.polls._counts.total()
