@@ -23,6 +23,7 @@ DRIVERS = {
     "asyncpg": {
         SOURCE / "store" / "connector.py",
         SOURCE / "store" / "pool.py",
+        SOURCE / "store" / "pooler.py",
         SOURCE / "store" / "postgres.py",
         SOURCE / "store" / "postgres_admin.py",
         SOURCE / "store" / "postgres_errors.py",

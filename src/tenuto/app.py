@@ -33,6 +33,7 @@ from tenuto.store.sqlite import SqliteStore
 if TYPE_CHECKING:
     from tenuto.api.service import Service
     from tenuto.coordinator.dispatch import Dispatcher
+    from tenuto.store.roles import Identity
     from tenuto.vault import Vault
     from tenuto.worker.session import Supervisor
     from tenuto.worker.worker import Connect, Worker
@@ -43,6 +44,7 @@ log = logging.getLogger("tenuto")
 _GC = (50_000, 20, 50)
 _SWITCH_S = 0.0005
 _LONGEST_REASON = 300
+_HINT_S = 10
 PARENT_PIPE = "TENUTO_PARENT_PIPE"
 """Set for a child that must stop when its standard input ends."""
 
@@ -131,8 +133,19 @@ def sqlite_path(url: str) -> str | None:
     return path
 
 
+def configured_store(settings: Settings, *, many: bool = False) -> Store:
+    """The settings' store; nothing is connected yet. `many`: it will serve many tenants."""
+    if not settings.pooler:
+        return open_store(settings.url(), many=many)
+    from tenuto.store.pooler import Pooler  # noqa: PLC0415  asyncpg only when used
+    from tenuto.store.postgres import PostgresStore  # noqa: PLC0415
+
+    pooler = Pooler(settings.database_runtime, settings.database_direct)
+    return PostgresStore(settings.url(), pooler=pooler)
+
+
 def open_store(url: str, *, many: bool = False) -> Store:
-    """The store for an address; nothing is connected yet. `many`: it will serve many tenants."""
+    """The same for an address, where no pooler is in between."""
     path = sqlite_path(url)
     if path is not None:
         if path != ":memory:":
@@ -151,6 +164,20 @@ def open_store(url: str, *, many: bool = False) -> Store:
     )
 
 
+async def identities(engine: Engine) -> "dict[str, Identity]":
+    """Who the engine's connections act as, by whose they are; empty where there are no roles."""
+    if isinstance(engine.store, SqliteStore):
+        return {}
+    from tenuto.store.postgres import PostgresStore  # noqa: PLC0415  asyncpg only when used
+
+    stores = {"system": engine.store, "tenants": engine.core.store}
+    return {
+        name: await store.identity()
+        for name, store in stores.items()
+        if isinstance(store, PostgresStore)
+    }
+
+
 def open_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:
     """The hints that go with a store."""
     path = sqlite_path(url)
@@ -160,10 +187,15 @@ def open_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:
         return LocalWakeups(path, name[-20:], store.clock)
     from tenuto.broker.postgres import PostgresWakeups  # noqa: PLC0415  asyncpg only when used
     from tenuto.store.postgres import PostgresStore  # noqa: PLC0415
+    from tenuto.store.sessions import DIRECT  # noqa: PLC0415
 
     assert isinstance(store, PostgresStore)
-    wakeups = PostgresWakeups(store.connect_for_hints, store.clock, listen=listen)
-    store.connector.when_given_up(wakeups.reconnect)
+    if (direct := store.direct) is None:
+        return MemoryWakeups()
+    wakeups = PostgresWakeups(
+        lambda: direct.connect(DIRECT, command_timeout=_HINT_S), store.clock, listen=listen
+    )
+    direct.when_given_up(wakeups.reconnect)
     return wakeups
 
 
@@ -173,7 +205,7 @@ async def opened(
 ) -> AsyncIterator[tuple[Store, Wakeups]]:
     """The settings' store and its hints. An embedded database is made and migrated by itself."""
     url = settings.url()
-    store = open_store(url, many=many)
+    store = configured_store(settings, many=many)
     try:
         if isinstance(store, SqliteStore) and (await store.schema()).schema < NEEDS:
             await store.migrate()

@@ -28,6 +28,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     database: str = ""
     """`sqlite:///path` or `postgresql://...`; empty: a SQLite file in the data folder."""
+    pooler: str = ""
+    """`transaction`: PostgreSQL is reached through PgBouncer 1.21 or newer; empty: no pooler."""
+    database_runtime: str = ""
+    """With a pooler, the address of the tenants' login; `database` is then the system's."""
+    database_direct: str = ""
+    """With a pooler, the address past it for hints and migrations; empty: hints by polling."""
     data: str = ""
     """Folder for the embedded database and the keys; empty: the user's data folder."""
     keys: str = ""
@@ -141,6 +147,7 @@ def _check(settings: Settings) -> None:
             found = getattr(settings, name)
             raise Invalid(f"the setting {name} must be between 0 and {most:,}, not {found}")
     _check_places(settings)
+    _check_pooler(settings)
     if settings.log not in ("", "json"):
         raise Invalid(f"the setting log must be json or empty, not {settings.log!r}")
     if settings.alert_url and not settings.alert_url.startswith(("http://", "https://")):
@@ -152,13 +159,28 @@ def _check(settings: Settings) -> None:
 
 def _check_places(settings: Settings) -> None:
     """Refuse what names no place: where to listen, and where to keep things."""
-    for name in ("database", "data", "host"):
+    for name in ("database", "database_runtime", "database_direct", "data", "host"):
         if "\0" in getattr(settings, name):
             raise Invalid(f"the setting {name} holds a NUL character")
     if not _can_be_host(settings.host):  # an empty one would listen everywhere
         raise Invalid("the setting host must be an address or a name; 0.0.0.0 listens everywhere")
     if settings.data or not settings.database:
         settings.folder()
+
+
+def _check_pooler(settings: Settings) -> None:
+    others = {name: getattr(settings, name) for name in ("database_runtime", "database_direct")}
+    if settings.pooler not in ("", "transaction"):
+        raise Invalid(f"the setting pooler must be transaction or empty, not {settings.pooler!r}")
+    if not settings.pooler:
+        for name, url in others.items():
+            if url:
+                raise Invalid(f"the setting {name} is for a pooler; set pooler=transaction, too")
+        return
+    for name, url in {"database": settings.database, **others}.items():
+        needed = name != "database_direct"
+        if (url or needed) and not url.startswith(("postgresql://", "postgres://")):
+            raise Invalid(f"with pooler=transaction the setting {name} must be postgresql://...")
 
 
 def _can_be_host(text: str) -> bool:

@@ -9,7 +9,7 @@ from tests.contract.conftest import ManualClock, new, profile
 
 from tenuto.engine.engine import Engine
 from tenuto.store import sql
-from tenuto.store.postgres import _WRITE_SETTINGS
+from tenuto.store.sessions import WRITE
 from tenuto.store.sqlite import SqliteStore
 
 LANES = 4
@@ -52,7 +52,7 @@ async def test_postgresql_goes_through_few(postgres_engine: Engine, postgres_url
     params = await filled(postgres_engine, DEEP)
     query = sql.variant(sql.load(sql.POSTGRES)["claim"], frozenset(params), (), set())
     compiled = sql.for_postgres(query)
-    connection = await asyncpg.connect(postgres_url, server_settings=_WRITE_SETTINGS)
+    connection = await asyncpg.connect(postgres_url, server_settings=WRITE)
     try:
         [[told]] = await connection.fetch(
             f"explain (analyze, format json) {compiled.sql}",

@@ -1,5 +1,6 @@
 """The two logins on a real server: the owner migrates, the programs' login does all the rest."""
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -88,3 +89,31 @@ async def test_the_groups_may_be_there_before_the_first_migration(tmp_path: Path
         assert answer.code == 0, answer.err
         answer = made.run("tenuto_app", PASSWORD, "task", "list")
         assert answer.code == 0, answer.err
+
+
+async def test_doctor_says_who_acts(database: Database) -> None:
+    answer = database.run("tenuto_app", PASSWORD, "doctor", "--json")
+    checks = [each for each in json.loads(answer.out)["checks"] if each["name"] == "role"]
+    assert [each["status"] for each in checks] == ["ok", "ok"]
+    assert [each["detail"] for each in checks] == [
+        "system: acts as tenuto_system, login tenuto_app",
+        "tenants: acts as tenuto_runtime, login tenuto_app",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("login", "power"),
+    [("tenuto_owner", "owns the tables"), ("root", "is a superuser"), ("free", "has BYPASSRLS")],
+)
+async def test_doctor_warns_of_a_login_that_may_more(
+    database: Database, login: str, power: str
+) -> None:
+    database.psql("-c", f"create role root login superuser password '{OWNER}'")
+    database.psql("-c", f"create role free login bypassrls password '{OWNER}'")
+    groups = "tenuto_runtime, tenuto_system"
+    database.psql("-c", f"revoke {groups} from tenuto_owner")  # who made them may not act as them
+    database.psql("-c", f"grant {groups} to free, tenuto_owner")
+    answer = database.run(login, OWNER, "doctor", "--json")
+    checks = [each for each in json.loads(answer.out)["checks"] if each["name"] == "role"]
+    assert [each["status"] for each in checks] == ["warn", "warn"]
+    assert all(power in each["detail"] for each in checks)

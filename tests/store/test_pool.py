@@ -10,8 +10,9 @@ import asyncpg
 import pytest
 from tests.services.postgres import PostgresServer
 
-from tenuto.store.connector import SERVER_SIDE, Connector
+from tenuto.store.connector import Connector
 from tenuto.store.pool import Pool
+from tenuto.store.sessions import DIRECT, SLOW_S, limit
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ async def test_who_cannot_connect_lets_the_next_one_try() -> None:
 @pytest.fixture
 async def hurried(postgres_url: str) -> AsyncIterator[Pool]:
     """A pool whose server has little time to answer."""
-    pool = Pool(Connector(postgres_url), 2, {}, answer_s=0.6)
+    pool = Pool(Connector(postgres_url), 2, limit(0.6), answer_s=0.6)
     yield pool
     await pool.close()
 
@@ -156,7 +157,7 @@ async def test_connections_in_use_are_not_handed_out_after_their_server_was_give
 
 
 async def test_the_kernel_notices_a_lost_machine(postgres: PostgresServer) -> None:
-    pool = Pool(Connector(postgres.tcp_url("postgres")), 1, SERVER_SIDE)
+    pool = Pool(Connector(postgres.tcp_url("postgres")), 1, DIRECT)
     connection = await pool.take(1)
     found = connection._transport.get_extra_info("socket")
     assert found.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
@@ -168,7 +169,7 @@ async def test_the_kernel_notices_a_lost_machine(postgres: PostgresServer) -> No
 
 
 async def test_a_use_that_is_slow_by_nature_has_longer(postgres_url: str) -> None:
-    pool = Pool(Connector(postgres_url), 1, {}, answer_s=600)
+    pool = Pool(Connector(postgres_url), 1, limit(SLOW_S), SLOW_S)
     connection = await pool.take(1)
     assert await connection.fetchval("select current_setting('statement_timeout')") == "8min"
     pool.give(connection, broken=False)

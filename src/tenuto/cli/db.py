@@ -24,7 +24,7 @@ def migrate(given: Globals) -> None:
     from tenuto.cli.render import print_json
     from tenuto.store.schema import NEEDS
 
-    store = app.open_store(settings(given).url())
+    store = app.configured_store(settings(given))
 
     async def main() -> "tuple[list[int], SchemaState]":
         try:
@@ -54,7 +54,7 @@ def check(given: Globals) -> int:
     from tenuto.cli.render import print_json, printable
     from tenuto.engine.engine import Engine
 
-    store = app.open_store(settings(given).url())
+    store = app.configured_store(settings(given))
 
     async def main() -> "tuple[SchemaState, bool, list[str]]":
         try:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tenuto.engine.engine import Engine
     from tenuto.settings import Settings
     from tenuto.store.protocol import Store
+    from tenuto.store.roles import Identity
 
 PR_GET_CHILD_SUBREAPER = 37
 LOW_DISK = 1 << 30
@@ -148,10 +149,12 @@ async def _database(chosen: "Settings") -> list[Check]:
     from tenuto.model.errors import Incompatible, Unavailable
 
     try:
-        store = app.open_store(chosen.url())
+        store = app.configured_store(chosen)
         try:
             await store.open()
-            return [*await _described(store), *await _alive(Engine(store))]
+            engine = Engine(store)
+            roles = await app.identities(engine)
+            return [*await _described(store), *_roles(roles), *await _alive(engine)]
         finally:
             await store.close()
     except (Unavailable, Incompatible) as error:
@@ -172,6 +175,20 @@ async def _described(store: "Store") -> list[Check]:
             checks.append(Check("durability", "fail", f"{name}={value} is unsafe: {risk}"))
     if not any(check.name == "durability" for check in checks):
         checks.append(Check("durability", "ok", f"{', '.join(safe)}: what is acknowledged stays"))
+    return checks
+
+
+def _roles(found: "dict[str, Identity]") -> list[Check]:
+    """Who each kind of connection acts as, and whether its login could be more."""
+    checks = []
+    for name, each in found.items():
+        told = f"{name}: acts as {each.role}, login {each.login}"
+        if each.power:
+            told += (
+                f", which {each.power} and so can step round row-level security; use a login that"
+                " is a member of tenuto_runtime and tenuto_system only"
+            )
+        checks.append(Check("role", "warn" if each.power else "ok", told))
     return checks
 
 

@@ -55,6 +55,7 @@ CODES: dict[str, str] = {
     "path_missing": "A reference leads to something that the result does not have.",
     "pause_requested": "The task is being paused; only a last checkpoint is accepted.",
     "payload_pruned": "What the task asked for is gone, by its age or because it was deleted.",
+    "pooler_unsuitable": "The pooler before the database cannot be used in transaction mode.",
     "port_taken": "The API cannot listen where it was told to.",
     "quota_exceeded": "The workspace has reached one of its quotas.",
     "rate_limited": "The token asks too often.",
@@ -86,6 +87,7 @@ CODES: dict[str, str] = {
     "url_invalid": "The URL cannot be understood, or its host cannot be found.",
     "version_conflict": "Somebody changed it since it was read; read it again.",
     "webhook_disabled": "The webhook is disabled or gone, so nothing is sent to it.",
+    "wrong_role": "A database connection acts in another role than it must, so nothing is done.",
     "yaml_invalid": "The YAML cannot be understood.",
 }
 

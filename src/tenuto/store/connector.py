@@ -25,13 +25,6 @@ _PROBES = {"IDLE": 5, "INTVL": 2, "CNT": 3}
 """Keepalive: the first probe after this many idle seconds, then how often, and how many."""
 _UNACKNOWLEDGED_S = 10
 """Seconds that sent bytes may stay unacknowledged before the connection counts as lost."""
-SERVER_SIDE = {
-    "tcp_keepalives_idle": "5",
-    "tcp_keepalives_interval": "2",
-    "tcp_keepalives_count": "3",
-    "tcp_user_timeout": "10000",
-}
-"""The same for the server, which then frees the locks of a program whose machine is gone."""
 
 
 class Connector:

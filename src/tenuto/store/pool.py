@@ -9,21 +9,14 @@ watches over all connections: the driver's own, one a statement, costs a single 
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import asyncpg
 
 from tenuto.store.connector import Connector
+from tenuto.store.sessions import ANSWER_S
 
-ANSWER_S = 15.0
-"""Seconds that the server has to answer a statement: less than the default lease."""
-SLOW_S = 600.0
-"""The same for maintenance that reads or writes whole tables."""
-MIGRATION_S = 6 * 3600.0
-"""The same for a migration, which may rewrite every table."""
-_SERVER_SHARE = 0.8
-"""The server gives up a statement after this share, so that one who lives says so itself."""
 _LOOKS = 6
 """A use without progress between so many looks of the timer is cut."""
 _CLOSE_S = 5
@@ -36,13 +29,15 @@ class Pool:
         self,
         connector: Connector,
         size: int,
-        settings: Mapping[str, str],
+        parameters: Mapping[str, str],
         answer_s: float = ANSWER_S,
+        prove: Callable[[Any], Awaitable[None]] | None = None,
     ) -> None:
         self._connector = connector
         self._size = size
-        limit = {"statement_timeout": f"{answer_s * _SERVER_SHARE * 1000:.0f}ms"}
-        self._settings = {**settings, **limit}
+        self._parameters = parameters
+        self._prove = prove
+        """Raises for a new connection that must not be used."""
         self._look_s = answer_s / _LOOKS
         self._idle: list[Any] = []
         self._used: set[Any] = set()
@@ -120,9 +115,7 @@ class Pool:
         self._making += 1
         connection = None
         try:
-            connection = await self._connector.connect(
-                self._settings, max_cached_statement_lifetime=0, statement_cache_size=200
-            )
+            connection = await self._proven()
             if self._watch is None:
                 self._look()
             return self._use(connection)
@@ -130,6 +123,19 @@ class Pool:
             self._making -= 1
             if connection is None:
                 self._next()
+
+    async def _proven(self) -> Any:
+        """A new connection that may be used."""
+        connection = await self._connector.connect(
+            self._parameters, max_cached_statement_lifetime=0, statement_cache_size=200
+        )
+        if self._prove is not None:
+            try:
+                await self._prove(connection)
+            except BaseException:
+                connection.terminate()
+                raise
+        return connection
 
     def _look(self) -> None:
         """Cut the uses that made no progress for too long: their server answers no more."""

@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, cached_property
 from types import TracebackType
 from typing import Any, TypeVar
 from uuid import UUID
@@ -13,12 +13,24 @@ from uuid import UUID
 from asyncpg.pgproto import pgproto
 
 from tenuto.clock import Clock, to_micros
-from tenuto.model.errors import Unavailable
-from tenuto.store import schema, sql
-from tenuto.store.connector import SERVER_SIDE, Connector
-from tenuto.store.pool import ANSWER_S, MIGRATION_S, SLOW_S, Pool
+from tenuto.model.errors import Incompatible, Invalid, Unavailable
+from tenuto.store import schema, sessions, sql
+from tenuto.store.connector import Connector
+from tenuto.store.pool import Pool
+from tenuto.store.pooler import Pooler, check_pooler
 from tenuto.store.postgres_errors import AGAIN, CUT, GONE, LEAVING, meant
 from tenuto.store.protocol import Row, SchemaState, Script, Statement
+from tenuto.store.roles import IDENTITY, SYSTEM, TENANT, Identity, mistake
+from tenuto.store.sessions import (
+    ANSWER_S,
+    DIRECT,
+    MIGRATION_S,
+    NAMED,
+    SLOW_S,
+    Session,
+    Use,
+    limit,
+)
 
 T = TypeVar("T")
 
@@ -26,34 +38,12 @@ _MIGRATION_LOCK = 0x74656E75746F
 _RERUNS = 10
 _READERS = 2
 _PATIENCE_S = 10.0
-_HINT_S = 10
+_PROOF_S = 5.0
+_NOBODY = UUID(int=0)
+"""A workspace that does not exist."""
 _FOLD = 64
 """Sets from this size on send a value that all rows share once: arrays cost by the element."""
 _SHAPES = 32
-# The statements that write are written so that one plan is right at every size: rows are found by
-# key, by place, or in order of an index. So plans are made once, and scans, which look good as long
-# as a table is small, are off.
-_SETTINGS = {"application_name": "tenuto", **SERVER_SIDE}
-_WRITE_SETTINGS = {
-    **_SETTINGS,
-    "jit": "off",
-    "enable_seqscan": "off",
-    "enable_mergejoin": "off",
-    "plan_cache_mode": "force_generic_plan",
-    "idle_in_transaction_session_timeout": "30s",
-}
-# Before a table is counted, a bitmap of all rows of a workspace looks good, too. Only the system
-# needs bitmaps: to find what is old.
-_TENANT_SETTINGS = {"enable_bitmapscan": "off"}
-_SYSTEM = {"role": "tenuto_system"}
-_READ_SETTINGS = {
-    **_SETTINGS,
-    "jit": "off",
-    "plan_cache_mode": "force_custom_plan",
-    "default_transaction_read_only": "on",
-}
-
-
 _SLOW_READING_S = 1.0
 """A reading of the database's clock that took longer is not used, if there was one before."""
 
@@ -96,15 +86,15 @@ class _Means:
         self,
         connector: Connector,
         writers: int,
-        role: dict[str, str],
-        write: Mapping[str, str],
+        session_for: Callable[[Use], Session],
         answer_s: float,
     ) -> None:
         self.connector = connector
-        self.write = Pool(connector, writers, {**write, **role}, answer_s)
+        self.writing, self.reading = session_for("write"), session_for("read")
+        self.write = _pool(connector, writers, self.writing, answer_s)
         self.streams = asyncio.Semaphore(max(1, writers - 1))
         """Who makes the statements of a stream may need a connection, too: one is left for that."""
-        self.read = Pool(connector, _READERS, _READ_SETTINGS | role, answer_s)
+        self.read = _pool(connector, _READERS, self.reading, answer_s)
         self.compiled: dict[Any, sql.PostgresQuery] = {}
         self.shapes: Counter[str] = Counter()
 
@@ -113,11 +103,31 @@ class _Means:
         return self.write, self.read
 
 
+def _pool(connector: Connector, size: int, session: Session, answer_s: float) -> Pool:
+    """Connections that are what the session says, each one asked before it is used."""
+
+    async def prove(connection: Any) -> None:
+        found = await _identity(connection, session)
+        if (wrong := mistake(found, session.role, session.workspace)) is not None:
+            raise Incompatible(wrong, "wrong_role")
+
+    return Pool(connector, size, session.parameters, answer_s, prove)
+
+
+async def _identity(connection: Any, session: Session) -> Identity:
+    """Who a connection acts as."""
+    if not session.opening:
+        return Identity(**await connection.fetchrow(IDENTITY, timeout=_PROOF_S))
+    async with _Transaction(connection, session.opening):
+        return Identity(**await connection.fetchrow(IDENTITY, timeout=_PROOF_S))
+
+
 class PostgresStore:
     """A store in a PostgreSQL database, in the role of the system: it sees every workspace.
 
     `within` gives the same store in the role of a tenant. Its connections belong to that workspace
-    alone; with `many`, tenants share connections, and every transaction says whose it is.
+    alone; with `many`, tenants share connections, and every transaction says whose it is. So it
+    does with a `pooler`, where connections belong to nobody.
     """
 
     mixes = False
@@ -129,6 +139,7 @@ class PostgresStore:
         writers: int = 4,
         *,
         many: bool = False,
+        pooler: Pooler | None = None,
         means: _Means | None = None,
         tenant: UUID | None = None,
     ) -> None:
@@ -137,48 +148,74 @@ class PostgresStore:
         self.clock = clock or DatabaseClock()
         self._ruled = self.clock if isinstance(self.clock, DatabaseClock) else None
         self._many = many
+        self._pooler = pooler
         self._system = means is None
-        self._means = means or _Means(Connector(url), writers, _SYSTEM, _WRITE_SETTINGS, ANSWER_S)
-        self._tenant = tenant
+        self._means = means or self._made(Connector(url), writers, SYSTEM, None, ANSWER_S)
+        self._write_opening = _opening(self._means.writing, tenant)
+        self._read_opening = _opening(self._means.reading, tenant)
         self._tenants: dict[UUID | None, _Means] = {}
         self._owner: Pool | None = None
         self._slow: _Means | None = None
+
+    def _made(
+        self, connector: Connector, writers: int, role: str, workspace: UUID | None, answer_s: float
+    ) -> _Means:
+        def session_for(use: Use) -> Session:
+            if self._pooler is not None:
+                return sessions.pooled(role, use, answer_s)
+            return sessions.direct(role, workspace, use, answer_s)
+
+        return _Means(connector, writers, session_for, answer_s)
 
     @property
     def connector(self) -> Connector:
         """What connects to the present primary."""
         return self._means.connector
 
+    @cached_property
+    def direct(self) -> Connector | None:
+        """What connects past a pooler: for hints and migrations. `None`: nothing does."""
+        if self._pooler is None:
+            return self.connector
+        return Connector(self._pooler.direct) if self._pooler.direct else None
+
     def within(self, workspace: UUID) -> "PostgresStore":
         assert self._system, "a tenant's store is nobody else's"
-        key = None if self._many else workspace
+        shared = self._many or self._pooler is not None
+        key = None if shared else workspace
         if key not in self._tenants:
-            role = {"role": "tenuto_runtime"}
-            if not self._many:
-                role["app.workspace"] = str(workspace)
-            settings = _WRITE_SETTINGS | _TENANT_SETTINGS
-            self._tenants[key] = _Means(self.connector, self.writers, role, settings, ANSWER_S)
+            connector = Connector(self._pooler.runtime) if self._pooler else self.connector
+            self._tenants[key] = self._made(connector, self.writers, TENANT, key, ANSWER_S)
         return PostgresStore(
             self.url,
             self.clock,
             self.writers,
             means=self._tenants[key],
-            tenant=workspace if self._many else None,
+            tenant=workspace if shared else None,
         )
 
     def unhurried(self) -> "PostgresStore":
         assert self._system, "maintenance is the system's"
         if self._slow is None:
-            self._slow = _Means(self.connector, 1, _SYSTEM, _WRITE_SETTINGS, SLOW_S)
+            self._slow = self._made(self.connector, 1, SYSTEM, None, SLOW_S)
         return PostgresStore(self.url, self.clock, 1, means=self._slow)
 
-    async def connect_for_hints(self) -> Any:
-        """A connection of one's own, in no role, to send and hear hints."""
-        return await self.connector.connect(_SETTINGS, command_timeout=_HINT_S)
+    async def identity(self) -> Identity:
+        """Who the store's connections act as."""
+        async with self._connection(read=True) as connection:
+            return await _identity(connection, self._means.reading)
 
     async def open(self) -> None:
         state = await self.schema()
         schema.check_fit(state.schema, state.compat)
+        if self._pooler is not None:
+            await check_pooler(self.connector)
+        # A connection that acts in a wrong role is refused when it is made: now, not at first use.
+        async with self._connection(read=True):
+            pass
+        if self._many or self._pooler is not None:
+            async with self.within(_NOBODY)._connection(read=True):  # noqa: SLF001  one of us
+                pass
         await self.sync_clock()
 
     async def close(self) -> None:
@@ -197,7 +234,13 @@ class PostgresStore:
                 clock.set(now, before, clock.elapsed())
 
     async def migrate(self) -> list[int]:
-        owner = Pool(self.connector, 1, _SETTINGS, MIGRATION_S)
+        if self.direct is None:
+            raise Invalid(
+                "migrations need a connection past the pooler; set database_direct to the address"
+                " of the server itself",
+                "database_invalid",
+            )
+        owner = Pool(self.direct, 1, DIRECT | limit(MIGRATION_S), MIGRATION_S)
         try:
             return await self._migrate(owner)
         finally:
@@ -227,7 +270,9 @@ class PostgresStore:
             await connection.execute(statement)
 
     async def schema(self) -> SchemaState:
-        self._owner = self._owner or Pool(self.connector, 1, _SETTINGS)
+        if self._owner is None:
+            parameters = NAMED if self.direct is None else DIRECT | limit(ANSWER_S)
+            self._owner = Pool(self.direct or self.connector, 1, parameters)
         async with _Borrowed(self._owner) as connection:
             if await connection.fetchval("select to_regclass('schema_migration')") is None:
                 return SchemaState(0, 0)
@@ -260,9 +305,9 @@ class PostgresStore:
 
     async def _read(self, statement: Statement) -> list[Row]:
         async with self._connection(read=True) as connection:
-            if self._tenant is None:
+            if not self._read_opening:
                 return await self._asked(connection, statement)
-            async with _Owned(connection, self._tenant):
+            async with _Transaction(connection, self._read_opening):
                 return await self._asked(connection, statement)
 
     async def transact(self, script: Callable[[], Script[T]]) -> T:
@@ -276,12 +321,12 @@ class PostgresStore:
         raise Unavailable("the database kept reporting deadlocks")
 
     def _transaction(self, connection: Any) -> Any:
-        if self._tenant is None:
+        if not self._write_opening:
             return connection.transaction()
-        return _Owned(connection, self._tenant)
+        return _Transaction(connection, self._write_opening)
 
     async def once(self, script: Callable[[], Script[T]]) -> T:
-        if self._tenant is not None:
+        if self._write_opening:
             return await self.transact(script)
         if self._ruled is not None and self._ruled.stale():
             await self.sync_clock()
@@ -369,15 +414,20 @@ class PostgresStore:
         return compiled, cells
 
 
-class _Owned:
-    """A transaction that is one workspace's, for as long as it lasts."""
+def _opening(session: Session, tenant: UUID | None) -> str:
+    """What each transaction of a store begins with; empty: as the driver begins one."""
+    return session.opening if tenant is None else sessions.within(session.opening, tenant)
 
-    def __init__(self, connection: Any, workspace: UUID) -> None:
+
+class _Transaction:
+    """A transaction that begins with settings of its own, among them whose it is."""
+
+    def __init__(self, connection: Any, opening: str) -> None:
         self._connection = connection
-        self._workspace = workspace
+        self._opening = opening
 
     async def __aenter__(self) -> None:
-        await self._connection.execute(f"begin; set local app.workspace = '{self._workspace}'")
+        await self._connection.execute(self._opening)
 
     async def __aexit__(
         self,
@@ -402,7 +452,9 @@ class _Borrowed:
         try:
             self._connection = self._pool.idle() or await self._pool.take(_PATIENCE_S)
         except Exception as error:
-            raise meant(error) from error
+            if (said := meant(error)) is not error:
+                raise said from error
+            raise
         return self._connection
 
     async def __aexit__(

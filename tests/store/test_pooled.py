@@ -1,0 +1,182 @@
+"""The store behind a pooler in transaction mode: right roles, no leaks, nothing lost."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+import asyncpg
+import pytest
+from tests.contract.conftest import new, profile
+from tests.deploy.tree import DEPLOY
+from tests.services.pooler import Pooler
+from tests.services.postgres import PostgresServer
+from tests.waiting import eventually
+
+from tenuto import app
+from tenuto.engine.engine import Engine
+from tenuto.model.errors import Incompatible, Invalid
+from tenuto.settings import Settings
+from tenuto.store.postgres import PostgresStore
+from tenuto.store.roles import SYSTEM, TENANT
+
+RUN, SYS = "tenuto_app_run", "tenuto_app_sys"
+ALL = 60
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    """A server of its own with the two logins: roles belong to the whole server."""
+    with PostgresServer(fast=True) as made:
+        script = str(DEPLOY / "postgres" / "pooler.sql")
+        environment = {"PATH": os.defpath, "POSTGRES_RUNTIME_PASSWORD": "password"}
+        command = [str(made._binaries / "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1"]
+        subprocess.run(
+            [*command, "-d", made.url("postgres"), "-f", script], env=environment, check=True
+        )
+        yield made
+
+
+@pytest.fixture
+async def direct(server: PostgresServer) -> AsyncIterator[str]:
+    """The owner's address of a migrated database."""
+    url = server.create_database()
+    store = app.open_store(url)
+    await store.migrate()
+    await store.close()
+    yield url
+    server.drop_database(url)
+
+
+def settings(pooler: Pooler, direct: str = "", *, run: str = RUN) -> Settings:
+    return Settings(
+        pooler="transaction",
+        database=pooler.url(SYS),
+        database_runtime=pooler.url(run),
+        database_direct=direct,
+    )
+
+
+@asynccontextmanager
+async def opened(chosen: Settings) -> AsyncIterator[PostgresStore]:
+    store = app.configured_store(chosen)
+    assert isinstance(store, PostgresStore)
+    try:
+        await store.open()
+        yield store
+    finally:
+        await store.close()
+
+
+async def work(engine: Engine) -> None:
+    """Submit tasks one by one and together, and end each of them."""
+    agent = await engine.register_agent(profile())
+    await asyncio.gather(*(engine.submit(new()) for _ in range(ALL)))
+    done = 0
+    while works := await engine.claim(agent, "w", 10):
+        for each in works:
+            await engine.complete(each.fence, {"n": 1})
+            done += 1
+    assert done == ALL
+
+
+async def test_tasks_go_their_way(direct: str) -> None:
+    async with Pooler(direct, size=2) as pooler, opened(settings(pooler)) as store:
+        engine = Engine(store)
+        await work(engine)
+        assert {task.status for task in (await engine.list()).tasks} == {"COMPLETED"}
+        assert await engine.upkeep.audit() == []
+        await engine.upkeep.prune_once()
+        system, tenant = await store.identity(), await engine.core.store.identity()  # type: ignore[attr-defined]
+        assert (system.login, system.role) == (SYS, SYSTEM)
+        assert (tenant.login, tenant.role, tenant.workspace) == (RUN, TENANT, "")
+        assert system.power == tenant.power == ""
+
+
+async def test_a_tenant_sees_nothing_of_others(direct: str) -> None:
+    async with Pooler(direct, size=1) as pooler, opened(settings(pooler)) as store:
+        ours = Engine(store)
+        theirs = Engine(store, workspace=UUID(int=7))
+        task = await ours.submit(new())
+        for _ in range(5):
+            assert [each.id for each in (await ours.list()).tasks] == [task.id]
+            assert (await theirs.list()).tasks == []
+        alone = await asyncpg.connect(pooler.url(RUN))
+        assert await alone.fetchval("select count(*) from task") == 0
+        assert await alone.fetchval("select count(*) from workspace") == 0
+        await alone.close()
+
+
+async def test_the_settings_last_for_one_transaction(direct: str) -> None:
+    async with Pooler(direct, size=1) as pooler, opened(settings(pooler)) as store:
+        await Engine(store).submit(new())
+        await Engine(store).list()
+        for login in (SYS, RUN):
+            alone = await asyncpg.connect(pooler.url(login))
+            left = await alone.fetchrow(
+                "select current_setting('statement_timeout') as timeout,"
+                " current_setting('enable_seqscan') as scans,"
+                " current_setting('transaction_read_only') as reads,"
+                " current_setting('app.workspace', true) as workspace"
+            )
+            assert (left["timeout"], left["scans"], left["reads"]) == ("0", "on", "off")
+            assert left["workspace"] in (None, "")
+            await alone.close()
+
+
+async def test_a_pooler_that_loses_prepared_statements_is_refused(direct: str) -> None:
+    async with Pooler(direct, tracks=False) as pooler:
+        with pytest.raises(Incompatible, match=r"PgBouncer 1\.21 or newer") as caught:
+            async with opened(settings(pooler)):
+                pass
+        assert caught.value.code == "pooler_unsuitable"
+
+
+@pytest.mark.parametrize("wrong", [SYS, "tenuto"])
+async def test_a_wrong_login_for_tenants_is_refused(direct: str, wrong: str) -> None:
+    async with Pooler(direct) as pooler:
+        with pytest.raises(Incompatible, match="instead of tenuto_runtime") as caught:
+            async with opened(settings(pooler, run=wrong)):
+                pass
+        assert caught.value.code == "wrong_role"
+
+
+async def test_migrations_go_past_the_pooler(server: PostgresServer) -> None:
+    url = server.create_database()
+    async with Pooler(url) as pooler:
+        for direct in ("", url):
+            store = app.configured_store(settings(pooler, direct))
+            if direct:
+                assert len(await store.migrate()) > 1
+            else:
+                with pytest.raises(Invalid, match="set database_direct"):
+                    await store.migrate()
+            await store.close()
+    server.drop_database(url)
+
+
+async def test_hints_go_past_the_pooler(direct: str) -> None:
+    async with Pooler(direct) as pooler:
+        chosen = settings(pooler, direct)
+        async with (
+            app.opened(chosen, listen=True) as (_, here),
+            app.opened(chosen, listen=True) as (_, there),
+        ):
+            heard: list[str] = []
+            here.subscribe(heard.append)
+            there.announce(["lane:1"])
+            await eventually(lambda: "lane:1" in heard)
+
+
+async def test_without_an_address_past_the_pooler_hints_stay_in_the_process(direct: str) -> None:
+    async with (
+        Pooler(direct) as pooler,
+        app.opened(settings(pooler), listen=True) as (store, wakeups),
+    ):
+        heard: list[str] = []
+        wakeups.subscribe(heard.append)
+        wakeups.announce(["lane:1"])
+        await eventually(lambda: heard == ["lane:1"])
+        await Engine(store, wakeups).submit(new())
