@@ -47,6 +47,9 @@ def refused(name: str) -> "pytest.RaisesExc[Invalid]":
         ("host", "x" * 100),
         ("host", b"\xff".decode(errors="surrogateescape")),
         ("data", "~nobody-of-this-name/x"),
+        ("pooler", "session"),
+        ("database_runtime", "postgresql://h/db"),
+        ("database_direct", "postgresql://h/db"),
     ],
 )
 def test_what_is_out_of_range_is_told_by_its_name(
@@ -118,3 +121,13 @@ def test_a_workspace_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TENUTO_URL", "http://there")
     assert str(choose().workspace) == WORKSPACE
     assert choose(data="folder") == Target(settings=load({"data": "folder", "database": ""}))
+
+
+@pytest.mark.parametrize("missing", ["database", "database_runtime"])
+def test_a_pooler_needs_both_addresses(missing: str) -> None:
+    given = dict.fromkeys(("database", "database_runtime"), "postgresql://h/db")
+    load({"pooler": "transaction", **given})
+    for wrong in ("", "sqlite:///t.db"):
+        told = rf"^with pooler=transaction the setting {missing} must be postgresql://"
+        with pytest.raises(Invalid, match=told):
+            load({"pooler": "transaction", **given, missing: wrong})
