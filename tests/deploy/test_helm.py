@@ -25,6 +25,10 @@ from tests.deploy.charts import (
 from tests.deploy.tree import TELL_S, VARIABLES, VERSION, load, misunderstood
 
 EXISTING: Object = {"secret": {"existing": "mine"}}
+POOLED = SECRETS | {
+    "runtimeDatabase": "postgresql://run@pooler/tenuto",
+    "directDatabase": "postgresql://app@db/tenuto",
+}
 RESOURCES = {
     "requests": {"cpu": "1", "memory": "1Gi"},
     "limits": {"cpu": "1", "memory": "1Gi"},
@@ -58,6 +62,8 @@ SETS: dict[str, Object] = {
         "drainSeconds": 600,
         "workers": [{"name": "one", "agent": "one", "resources": RESOURCES}, REMOTE],
     },
+    "pooler": EXISTING | {"pooler": "transaction"},
+    "pooler with secrets": {"secret": POOLED, "pooler": "transaction"},
     "no workers": EXISTING | {"workers": [], "migrate": {"enabled": False}},
     "everything": {
         "secret": SECRETS,
@@ -224,6 +230,18 @@ def test_only_the_migration_sees_the_owner() -> None:
     assert [(t["kind"], hooked(t)) for t in owner] == [("Secret", True)]
 
 
+@pytest.mark.parametrize("name", ["pooler", "pooler with secrets"])
+def test_a_pooler_has_a_login_per_role_but_not_for_the_migration(name: str) -> None:
+    for container in containers(rendered(name)):
+        keys = {v["valueFrom"]["secretKeyRef"]["key"] for v in container["env"] if "valueFrom" in v}
+        plain = {v["name"]: v["value"] for v in container["env"] if "value" in v}
+        if container["name"] == "migrate":
+            assert (keys, plain) == ({"owner-database"}, {})
+        else:
+            assert keys == {"database", "runtime-database", "direct-database", "keys"}
+            assert plain == {"TENUTO_POOLER": "transaction"}
+
+
 def test_a_remote_worker_gets_neither_database_nor_keys() -> None:
     worker = of(render(SETS["workers"]), "Deployment", "tenuto-worker-remote")
     [container] = worker["spec"]["template"]["spec"]["containers"]
@@ -294,6 +312,8 @@ def test_names_stay_short_enough() -> None:
         ({}, "secret.database or secret.existing must be set"),
         ({"secret": {**SECRETS, "ownerDatabase": ""}}, "secret.ownerDatabase"),
         ({"secret": {**SECRETS, "keys": "k1:short"}}, "secret.keys"),
+        ({"secret": SECRETS, "pooler": "transaction"}, "secret.runtimeDatabase"),
+        ({"secret": SECRETS, "pooler": "session"}, "pooler"),
         ({"secret": {**SECRETS, "database": "sqlite:///t.db"}}, "secret.database"),
         (EXISTING | {"image": {"tag": "latest"}}, "image.tag"),
         (EXISTING | {"workers": [{**REMOTE, "image": "agents:latest"}]}, "workers.0.image"),

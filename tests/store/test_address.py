@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 from asyncpg import connect_utils
 
+from tenuto.chaos.databases import _place
 from tenuto.model.errors import Invalid
 from tenuto.store.address import Host, order, parse
 from tenuto.telemetry import without_password
@@ -56,6 +57,11 @@ def test_hosts_come_from_the_environment_where_the_address_names_none() -> None:
     assert parse("postgresql://c/db", {"PGPORT": "7"}).hosts == (Host("c", 7),)
     assert parse("postgresql:///db", {}).hosts == ()
     assert parse("postgresql:///db?service=s", environ).hosts == ()
+
+
+def test_a_run_of_chaos_takes_the_first_host() -> None:
+    assert _place("postgresql://u@h1:1,h2:2/db") == Host("h1", 1)
+    assert _place("postgresql:///db?host=/run/one&port=7") == Host("/run/one", 7)
 
 
 def test_one_port_serves_all_hosts() -> None:

@@ -4,6 +4,7 @@ Whatever it is, it is new, and gone when the run is over. Nothing else on a serv
 """
 
 import fcntl
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from tenuto.chaos.proxy import Proxy
 from tenuto.chaos.server import Server
 from tenuto.clock import Clock
 from tenuto.model.errors import TenutoError, Unavailable
+from tenuto.store.address import Host, parse
 
 DEFAULT_PORT = 5432
 
@@ -108,12 +110,9 @@ async def _migrated(database: Database) -> Database:
     return database
 
 
-def _place(url: str) -> tuple[str, int]:
-    """Host and port of the server; a host that is a folder holds its socket."""
-    parts = urlsplit(url)
-    asked = dict(parse_qsl(parts.query))
-    host = asked.get("host") or parts.hostname or "localhost"
-    return host, int(asked.get("port") or parts.port or DEFAULT_PORT)
+def _place(url: str) -> Host:
+    """Where the server is, the first one if there are several: a run has one server."""
+    return next(iter(parse(url, os.environ).hosts), Host("localhost", DEFAULT_PORT))
 
 
 def _through(url: str, port: int) -> str:

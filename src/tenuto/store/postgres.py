@@ -463,10 +463,13 @@ class _Borrowed:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # After a cut, and when somebody gave up, nobody knows what the connection will say next.
-        broken = error is not None and (isinstance(error, CUT) or not isinstance(error, Exception))
+        if error is None:
+            self._pool.give(self._connection, broken=False)
+            return
         if isinstance(error, LEAVING):
             self._pool.give_up()
+        # After a cut, and when somebody gave up, nobody knows what the connection will say next.
+        broken = isinstance(error, CUT) or not isinstance(error, Exception)
         self._pool.give(self._connection, broken=broken)
         if isinstance(error, Exception) and (said := meant(error)) is not error:
             raise said from error

@@ -88,6 +88,21 @@ topologySpreadConstraints:
     secretKeyRef:
       name: {{ include "tenuto.secret" . }}
       key: database
+{{- if .Values.pooler }}
+- name: TENUTO_POOLER
+  value: {{ .Values.pooler }}
+- name: TENUTO_DATABASE_RUNTIME
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "tenuto.secret" . }}
+      key: runtime-database
+- name: TENUTO_DATABASE_DIRECT
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "tenuto.secret" . }}
+      key: direct-database
+      optional: true
+{{- end }}
 - name: TENUTO_KEYS
   valueFrom:
     secretKeyRef:
