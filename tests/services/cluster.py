@@ -93,11 +93,10 @@ class Cluster:
 
     def address(self, database: str, order: Sequence[int] = range(SIZE)) -> str:
         """The address of a database, for clients: every machine, in that order."""
-        hosts = ",".join(self._places[n].outer for n in order)
-        ports = ",".join(str(self._places[n].postgres) for n in order)
-        whom = f"{USER}:{self._password}@"
-        rest = f"host={hosts}&port={ports}&target_session_attrs=primary"
-        return f"postgresql://{whom}/{database}?{rest}"
+        places = [self._places[n] for n in order]
+        hosts = ",".join(f"{place.outer}:{place.postgres}" for place in places)
+        whom = f"{USER}:{self._password}"
+        return f"postgresql://{whom}@{hosts}/{database}?target_session_attrs=primary"
 
     def direct(self, machine: int, database: str) -> str:
         """The address of one machine, whatever it is at the moment."""

@@ -148,6 +148,6 @@ async def run(cluster: Cluster, folder: Path, case: str, fault: Fault, place: in
         await running.acknowledged((1 + STRIKE) / 2)
         await asyncio.to_thread(cluster.heal)
         outcome = await running.outcome(anywhere)
-    print(outcome.line(case, leader_s))
+    print(f"\n{outcome.line(case, leader_s)}")
     outcome.check()
     assert await witness.lost(cluster.address("postgres")) == set()

@@ -1,0 +1,65 @@
+"""What judges a failover, on outcomes made up; the failovers are in long/failover.py."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.proof.failover.load import LONGEST_GAP_S, TASKS, Outcome, TimedRecord
+from tests.proof.failover.submitter import task
+from tests.services import network, patroni
+
+from tenuto.chaos.checker import Verdict
+
+KINDS = ("acknowledged tasks lost", "tasks made twice", "stale commits accepted", "tasks stuck")
+FINE = Outcome(
+    Verdict({kind: [] for kind in KINDS}, {"tasks": TASKS, "executions doubled": 3}),
+    TASKS,
+    2.04,
+    [],
+)
+
+
+def test_the_gap_is_the_longest_time_between_two_acknowledgements(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    path.write_text("ack s.0.short A\nat 10.0\nack s.1.short B\nat 31.5\nack s.2.short C\nat 12\n")
+    record = TimedRecord(path)
+    record.read()
+    assert len(record.acknowledged) == 3
+    assert record.gap() == 19.5
+
+
+def test_an_outcome_is_a_row_of_the_table() -> None:
+    FINE.check()
+    assert FINE.line("dies", 16.24) == f"| dies | {TASKS:,} | 16.2 s | 2.0 s | 0 | 0 | 0 | 3 |"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gap_s": LONGEST_GAP_S + 0.1},
+        {"acknowledged": TASKS - 1},
+        {"ended": ["worker-0.log: exit 1"]},
+        {"verdict": Verdict({KINDS[0]: ["submitter.7.short"]}, {"tasks": TASKS})},
+        {"verdict": Verdict({}, {"tasks": TASKS + 1})},
+    ],
+)
+def test_an_outcome_with_a_fault_fails(change: dict[str, Any]) -> None:
+    with pytest.raises(AssertionError):
+        msgspec.structs.replace(FINE, **change).check()
+
+
+def test_a_task_is_the_same_however_often_it_is_asked_for() -> None:
+    assert [task(20), task(10), task(3)] == [task(20), task(10), task(3)]
+    assert [task(n).task_type for n in (20, 10, 3)] == ["long", "saving", "short"]
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"AREA=failover` installs.*etcd-server"):
+        patroni.packages(tmp_path)
+
+
+def test_without_ip_the_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="install the package iproute2"):
+        network.ip("netns", "list")
