@@ -148,7 +148,7 @@ async def asking(url: str, token: str) -> None:
 
 
 async def program(*arguments: str) -> asyncio.subprocess.Process:
-    """This program in a process of its own: attackers must not hold up who measures."""
+    """Start this program in a process of its own: attackers must not hold up who measures."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.proof.edge_load", *arguments),
         stdin=asyncio.subprocess.PIPE,

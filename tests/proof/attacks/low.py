@@ -33,15 +33,13 @@ def agents_for_others(world: World) -> str:
 def forwarded_addresses(world: World) -> str:
     """`X-Forwarded-For` is believed from configured proxies alone."""
     name, _ = world.user("MEMBER")
+    body = {"name": name, "password": "wrong " * 3}
     told = []
-    for n in range(90):
-        body = {"name": f"{name}-{n}", "password": "wrong " * 3}
-        headers = {"X-Forwarded-For": f"198.51.100.{n}"}
+    while len(told) < 20 and 429 not in told:
+        headers = {"X-Forwarded-For": f"198.51.100.{len(told)}"}
         told.append(world.call(None, "POST", "/login", body, headers=headers).status)
-        if told[-1] == 429:
-            break
     assert told[-1] == 429, told
-    return f"429 at try {len(told)}, with an address of its own each"
+    return f"429 at try {len(told)}, though each named an address of its own"
 
 
 @hole("L3")

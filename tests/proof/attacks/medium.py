@@ -161,7 +161,7 @@ def quota_of_children(world: World) -> str:
     for _ in range(20):
         world.call(tenant, "POST", "/events", {"name": "x"})
     eventually_sync(lambda: time.monotonic() > 0, timeout=1)
-    waiting = world.ok(tenant, "GET", "/agent-tasks?status=PENDING&limit=100")["items"]
+    waiting = world.ok(tenant, "GET", "/agent-tasks?status=PENDING&limit=100")["tasks"]
     assert len(waiting) <= 5, len(waiting)
     return f"{made} of 30 children, then 429; {len(waiting)} wait after 20 events"
 
