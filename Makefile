@@ -3,7 +3,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test proof check lint format bench clean
+.PHONY: help demo test proof check lint format bench lock clean
 
 PY := .venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -40,8 +40,20 @@ format: .venv/.installed-dev ## Format the code and repair what the linter can
 bench: .venv/.installed ## Measure throughput and latency on this machine
 	.venv/bin/orchestrate bench
 
+# With the oldest Python that is supported, for Linux. Names neither an index nor a host.
+LOCK := CUSTOM_COMPILE_COMMAND='make lock' .venv-lock/bin/python -m piptools compile --quiet \
+	--upgrade --generate-hashes --strip-extras --no-emit-index-url --no-emit-trusted-host \
+	--no-emit-find-links --no-emit-options --annotation-style line
+
+lock: | $(PY) ## Lock the newest versions of what the image installs, with their hashes
+	$(PY) -m venv --clear --without-pip .venv-lock
+	$(PY) -m pip --python .venv-lock/bin/python install --quiet pip pip-tools
+	$(LOCK) --output-file deploy/requirements.lock pyproject.toml
+	$(LOCK) --only-build-deps --build-deps-for wheel --output-file deploy/build.lock pyproject.toml
+	rm -rf .venv-lock
+
 clean: ## Remove .venv, caches and build output
-	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-lock dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 .venv/.installed: pyproject.toml | $(PY)

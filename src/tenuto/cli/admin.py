@@ -228,6 +228,7 @@ def token_create(
 ) -> None:
     """Make a token and print it; it is shown once."""
     from tenuto.cli.render import print_json
+    from tenuto.model.printable import printable
 
     made = ask(
         given,
@@ -238,7 +239,7 @@ def token_create(
     if given.json:
         print_json(made)
     else:
-        print(made.token)
+        print(printable(made.token))
 
 
 @command("revoke", "orchestrate token revoke 0198c0de-0000-7000-8000-000000000000")

@@ -223,7 +223,7 @@ def explain(given: Globals, name: str) -> None:
     if given.json:
         print_json(found)
         return
-    print(f"{found.status}: {printable(found.summary)}")
+    print(printable(f"{found.status}: {found.summary}"))
     held, most = found.capacity, found.capacity.most
     print(f"runs {held.running} of {'any number' if most is None else f'at most {most}'}")
     for gate in found.gates:
@@ -345,12 +345,13 @@ def delete(given: Globals, name: str) -> None:
 def token(given: Globals, name: str) -> None:
     """Make a key with which to work as the agent, and print it; it is shown once."""
     from tenuto.cli.render import print_json
+    from tenuto.model.printable import printable
 
     made = ask(given, lambda client: client.agents.token(name))
     if given.json:
         print_json(made)
     else:
-        print(made.token)
+        print(printable(made.token))
 
 
 _COMMANDS = (create, list_, show, update, health, explain, tasks, message, messages)

@@ -91,6 +91,7 @@ def _one(
     given: Globals, action: "Action", name: str, said: dict[str, Any], *, dry_run: bool
 ) -> int:
     from tenuto.cli.render import print_json
+    from tenuto.model.printable import printable
 
     async def order(engine: "AnyEngine") -> "TaskView":
         task = await engine.find(name)
@@ -102,7 +103,7 @@ def _one(
     if given.json:
         print_json(view)
     else:
-        print(f"{view.id} {state_of(view)}")
+        print(printable(f"{view.id} {state_of(view)}"))
     return 0
 
 
@@ -179,7 +180,7 @@ def print_result(given: Globals, action: str, result: "ActionResult", *, dry_run
     for task in result.done:
         print(task)
     for name, why in result.refused.items():
-        click.echo(f"left {name}: {printable(why)}", err=True)
+        click.echo(printable(f"left {name}: {why}"), err=True)
     did = f"would {action}" if dry_run else PAST[action]
     click.echo(f"{did} {count(len(result.done))}", err=True)
 

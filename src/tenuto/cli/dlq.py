@@ -92,6 +92,7 @@ def show(given: Globals, task: str | None, named: str | None) -> None:
 def requeue(given: Globals, task: str | None, named: str | None, every: bool, yes: bool) -> int:
     """Give a dead task, or all of them, all tries again."""
     from tenuto.cli.render import print_json
+    from tenuto.model.printable import printable
 
     if every:
         if task is not None or named is not None:
@@ -108,7 +109,7 @@ def requeue(given: Globals, task: str | None, named: str | None, every: bool, ye
     if given.json:
         print_json(view)
     else:
-        print(f"{view.id} {state_of(view)}")
+        print(printable(f"{view.id} {state_of(view)}"))
     return 0
 
 

@@ -30,7 +30,7 @@ def log_text(line: LogLine) -> str:
     start = f"{line.at.astimezone():%H:%M:%S.%f}"[:12]
     start += f" {line.level:<8} {f'#{line.attempt}' if line.attempt else '':<4} "
     text = f"{line.text}\n{line.stack_trace}" if line.stack_trace else line.text
-    return start + indented(text, " " * len(start))
+    return printable(start) + indented(text, " " * len(start))
 
 
 class Screen(Protocol):
@@ -122,7 +122,7 @@ class _Bar:
             self._bar,
             total=None if percent is None else 100,
             completed=percent or 0,
-            status=view.status,
+            status=printable(view.status),
             percent="" if percent is None else f"{percent}%",
             step=printable(view.current_step or ""),
         )

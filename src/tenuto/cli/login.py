@@ -96,6 +96,7 @@ async def _check(
 def logout(given: Globals) -> None:
     """Forget the remembered server; a login by password ends there, too."""
     from tenuto import app
+    from tenuto.cli.render import print_note
     from tenuto.client.target import forget_login, read_login
     from tenuto.model.errors import Conflict, Unauthenticated, Unavailable
 
@@ -108,7 +109,7 @@ def logout(given: Globals) -> None:
     except (Conflict, Unauthenticated):
         pass  # a program's token, or a login that has ended already
     except Unavailable as error:
-        click.echo(f"note: the login may live on there: {error}", err=True)
+        print_note(f"note: the login may live on there: {error}")
     forget_login()
     tell_done(given, f"logged out of {known.url}")
 

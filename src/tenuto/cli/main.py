@@ -111,7 +111,10 @@ def _tell(error: Exception, *, as_json: bool) -> int:
     if os.environ.get("TENUTO_DEBUG"):
         import traceback
 
-        traceback.print_exception(error)
+        from tenuto.model.printable import indented
+
+        stack = "".join(traceback.format_exception(error))
+        print("  " + indented(stack, "  "), file=sys.stderr)
     return status
 
 
@@ -120,11 +123,16 @@ def _named(error: Exception) -> str:
 
 
 def _print_problem(code: str, message: str, hint: str, *, as_json: bool) -> None:
+    import re
+
     from tenuto.model.printable import printable
 
     if as_json and _printed({"error": {"code": code, "message": printable(message, lines=True)}}):
         return
-    print(f"error: {printable(message, lines=True)} [{code}]", file=sys.stderr)
+    # Faults of files stand on lines of their own, where editors look for them; a line that could
+    # pass for one of ours is set in.
+    told = re.sub(r"\n(?=(error|warning|note): )", "\n  ", printable(message, lines=True))
+    print(f"error: {told} [{code}]", file=sys.stderr)
     if hint:
         print(printable(hint), file=sys.stderr)
 

@@ -38,6 +38,7 @@ def apply(given: Globals, paths: tuple[str, ...], dry_run: bool) -> None:
     Prints what changed, field by field. Done again it changes nothing.
     """
     from tenuto.cli.render import print_json, print_note
+    from tenuto.model.printable import printable
 
     files = read_files(paths)
     done = ask(given, lambda client: client.definitions.apply_files(files, dry_run=dry_run))
@@ -50,7 +51,7 @@ def apply(given: Globals, paths: tuple[str, ...], dry_run: bool) -> None:
         _print_change(change)
     for rule in done.rules:
         mark, colour = _MARKS[rule.action]
-        print(_painted(f"{mark} {rule.kind} {rule.name} {rule.action}", colour))
+        print(_painted(printable(f"{mark} {rule.kind} {rule.name} {rule.action}"), colour))
     _print_sum(done)
 
 
@@ -86,13 +87,14 @@ def validate(given: Globals, paths: tuple[str, ...]) -> None:
 def export(given: Globals, keys: tuple[str, ...]) -> None:
     """Print definitions as YAML that `apply` takes; all of them without keys."""
     from tenuto.cli.render import print_json
+    from tenuto.model.printable import printable
 
     text = ask(given, lambda client: client.definitions.export(keys))
     if given.json:
         print_json({"manifest": text})
     else:
-        # The writer of YAML spells out what a terminal acts upon.
-        print(text, end="")
+        # The writer of YAML leaves nothing hidden in it, but it may be a stranger's server.
+        print(printable(text, lines=True), end="")
 
 
 @group("definition", "orchestrate definition list", "orchestrate definition show task-200")
@@ -224,10 +226,13 @@ def _painted(text: str, colour: str | None) -> str:
 
 
 def _print_sum(done: "Applied") -> None:
+    from tenuto.model.printable import printable
+
     counts = dict.fromkeys(_MARKS, 0)
     for action in [each.action for each in done.definitions] + [each.action for each in done.rules]:
         counts[action] += 1
     told = ", ".join(f"{count} {action}" for action, count in counts.items())
     print(f"{told} (dry run: nothing was changed)" if done.dry_run else told)
     for each in done.started:
-        print(f"would start {each.key}" if done.dry_run else f"started {each.key}: {each.flow_id}")
+        told = f"would start {each.key}" if done.dry_run else f"started {each.key}: {each.flow_id}"
+        print(printable(told))

@@ -329,7 +329,7 @@ def explain(given: Globals, task: str | None, named: str | None) -> None:
     if given.json:
         print_json(found)
         return
-    print(f"{found.status}: {printable(found.summary)}")
+    print(printable(f"{found.status}: {found.summary}"))
     for gate in found.gates:
         clears = "" if gate.clears_at is None else f" (until {moment(gate.clears_at)})"
         print(f"  {printable(gate.gate)}: {printable(gate.detail)}{clears}")

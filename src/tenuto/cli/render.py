@@ -110,8 +110,8 @@ def print_fields(pairs: Iterable[tuple[str, str | None]]) -> None:
 
 
 def print_note(text: str) -> None:
-    """Print a remark that belongs to no result."""
-    print(printable(text, lines=True), file=sys.stderr, flush=True)
+    """Print a remark that belongs to no result; its further lines are set in."""
+    print(indented(text, "  "), file=sys.stderr, flush=True)
 
 
 def moment(at: datetime | None) -> str | None:

@@ -34,7 +34,7 @@ def forwarded_addresses(world: World) -> str:
     """`X-Forwarded-For` is believed from configured proxies alone."""
     name, _ = world.user("MEMBER")
     body = {"name": name, "password": "wrong " * 3}
-    told = []
+    told: list[int] = []
     while len(told) < 20 and 429 not in told:
         headers = {"X-Forwarded-For": f"198.51.100.{len(told)}"}
         told.append(world.call(None, "POST", "/login", body, headers=headers).status)

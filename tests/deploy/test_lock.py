@@ -1,0 +1,90 @@
+"""The locks of the image: whole, at versions that the project allows, each package with hashes."""
+
+import re
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import requires
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from tests.deploy.tree import DEPLOY, ROOT
+
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+OF = {
+    "requirements.lock": PROJECT["project"]["dependencies"],
+    "build.lock": PROJECT["build-system"]["requires"],
+}
+LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
+ENTRY = re.compile(r"([a-z0-9-]+)==([\w.]+)( ; [^\\]+?)?((?: --hash=sha256:[0-9a-f]{64})+)")
+RENEW = "run `make lock`"
+
+
+def entries(name: str) -> Iterator[str]:
+    """The entries of a lock, each on one line; comments are left out."""
+    text = re.sub(r"^ *#.*\n", "", (DEPLOY / name).read_text(), flags=re.MULTILINE)
+    return (re.sub(r" +", " ", line) for line in text.replace("\\\n", " ").splitlines())
+
+
+def locked(name: str) -> dict[str, str]:
+    """The versions by package."""
+    found = [ENTRY.fullmatch(line.rstrip()) for line in entries(name)]
+    return {each[1]: each[2] for each in found if each is not None}
+
+
+def wanted(lines: list[str], extras: frozenset[str] = frozenset({""})) -> Iterator[Requirement]:
+    """The requirements that hold on Linux for some extra or none."""
+    for each in map(Requirement, lines):
+        if each.marker is None or any(
+            each.marker.evaluate({**LINUX, "extra": extra}) for extra in extras
+        ):
+            yield each
+
+
+@pytest.mark.parametrize("name", OF)
+def test_every_entry_has_a_version_and_hashes(name: str) -> None:
+    lines = list(entries(name))
+    assert [line for line in lines if not ENTRY.fullmatch(line.rstrip())] == []
+    assert len(lines) == len(locked(name)) > len(OF[name])
+
+
+@pytest.mark.parametrize("name", OF)
+def test_a_lock_names_no_host(name: str) -> None:
+    assert not re.search(r"://|--(index|extra|find|trusted)|@ ", (DEPLOY / name).read_text())
+
+
+@pytest.mark.parametrize("name", OF)
+def test_what_the_project_asks_for_is_locked_at_a_version_it_allows(name: str) -> None:
+    versions = locked(name)
+    for each in wanted(OF[name]):
+        version = versions.get(canonicalize_name(each.name))
+        assert version is not None, f"{each} is not in {name}: {RENEW}"
+        assert each.specifier.contains(version), f"{each} does not allow {version}: {RENEW}"
+
+
+def test_what_the_dependencies_ask_for_is_locked() -> None:
+    versions, waiting = locked("requirements.lock"), list(wanted(OF["requirements.lock"]))
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        each = waiting.pop()
+        name, extras = canonicalize_name(each.name), frozenset({"", *each.extras})
+        assert name in versions, f"{each} is not in requirements.lock: {RENEW}"
+        if (name, extras) not in seen:
+            seen.add((name, extras))
+            waiting += wanted(requires(each.name) or [], extras)
+    assert {name for name, _ in seen} > {
+        canonicalize_name(each.name) for each in wanted(OF["requirements.lock"])
+    }
+
+
+def test_the_image_installs_nothing_past_the_locks() -> None:
+    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    installs = re.findall(r"pip (?:install|wheel)[^&\n]*", text)
+    assert len(installs) == 4
+    assert all("--require-hashes" in each or "--no-deps" in each for each in installs)
+    assert all(
+        "--no-index" in each or "--no-build-isolation" in each
+        for each in installs
+        if "--no-deps" in each
+    )
