@@ -98,10 +98,11 @@ class _Unheard(Exception):
 
 
 class Claiming:
-    """The claim family."""
+    """The claim family, for the agents of one workspace or of all."""
 
-    def __init__(self, core: Core, sealing: Sealing) -> None:
+    def __init__(self, core: Core, sealing: Sealing, workspace: UUID | None = None) -> None:
         self._core = core
+        self._workspace = workspace
         self._sealing = sealing
         self._dressing = Dressing(core.plans)
         self._kind = Kind("claim", self._script, one_statement=True, alone=True)
@@ -128,6 +129,8 @@ class Claiming:
         limits.text("worker", worker, limits.MAX_TITLE, empty=False)
         limits.number("n", max(n, 0), 0, limits.MAX_CLAIM)
         limits.number("lease_s", lease_s, 1, limits.MAX_LEASE_S)
+        if self._workspace not in (None, agent.workspace):
+            return []
         who = (agent.id, worker)
         asked = n > 0 and token is None and who in self._unheard
         if asked and (late := await self._heard_late(who, n, caller)):

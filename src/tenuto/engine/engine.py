@@ -86,7 +86,7 @@ class Engine:
         """Whose request it is; none is a program on the database itself."""
         self.sealing = sealing = Sealing(self.core)
         self._submitting = Submitting(self.core, sealing)
-        self._claiming = Claiming(self.core, sealing)
+        self._claiming = Claiming(self.core, sealing, workspace)
         self._reporting = Reporting(self.core, self._submitting, sealing, workspace)
         self._ending = Ending(self.core, sealing, workspace)
         self._waiting = Waiting(self.core, self._reporting, sealing, workspace)
@@ -214,8 +214,6 @@ class Engine:
         token: str | None = None,
     ) -> list[Work]:
         """Take up to n tasks for an agent; `token` is that of a caller who may ask again."""
-        if agent.workspace != self.workspace:
-            return []
         begun = self.clock.now()
         works = await self._claiming.claim(agent, worker, n, lease_s, token, caller=self.caller)
         return [self._traced(work, begun) for work in works] if tracing.is_on() else works
@@ -491,8 +489,6 @@ class Engine:
 
         What people have said of it (`managed`) holds, whatever its worker brings.
         """
-        if profile.workspace != self.workspace:
-            raise NotFound(f"no workspace {profile.workspace}")
         return await Registry(self.core, self.workspace).put(profile, managed=managed)
 
     async def terminate_agent(

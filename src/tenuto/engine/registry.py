@@ -133,6 +133,8 @@ class Registry:
         What people have said of an agent (`managed`) holds, whatever its worker brings. `by_id`
         means the agent of that id: `Conflict` when the name is another's.
         """
+        if wanted.workspace != self._workspace:
+            raise NotFound(f"no workspace {wanted.workspace}")
         asked = registry.checked(wanted if managed else wanted.hosted())
 
         def script() -> Script[AgentProfile | None]:
