@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model.secret_use import ANYBODY, Use
+from tenuto.model.secret_use import Use
 from tenuto.model.submission import NewTask
 from tenuto.model.task import Status
 from tenuto.store.protocol import Row
@@ -178,7 +178,7 @@ class SecretView(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     created_by: str | None
     created_at: datetime
     updated_at: datetime
-    use: Use = ANYBODY
+    use: Use
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
