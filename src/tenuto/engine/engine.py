@@ -48,7 +48,7 @@ from tenuto.engine.views import (
 )
 from tenuto.model import commands
 from tenuto.model.access import Caller
-from tenuto.model.errors import Invalid, NotFound
+from tenuto.model.errors import Invalid
 from tenuto.model.matching import AgentProfile
 from tenuto.model.spending import Usage
 from tenuto.model.submission import NewTask
