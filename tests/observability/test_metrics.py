@@ -18,14 +18,17 @@ from tests.contract.conftest import (
 )
 from tests.deploy.promql import COUNTERS, GAUGES, HISTOGRAMS, METRICS
 from tests.observability.conftest import Counted
+from tests.observability.hostile import HIDDEN, STORABLE
 
 from tenuto.api.hub import Reader
 from tenuto.coordinator.coordinator import ALERTS, NAME
 from tenuto.engine.counting import sample_once
 from tenuto.engine.engine import Engine
-from tenuto.metrics import OTHER, TABLE, Metrics
+from tenuto.engine.spending import counted as count_spending
+from tenuto.metrics import HERE, OTHER, TABLE, Metrics
 from tenuto.model.errors import Unavailable
 from tenuto.model.retry import ErrorClass
+from tenuto.model.spending import Usage
 from tenuto.model.task import TERMINAL
 from tenuto.store.protocol import Row, Statement
 
@@ -335,3 +338,10 @@ async def test_the_lag_is_that_of_the_slowest_subscriber(engine: Engine, counted
     await engine.upkeep.relay_once("slow", take)
     await sample(counted)
     assert counted.told("tenuto_outbox_lag") == 0
+
+
+def test_the_name_of_a_model_is_escaped() -> None:
+    count_spending(Usage(model=STORABLE, input_tokens=3))
+    [line] = [line for line in HERE.text().decode().split("\n") if "forged" in line]
+    assert line.startswith('tenuto_tokens_total{model="')
+    assert not HIDDEN.search(line)

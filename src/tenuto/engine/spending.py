@@ -14,6 +14,7 @@ from tenuto.model import commands
 from tenuto.model.commands import Command
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict
+from tenuto.model.printable import printable
 from tenuto.model.spending import (
     AT_END,
     HOLD,
@@ -110,7 +111,7 @@ def counted(usage: Usage) -> None:
     """Count a report in this process's metrics."""
     from tenuto.metrics import HERE, OTHER  # noqa: PLC0415  short commands do without
 
-    model = usage.model or NO_MODEL
+    model = printable(usage.model or NO_MODEL)
     if model not in _named and len(_named) >= MODELS:
         model = OTHER
     _named.add(model)
