@@ -438,8 +438,8 @@ update task set status = 'COMPLETED', version = version + 1, lease_until = null,
 
 -- fragment: owned
 -- RUNNING rows whose fences are current.
-where task.id = done.id and task.workspace = :workspace and task.attempt = done.attempt and task.lease_token = done.token
-  and {fragment:undisturbed}
+where task.id = done.id and task.attempt = done.attempt and task.lease_token = done.token
+  and task.workspace = :workspace and {fragment:undisturbed}
 
 -- fragment: complete_owned only postgres
 {fragment:done}
