@@ -265,6 +265,9 @@ def test_a_login_is_remembered_for_its_own_server(cli: Remote) -> None:
     assert (wrong.code, wrong.err) == (1, "error: name or password is wrong [login_refused]\n")
     cli.ok("login", url, "--name", "bob", "--password-file", password)
     assert cli.json("task", "list")["tasks"]
+    known = ("login", url, "--name", "bob", "--password-file", password, "--workspace")
+    assert cli.json(*known, "default")["workspaceId"] == cli.json("workspace", "show")["id"]
+    assert cli(*known, "elsewhere").err == "error: name or password is wrong [login_refused]\n"
     session = re.search(r'token = "(\S+)"', file.read_text())
     assert session
     assert cli.json("logout") == {"ok": True}
