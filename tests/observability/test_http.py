@@ -142,6 +142,7 @@ async def test_each_request_is_a_line_of_the_log(api: Api, lines: Lines) -> None
     assert (me["method"], me["route"], me["status"]) == ("GET", f"{V1}/me", 200)
     assert me["ms"] >= 0
     assert me["actor"] != "-"
+    assert me["client"] == "127.0.0.1"
     assert me["message"].startswith(f"GET {V1}/me 200 ")
     assert (nowhere["route"], nowhere["actor"]) == ("unmatched", "-")
 

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import resource
 import sys
 import tempfile
 import time
@@ -34,6 +35,12 @@ LEAST_S = 4.0
 """Seconds that an attack goes on, repeated if need be: others must be heard meanwhile."""
 STAGGER_S = 0.002
 """Seconds between the starts of an attack's connections."""
+PACE_S = 0.02
+"""Seconds between the requests of the one who is not to notice."""
+DRIP_S = 0.5
+"""Seconds between the bytes of a dripping client."""
+LOOK_S = 0.1
+"""Seconds between looks at the server's memory and files."""
 PIECE = b"a" * 65536
 
 
@@ -65,8 +72,10 @@ class Served(msgspec.Struct):
     pid: int = 0
 
 
-async def serving(folder: str, scale: Scale) -> None:
+async def serving(folder: str, scale: Scale, files: int | None) -> None:
     """The API in this process, until standard input ends."""
+    if files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     settings = Settings(database=f"sqlite:///{folder}/t.db", data=folder, port=0, rate_per_s=0)
     store = app.open_store(settings.url())
     await store.migrate()
@@ -84,11 +93,12 @@ async def serving(folder: str, scale: Scale) -> None:
 
 
 @asynccontextmanager
-async def server(scale: Scale) -> AsyncIterator[Served]:
+async def server(scale: Scale, files: int | None) -> AsyncIterator[Served]:
     """An API in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="tenuto-edge-") as folder:
-        short = ["--short"] if scale == SHORT else []
-        process = await program("--serve", folder, *short)
+        options = ["--short"] if scale == SHORT else []
+        options += [] if files is None else ["--files", str(files)]
+        process = await program("--serve", folder, *options)
         assert process.stdout is not None
         assert process.stdin is not None
         try:
@@ -129,7 +139,7 @@ async def ask(served: Served, heard: Heard) -> None:
                     status = await status_of(reader)
                     heard.times_ms.append((time.perf_counter() - begun) * 1000)
                     assert status in (200, 201), status
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(PACE_S)
         except (OSError, AssertionError, asyncio.IncompleteReadError) as error:
             kind = type(error).__name__
             heard.failed[kind] = heard.failed.get(kind, 0) + 1
@@ -148,7 +158,7 @@ async def asking(url: str, token: str) -> None:
 
 
 async def program(*arguments: str) -> asyncio.subprocess.Process:
-    """Start this program in a process of its own: attackers must not hold up who measures."""
+    """Starts this program in a process of its own: attackers must not delay who measures."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.proof.edge_load", *arguments),
         stdin=asyncio.subprocess.PIPE,
@@ -227,7 +237,7 @@ async def dripping(writer: asyncio.StreamWriter) -> None:
     while True:
         writer.write(b"a")
         await writer.drain()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(DRIP_S)
 
 
 async def slow_body(writer: asyncio.StreamWriter) -> None:
@@ -235,7 +245,7 @@ async def slow_body(writer: asyncio.StreamWriter) -> None:
     while True:
         writer.write(b" ")
         await writer.drain()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(DRIP_S)
 
 
 def endless_header(size_mb: int) -> Send:
@@ -313,7 +323,7 @@ async def measured(
         while True:
             most_mb = max(most_mb, resident_mb(served.pid))
             most_files = max(most_files, open_files(served.pid))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(LOOK_S)
 
     looking = asyncio.create_task(look())
     told: list[str] = []
@@ -340,9 +350,9 @@ async def measured(
     )
 
 
-async def run(scale: Scale) -> list[Row]:
+async def run(scale: Scale, files: int | None = None) -> list[Row]:
     """Every attack after the other on one server; the first row is without any."""
-    async with server(scale) as served:
+    async with server(scale, files) as served:
 
         async def rest(_: asyncio.StreamWriter) -> None:
             await asyncio.sleep(0)
@@ -381,6 +391,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--serve", metavar="FOLDER")
+    parser.add_argument("--files", type=int, metavar="N", help="files the server may open")
     parser.add_argument("--ask", nargs=2, metavar=("URL", "TOKEN"))
     given = parser.parse_args()
     scale = SHORT if given.short else Scale()
@@ -388,9 +399,9 @@ def main() -> int:
         asyncio.run(asking(*given.ask))
         return 0
     if given.serve:
-        app.run(serving(given.serve, scale))
+        app.run(serving(given.serve, scale, given.files))
         return 0
-    rows = asyncio.run(run(scale))
+    rows = asyncio.run(run(scale, given.files))
     print(table(rows))  # noqa: T201
     wrong = missed(rows)
     print("\n".join(wrong) or "all bounds hold")  # noqa: T201

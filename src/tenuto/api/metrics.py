@@ -105,7 +105,15 @@ class Watch:
         desk = state.get("state", {}).get("desk")
         actor = "-" if desk is None else desk.caller.actor
         ms = round(seconds * 1000, 1)
-        fields = {"method": method, "route": route, "status": status, "ms": ms, "actor": actor}
+        client = state.get("client")
+        fields = {
+            "method": method,
+            "route": route,
+            "status": status,
+            "ms": ms,
+            "actor": actor,
+            "client": "-" if client is None else client[0],
+        }
         access_log.info(
             "%s %s %d %.1f ms %s", method, route, status, ms, actor, extra={"fields": fields}
         )
