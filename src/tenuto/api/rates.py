@@ -15,7 +15,7 @@ from tenuto.settings import Settings
 KEPT = 10_000
 """Tokens and workspaces remembered; whoever was longest away starts with a full bucket again."""
 LOOK_S = 1.0
-"""Seconds that a workspace's counts are believed."""
+"""Seconds that a workspace's quota is believed."""
 
 
 class _Bucket(msgspec.Struct):
@@ -25,11 +25,10 @@ class _Bucket(msgspec.Struct):
 
 class _Usage(msgspec.Struct):
     quota: Quota
-    pending: int
     at: float
 
 
-Counts = Callable[[], Awaitable[tuple[Quota, int]]]
+Look = Callable[[], Awaitable[Quota]]
 
 
 class Rates:
@@ -46,29 +45,20 @@ class Rates:
         if self._rate > 0:
             self._take(f"token:{key}", 1, self._rate, self._rate * 2, "rate_limited")
 
-    async def submit(self, workspace: UUID, count: int, look: Counts) -> None:
-        """Count tasks about to be made; raises `TooMany` beyond the workspace's quotas."""
+    async def submit(self, workspace: UUID, count: int, look: Look) -> None:
+        """Count tasks about to be made; raises `TooMany` beyond the workspace's rate."""
         usage = self._known(workspace)
         if usage is None:
             now = self._clock.elapsed()
-            seen = _Usage(*await look(), now)
-            # Whoever looked at the same time has counted its own already.
-            usage = self._known(workspace) or seen
+            usage = _Usage(await look(), now)
             _keep(self._usage, workspace, usage)
         quota = usage.quota
-        if quota.pending is not None and usage.pending + count > quota.pending:
-            raise TooMany(
-                f"the workspace may have {quota.pending:,} tasks waiting to run",
-                "quota_exceeded",
-                retry_after=LOOK_S,
-            )
         if quota.tasks_per_minute is not None:
             rate = quota.tasks_per_minute / 60
             self._take(f"tasks:{workspace}", count, rate, quota.tasks_per_minute, "quota_exceeded")
-        usage.pending += count
 
     def _known(self, workspace: UUID) -> _Usage | None:
-        """The workspace's counts, while they are believed."""
+        """The workspace's quota, while it is believed."""
         usage = self._usage.get(workspace)
         fresh = usage is not None and self._clock.elapsed() - usage.at <= LOOK_S
         return usage if fresh else None

@@ -33,10 +33,9 @@ from tenuto.engine.views import (
 )
 from tenuto.model import limits
 from tenuto.model.errors import Invalid
-from tenuto.model.quota import Quota, effective, quota_of
+from tenuto.model.quota import Quota
 from tenuto.model.secrets import KEY, marked
 from tenuto.model.submission import NewTask
-from tenuto.store.protocol import Statement
 
 Limit = Annotated[int, QueryParameter(ge=1, le=limits.MAX_PAGE)]
 IfMatch = Annotated[str | None, HeaderParameter(name="If-Match", required=False)]
@@ -112,18 +111,12 @@ async def create_many(desk: AtDesk, data: JSONBody[BulkBody], key: Key = None) -
 
 
 async def count_submit(desk: AtDesk, count: int) -> None:
-    """Count what is about to be made against the workspace's quota; raises `TooMany` beyond it."""
+    """Count what is about to be made against the workspace's rate; raises `TooMany` beyond it."""
+    lanes = desk.engine.core.lanes
 
-    async def look() -> tuple[Quota, int]:
-        [workspace] = await desk.service.identity.workspaces(only=desk.workspace)
-        quota = effective(quota_of(workspace["quota"]), desk.service.settings.ceiling())
-        if quota.pending is None:
-            return quota, 0
-        rows = await desk.engine.core.store.fetch(
-            Statement("counts", {"workspace": desk.workspace})
-        )
-        pending = sum(row["n"] for row in rows if row["status"] in ("PENDING", "WAITING"))
-        return quota, pending
+    async def look() -> Quota:
+        await lanes.moved(desk.workspace)  # the quota of waiting tasks is believed as long
+        return await lanes.quota(desk.workspace)
 
     await desk.service.rates.submit(desk.workspace, count, look)
 

@@ -23,7 +23,7 @@ from tenuto.engine.schedule_rows import (
 )
 from tenuto.engine.schedules import fire_key, fired
 from tenuto.model import limits
-from tenuto.model.errors import Incompatible, TenutoError, Unavailable
+from tenuto.model.errors import Incompatible, TenutoError, TooMany, Unavailable
 from tenuto.model.firing import Standing, Turn, turn
 from tenuto.model.flow import FLOW_OPEN
 from tenuto.store.protocol import Row, Script, Statement
@@ -65,12 +65,18 @@ class Firing:
         actor = f"schedule:{row['name']}"
         try:
             ready = await self._ready(row, actor)
-            return await self._core.flowing(lambda cascade: self._turn(cascade, row, ready), actor)
+            try:
+                return await self._take_turn(row, ready, actor)
+            except TooMany as full:
+                return await self._take_turn(row, _Ready(ready.flows, error=full.message), actor)
         except (Unavailable, Incompatible):
             raise
         except Exception as error:
             log.exception("schedule %s is paused: it cannot be understood", row["id"])
             return await self._stop(row["id"], f"paused: {error}", actor)
+
+    async def _take_turn(self, row: Row, ready: _Ready, actor: str) -> int:
+        return await self._core.flowing(lambda cascade: self._turn(cascade, row, ready), actor)
 
     async def _ready(self, row: Row, actor: str) -> _Ready:
         flows = Flows(self._core, row["workspace"], actor)

@@ -18,6 +18,7 @@ from tenuto.engine.flow_pieces import PIECES, end_flow
 from tenuto.engine.flow_rows import flow_of, group_of
 from tenuto.engine.flow_views import Origin
 from tenuto.engine.newborns import Birth
+from tenuto.engine.pending import check_flow
 from tenuto.engine.references import check_references
 from tenuto.engine.secret_use import check_value
 from tenuto.model import limits
@@ -157,9 +158,13 @@ class Flows:
         return params
 
     def begin(self, cascade: Cascade, params: dict[str, Any]) -> Script[bool]:
-        """Make a flow and what it starts with; false when its `fire_key` was used before."""
+        """Make a flow and what it starts with; false when its `fire_key` was used before.
+
+        `TooMany` when the workspace's quota of waiting tasks has no room for it.
+        """
         if not (yield Statement("flow_insert", params)):
             return False
+        yield from check_flow(self._workspace, self._core.lanes.ceiling)
         cascade.bear(Birth(flow=params["id"], group=None, slot=0, key=params["key"]))
         return True
 
@@ -189,6 +194,7 @@ class Flows:
                 if not rows or _spelled(rows[0]["plan"]) != _spelled(params["plan"]):
                     raise Conflict("the idempotency key was used before", "idempotency_conflict")
                 return rows[0]["id"], False
+            yield from check_flow(self._workspace, self._core.lanes.ceiling)
             cascade.bear(Birth(flow=params["id"], group=None, slot=0, key=key, id=task))
             return task, True
 
@@ -216,6 +222,7 @@ class Flows:
                 return known, False
             if found.status not in GROUP_OPEN:
                 raise Conflict(f"the group is {found.status}")
+            yield from check_flow(self._workspace, self._core.lanes.ceiling)
             return (yield from cascade.join(found, new)), True
 
         return await self._run(script)

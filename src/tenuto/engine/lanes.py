@@ -58,8 +58,8 @@ class _Known(msgspec.Struct):
     lanes: list[Lane]
     gates: list[Gate]
     limits: list[RateLimit]
-    running: int | None
-    """How many tasks may run at once."""
+    quota: Quota
+    """What the workspace may use, within the operator's ceiling."""
     complexity: ComplexityRules
     agents: dict[UUID, Row]
     """Agents that people manage, and those that are to take no more tasks."""
@@ -90,7 +90,10 @@ class Lanes:
         return {needs: self._ids[needs] for needs in wanted}
 
     def of_plain(self, workspace: UUID, task_type: str, now: datetime) -> int | None:
-        """The lane of tasks that require but a type; `None` if the store has to be asked first."""
+        """The lane of tasks that require but a type; `None` if the store has to be asked first.
+
+        It has to be where a quota of waiting tasks is held.
+        """
         key = (workspace.int, task_type)
         lane = self._plain.get(key)
         if lane is None:
@@ -100,6 +103,8 @@ class Lanes:
             self._plain[key] = lane
         known = self._known.get(workspace)
         if known is None or known.complexity.policy == "require":
+            return None
+        if known.quota.pending is not None:
             return None
         return lane if self._is_there(lane, now) else None
 
@@ -194,7 +199,11 @@ class Lanes:
     def running(self, workspace: UUID) -> int | None:
         """How many tasks the workspace may run at once, if that is bounded, as far as is known."""
         known = self._known.get(workspace)
-        return self.ceiling.running if known is None else known.running
+        return (self.ceiling if known is None else known.quota).running
+
+    async def quota(self, workspace: UUID) -> Quota:
+        """What the workspace may use, as far as is known."""
+        return (await self._some(workspace)).quota
 
     async def moved(self, workspace: UUID) -> bool:
         """Whether the lanes changed since they were loaded; loads them when they did."""
@@ -236,7 +245,7 @@ class Lanes:
             lanes,
             [_gate_of(row) for row in gates],
             [limit_of(row) for row in limits],
-            quota.running,
+            quota,
             rules,
             {row["id"]: row for row in agents},
         )

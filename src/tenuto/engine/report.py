@@ -224,7 +224,8 @@ class Reporting:
             else:
                 made = yield from submit_script(self._core, draft, workspace)
             if made[0].created:
-                yield from self._core.tree.grown(task, made[0].id)
+                ceiling = self._core.lanes.ceiling
+                yield from self._core.tree.grown(task, made[0].id, ceiling)
             if not (yield self.step(task, key, None, made[0].id)):
                 before = yield Statement("step", {"id": fence.task, "key": key})
                 if before[0]["child"] != made[0].id:

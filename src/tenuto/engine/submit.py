@@ -13,6 +13,7 @@ from tenuto.crash import crash_point
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
 from tenuto.engine.dependencies import NOBODY, Dependencies, Waits, waits_of
+from tenuto.engine.pending import check_pending
 from tenuto.engine.plans import refers
 from tenuto.engine.references import check_references
 from tenuto.engine.rows import (
@@ -108,7 +109,8 @@ class Submitting:
             return []
         if len(news) > limits.MAX_BULK:
             raise Invalid(f"{len(news):,} tasks in one submit", "bulk_too_large")
-        many = len(news) > _PART and not self._core.store.mixes
+        bounded = (await self._core.lanes.quota(workspace)).pending is not None
+        many = len(news) > _PART and not self._core.store.mixes and not bounded
         if many and not any(map(_entangled, news)):
             return await self._in_parts(news, workspace, actor, rerun_of=rerun_of)
         plain = _checked(news)
@@ -118,11 +120,18 @@ class Submitting:
             [news[place] for place in unique], workspace, actor, rerun_of=rerun_of, plain=plain
         )
         if draft.waits or draft.keyed:
-            done = await self._waiting(draft, workspace, actor)
-        elif any(draft.prints):
+            done = await self._core.flowing(
+                lambda cascade: self._counted(
+                    self.waiting_script(draft, workspace, cascade), workspace, bounded=bounded
+                ),
+                actor,
+            )
+        elif bounded or any(draft.prints):
             crash_point("engine.before_commit")
             done = await self._core.store.transact(
-                lambda: submit_script(self._core, draft, workspace)
+                lambda: self._counted(
+                    submit_script(self._core, draft, workspace), workspace, bounded=bounded
+                )
             )
             crash_point("engine.committed")
         else:
@@ -178,16 +187,19 @@ class Submitting:
         if draft.wakes:
             self._core.wakeups.announce([f"lane:{lane}" for lane in draft.wakes])
 
-    async def _waiting(self, draft: Draft, workspace: UUID, actor: str | None) -> list[Submitted]:
-        """Insert tasks that wait for others, or for a place."""
-        return await self._core.flowing(
-            lambda cascade: self.waiting_script(draft, workspace, cascade), actor
-        )
+    def _counted(
+        self, script: Script[list[Submitted]], workspace: UUID, *, bounded: bool
+    ) -> Script[list[Submitted]]:
+        """What a submit answers; `TooMany` where a bounded workspace has no room for it."""
+        made = yield from script
+        if bounded and any(each.created for each in made):
+            yield from check_pending(workspace, self._core.lanes.ceiling)
+        return made
 
     def waiting_script(
         self, draft: Draft, workspace: UUID, cascade: Cascade
     ) -> Script[list[Submitted]]:
-        """The same within a transaction."""
+        """Insert tasks that wait for others or for a place, within a transaction."""
         others = Dependencies(draft.waits, workspace)
         yield from others.look(draft.ids)
         others.check_results(draft.rows, _INPUT)

@@ -11,6 +11,7 @@ from tenuto.model.changes import PARKED_FOR
 from tenuto.model.commands import Cancel, Command, Wake
 from tenuto.model.errors import Conflict
 from tenuto.model.flow import CASCADE
+from tenuto.model.quota import Quota, effective, quota_of
 from tenuto.model.spending import HOLD as BUDGET
 from tenuto.model.task import TERMINAL, Change, Status, Task
 from tenuto.store.protocol import Row, Rows, Script, Statement
@@ -30,8 +31,11 @@ class Tree(msgspec.Struct, frozen=True):
     deepest: int = 16
     widest: int = 1000
 
-    def grown(self, parent: Task, child: UUID) -> Script[None]:
-        """Place a new child, or refuse it. The caller holds the parent, and has made the child."""
+    def grown(self, parent: Task, child: UUID, ceiling: Quota) -> Script[None]:
+        """Place a new child, or refuse it. The caller holds the parent, and has made the child.
+
+        `ceiling` is what the operator allows any workspace.
+        """
         where = {"id": parent.id, "workspace": parent.workspace}
         [room] = yield Statement("child_room", where)
         depth = room["depth"] + 1
@@ -43,7 +47,8 @@ class Tree(msgspec.Struct, frozen=True):
         if room["children"] > self.widest:
             raise Conflict(f"the task has {self.widest:,} children already", "too_many_children")
         yield Statement("child_place", where | {"id": child, "depth": depth})
-        yield from check_pending(parent.workspace, room["quota"])
+        if effective(quota_of(room["quota"]), ceiling).pending is not None:
+            yield from check_pending(parent.workspace, ceiling)
 
 
 def hand_up(cascade: "Cascade", ended: list[UUID]) -> Script[None]:
