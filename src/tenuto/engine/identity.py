@@ -159,7 +159,7 @@ class Identity:
             "id": made,
             "name": name,
             "password": await _hashed(password),
-            "home": workspace,
+            "workspace": workspace,
             "now": now,
         }
 

@@ -29,13 +29,13 @@ update workspace set quota = :quota, lanes_version = lanes_version + 1 where id 
 returning id;
 
 -- name: user_make
--- A user of the workspace `home`, unless one of that name was made there or is a member; answers it
+-- A user made in the workspace, unless one of that name was made there or is a member; answers it
 -- when it is new.
--- params: id uuid, name text, password text, home uuid, now timestamptz
+-- params: id uuid, name text, password text, workspace uuid, now timestamptz
 insert into app_user (id, name, password, home, created_at)
-select :id, :name, :password, :home, :now
+select :id, :name, :password, :workspace, :now
 where not exists (select 1 from member m join app_user u on u.id = m.user_id
-  where m.workspace = :home and u.name = :name)
+  where m.workspace = :workspace and u.name = :name)
 on conflict do nothing
 returning id;
 
@@ -160,7 +160,7 @@ where workspace = :workspace and id = :id and revoked_at is null
 -- name: tokens
 -- The tokens of a workspace that were not revoked, with how many each has below it.
 -- params: workspace uuid
-with recursive listed as (
+with recursive listed(id) as (
   select id from token where workspace = :workspace and revoked_at is null
   order by id desc limit 1000
 ), under(top, id) as (
