@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -10,6 +11,11 @@ import pytest
 from tests.services.postgres import PostgresServer
 
 from tenuto import app
+
+
+def pytest_configure() -> None:
+    """Let SIGINT arrive: a shell starts what runs in its background with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
