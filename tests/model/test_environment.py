@@ -18,11 +18,14 @@ MANPAGER BROWSER HTTP_PROXY https_proxy ALL_PROXY SSL_CERT_FILE SSL_CERT_DIR REQ
 CURL_CA_BUNDLE CURL_HOME NODE_EXTRA_CA_CERTS npm_config_registry PIP_INDEX_URL UV_INDEX_URL
 CARGO_HOME RUSTC_WRAPPER MAKEFLAGS TERMINFO XDG_CONFIG_HOME TMPDIR TENUTO_ATTEMPT
 ANTHROPIC_BASE_URL OPENAI_API_BASE AZURE_OPENAI_ENDPOINT AWS_ENDPOINT_URL_S3 CLAUDE_CONFIG_DIR
-Ld_Preload bash_env
+Ld_Preload bash_env PYTEST_ADDOPTS GOAUTH GOCACHEPROG RIPGREP_CONFIG_PATH PSQLRC GH_HOST
+OPENCODE_CONFIG_CONTENT GEMINI_SANDBOX GOOSE_PROVIDER__HOST COPILOT_HOME AWS_DEFAULT_PROFILE
+IBM_JAVA_OPTIONS fish_function_path CCACHE_PREFIX MIX_HOME HELM_PLUGINS QT_PLUGIN_PATH
+GTK_MODULES PGPASSFILE SOCKS_SERVER VAULT_ADDR GOOGLE_APPLICATION_CREDENTIALS
 """.split()
 PLAIN = """
 DEPTH BUILD_ID CI WHO A NODE_ENV DATABASE_URL API_KEY ANTHROPIC_API_KEY AWS_ACCESS_KEY_ID PGHOST
-PASSWORD LANG TZ RELEASE OUT TOKEN LESSON PATHS MYPATH ENVIRONMENT DEBUG
+PASSWORD LANG TZ RELEASE OUT TOKEN LESSON PATHS MYPATH ENVIRONMENT DEBUG GEMINI_API_KEY PORT
 """.split()
 
 
@@ -57,7 +60,7 @@ def test_a_folder_is_one_of_the_roots_or_below() -> None:
     for folder in (None, "/srv/work", "/srv/work/a/b", "/data/x"):
         decide({}, "said", folder, allowed)
     for folder in ("/srv", "/srv/workshop", "/", "/etc"):
-        with pytest.raises(Invalid, match=r"work in said; start it with --allow-folder said$"):
+        with pytest.raises(Invalid, match=r"work in said; start it with --allow-folder FOLDER$"):
             decide({}, "said", folder, allowed)
     decide({}, "said", "/etc", Allowed((), ("/",)))
     with pytest.raises(Invalid):
@@ -69,3 +72,10 @@ def test_the_table_is_in_upper_case_and_says_no_name_twice() -> None:
     assert [name for name in names if name != name.upper()] == []
     assert sorted(set(names)) == sorted(names)
     assert all(each.reason for each in REFUSED)
+
+
+def test_what_an_owner_may_copy_from_a_refusal_is_one_word_of_a_shell() -> None:
+    with pytest.raises(Invalid, match=r"--allow-env 'A; id'$"):
+        decide({"A; id": "x"}, None, None, Allowed())
+    with pytest.raises(Invalid, match=r"--allow-folder '/tmp/\$\(id\)'$"):
+        decide({}, "/tmp/$(id)", "/tmp/$(id)", Allowed(("*",)))

@@ -1,6 +1,7 @@
 """Variables and folders that tasks set for a worker's own command, within what its owner allows."""
 
 import json
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ async def test_a_task_works_below_the_folders_that_the_owner_allows(
         folder.mkdir(parents=True)
     (root / "link").symlink_to("/etc")
     (root / "inner").symlink_to(root / "sub")
+    (root / "loop").symlink_to(root / "loop")
     folders = f"{root}, {other}"
     async with working(database_url, own=["pwd", "-P"], task_folders=folders) as inside:
         for cwd, found in (
@@ -78,12 +80,18 @@ async def test_a_task_works_below_the_folders_that_the_owner_allows(
             "../..",
             "/",
             "\u00fc/../..",
+            "link/nobody-has-this",
         ):
-            why = await refused(inside, cwd=cwd)
-            said = (
-                f"this worker does not let tasks work in {cwd}; start it with --allow-folder {cwd}"
+            named = cwd if cwd.startswith("/") else "FOLDER"
+            assert await refused(inside, cwd=cwd) == (
+                f"this worker does not let tasks work in {cwd};"
+                f" start it with --allow-folder {named}"
             )
-            assert why == said
+        for cwd, why in (
+            ("loop/../link", "Too many levels of symbolic links"),
+            ("gone", "No such file or directory"),
+        ):
+            assert await refused(inside, cwd=cwd) == f"cannot work in {cwd}: {why}"
 
 
 async def test_by_default_tasks_work_where_the_worker_was_started_or_below(
@@ -99,8 +107,18 @@ async def test_by_default_tasks_work_where_the_worker_was_started_or_below(
         assert "/etc" in await refused(inside, cwd="/etc")
 
 
-async def test_a_tasks_folder_does_not_choose_the_workers_program(
-    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "own",
+    [
+        ["./agent.sh"],
+        ["bash", "agent.sh"],
+        ["agent.sh"],
+        ["env", "agent.sh"],
+    ],
+    ids=" ".join,
+)
+async def test_a_tasks_folder_does_not_choose_what_the_worker_runs(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: list[str]
 ) -> None:
     sub = tmp_path / "sub"
     sub.mkdir()
@@ -108,7 +126,8 @@ async def test_a_tasks_folder_does_not_choose_the_workers_program(
         (folder / "agent.sh").write_text(f"#!/bin/sh\necho {text}\n")
         (folder / "agent.sh").chmod(0o755)
     monkeypatch.chdir(tmp_path)
-    async with working(database_url, own=["./agent.sh"]) as inside:
+    monkeypatch.setenv("PATH", f".:{os.environ['PATH']}")
+    async with working(database_url, own=own) as inside:
         task = await inside.submit(prompt="p", cwd="sub")
         await inside.ended(task)
         assert await inside.transcript(task) == ["mine"]

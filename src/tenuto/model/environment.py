@@ -5,6 +5,7 @@ task that sets one decides what the owner's own command loads, runs or talks to.
 """
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase, translate
 from pathlib import PurePath
@@ -27,58 +28,71 @@ REFUSED = (
         "the dynamic loader and the C library load code and data from where it says",
         "LD_* DYLD_* _RLD* LIBPATH SHLIB_PATH GCONV_PATH GETCONF_DIR GLIBC_TUNABLES LOCPATH"
         " NLSPATH PATH_LOCALE MALLOC_* NIS_PATH NSS_* TZDIR OPENSSL_* ASAN_* LSAN_* MSAN_*"
-        " TSAN_* UBSAN_*",
+        " TSAN_* UBSAN_* GTK_* GIO_* GDK_* GST_* QT_* QML* SDL_* VK_* CUDA_* ODBC* SASL_*"
+        " PKCS11_* LIBMYSQL_*",
     ),
     Refusal(
         "a shell runs or expands it",
         "BASH_* BASHOPTS SHELLOPTS ENV PS[0-9] PROMPT_COMMAND IFS CDPATH FPATH GLOBIGNORE"
-        " NULLCMD READNULLCMD ZDOTDIR TMPPREFIX INPUTRC FCEDIT HISTFILE MAILPATH MODULE_PATH",
+        " NULLCMD READNULLCMD ZDOTDIR TMPPREFIX INPUTRC FCEDIT HISTFILE MAILPATH MODULE_PATH"
+        " FISH_* PSMODULEPATH CONFIG_SHELL FZF_* DIRENV_* SCREENRC",
     ),
     Refusal(
         "it decides which programs, configuration and temporary files are found",
         "PATH SHELL HOME USER LOGNAME PWD OLDPWD XDG_* TMPDIR TMP TEMP TEMPDIR CONFIG_SITE"
-        " ARGV0 DBUS_* SYSTEMD_* LISTEN_* NOTIFY_SOCKET SUDO_*",
+        " ARGV0 DBUS_* SYSTEMD_* LISTEN_* NOTIFY_SOCKET SUDO_* MISE_* ASDF_* VOLTA_*",
     ),
     Refusal(
         "an interpreter or virtual machine loads or runs what it names",
-        "PYTHON* PERL* RUBY* GEM_* BUNDLE_* RBENV_* NODE_OPTIONS NODE_PATH NODE_REPL_*"
-        " NODE_V8_COVERAGE NODE_COMPILE_CACHE NODE_REDIRECT_WARNINGS DENO_* BUN_* JAVA_*"
-        " _JAVA_OPTIONS JDK_* JAVACMD CLASSPATH MAVEN_* GRADLE_* SBT_* LUA_* LUAJIT_* PHPRC"
-        " PHP_* R_* JULIA_* ERL_* ELIXIR_* GUILE_* TCL* AWKPATH AWKLIBPATH GOFLAGS GOENV"
-        " GOROOT GOPATH GOTOOLCHAIN DOTNET_* CORECLR_* COMPLUS_* VIRTUAL_ENV CONDA_*",
+        "PYTHON* IPYTHONDIR JUPYTER_* MPL* PYTEST_* COVERAGE_* DJANGO_* FLASK_* PERL* RUBY*"
+        " GEM_* BUNDLE_* RBENV_* NODE_OPTIONS NODE_PATH NODE_REPL_* NODE_V8_COVERAGE"
+        " NODE_COMPILE_CACHE NODE_REDIRECT_WARNINGS NODE_ICU_DATA TS_NODE_* ELECTRON_* DENO_*"
+        " BUN_* JAVA_* _JAVA_OPTIONS IBM_JAVA_OPTIONS OPENJ9_* JDK_* JRE_HOME JAVACMD CLASSPATH"
+        " MAVEN_* GRADLE_* ANT_* LEIN_* SBT_* LUA_* LUAJIT_* PHPRC PHP_* R_* JULIA_* ERL_*"
+        " ELIXIR_* MIX_* HEX_* REBAR_* GUILE_* TCL* OCAML* CAML_* GHC_* AWKPATH AWKLIBPATH"
+        " GOFLAGS GOENV GOROOT GOPATH GOTOOLCHAIN DOTNET_* CORECLR_* COR_* COMPLUS_* MONO_*"
+        " VIRTUAL_ENV CONDA_*",
     ),
     Refusal(
         "git, ssh and their like run what it names or read their configuration from it",
-        "GIT_* SSH_* SVN_* HGRCPATH HGEDITOR HGMERGE CVS_RSH CVSEDITOR RSYNC_* TAR_OPTIONS"
-        " GNUPGHOME GPG_* DOCKER_* PODMAN_* CONTAINERS_* KUBECONFIG KUBE_* TERRAFORM_* TF_*"
-        " ANSIBLE_* PGSERVICEFILE PGSYSCONFDIR MYSQL_HOME NETRC WGETRC SYSTEM_WGETRC CURL_HOME"
-        " CURL_*",
+        "GIT_* GH_* GLAB_* GITLAB_HOST SSH_* SVN_* HGRCPATH HGEDITOR HGMERGE JJ_* P4* CVS_RSH"
+        " CVSEDITOR RSYNC_* TAR_OPTIONS RIPGREP_CONFIG_PATH GNUPGHOME GPG_* DOCKER_* BUILDKIT_*"
+        " BUILDX_* COMPOSE_* PODMAN_* CONTAINERS_* KUBECONFIG KUBE_* HELM_* TERRAFORM_* TF_*"
+        " TERRAGRUNT_* TOFU_* PULUMI_* ANSIBLE_* PSQLRC PGSERVICEFILE PGSYSCONFDIR PGPASSFILE"
+        " PGSSL* MYSQL_HOME NETRC WGETRC SYSTEM_WGETRC CURL_HOME CURL_*",
     ),
     Refusal(
         "a program runs it as its editor, pager or browser, or reads a terminal's codes from it",
         "EDITOR *_EDITOR VISUAL *PAGER LESS LESSOPEN LESSCLOSE LESSEDIT LESSKEY* MORE MANOPT"
-        " BROWSER TERMINFO* TERMCAP TERMPATH VIMINIT EXINIT VIM VIMRUNTIME MYVIMRC NVIM_*"
-        " EMACS*",
+        " MANROFFOPT BROWSER TERMINFO* TERMCAP TERMPATH VIMINIT EXINIT VIM VIMRUNTIME MYVIMRC"
+        " NVIM_* EMACS*",
     ),
     Refusal(
         "a compiler, build tool or package manager runs it or fetches from where it says",
         "MAKEFLAGS GNUMAKEFLAGS MAKEFILES MAKE MFLAGS CC CXX CPP AS AR LD CFLAGS CXXFLAGS"
-        " CPPFLAGS LDFLAGS CMAKE_* PKG_CONFIG* COMPILER_PATH GCC_* COLLECT_* LIBRARY_PATH"
-        " CPATH *_INCLUDE_PATH NPM_* PNPM_* YARN_* COREPACK_* NVM_* PIP_* PIPX_* UV_* POETRY_*"
-        " PDM_* HATCH_* CARGO_* RUSTC* RUSTUP_* RUSTFLAGS RUSTDOC* GOPROXY GONOPROXY GOSUMDB"
-        " GONOSUMDB GOPRIVATE GOINSECURE COMPOSER_* HOMEBREW_* APT_* NIX_*",
+        " CPPFLAGS LDFLAGS CMAKE_* PKG_CONFIG* COMPILER_PATH GCC_* COLLECT_* CCACHE_* SCCACHE_*"
+        " LIBRARY_PATH CPATH *_INCLUDE_PATH CGO_* NPM_* PNPM_* YARN_* COREPACK_* NVM_* PIP_*"
+        " PIPX_* PIPENV_* PYENV_* TOX_* VIRTUALENV_* WORKON_HOME UV_* POETRY_* PDM_* HATCH_*"
+        " CARGO_* RUSTC* RUSTUP_* RUSTFLAGS RUSTDOC* GOAUTH GOCACHEPROG GOWORK GOVCS GOMODCACHE"
+        " GOTMPDIR GOPROXY GONOPROXY GOSUMDB GONOSUMDB GOPRIVATE GOINSECURE NUGET_* MSBUILD*"
+        " COMPOSER_* HOMEBREW_* APT_* NIX_*",
     ),
     Refusal(
         "it leads connections elsewhere, or changes whom they trust",
-        "*_PROXY PROXY_* SSL_* *_CA_BUNDLE *_CA_CERTS *_CA_FILE NODE_TLS_* SSLKEYLOGFILE"
-        " GRPC_DEFAULT_SSL_* HOSTALIASES LOCALDOMAIN RES_OPTIONS RESOLV_* KRB5*",
+        "*_PROXY PROXY_* SOCKS* TSOCKS_* PROXYCHAINS_* SSL_* *_CA_BUNDLE *_CA_CERTS *_CA_FILE"
+        " NODE_TLS_* SSLKEYLOGFILE GRPC_DEFAULT_SSL_* HOSTALIASES LOCALDOMAIN RES_OPTIONS"
+        " RESOLV_* KRB5* VAULT_ADDR CONSUL_HTTP_ADDR",
     ),
     Refusal(
         "an agent's program sends its key and its prompts to where it says, or runs what it names",
-        "*_BASE_URL *_API_BASE *_API_URL *_API_HOST *_BASE_URI *_ENDPOINT *_ENDPOINTS"
-        " *_ENDPOINT_URL *_ENDPOINT_URL_* *_CUSTOM_HEADERS OLLAMA_HOST CLAUDE_* CODEX_*"
-        " GEMINI_CLI_* AIDER_* AWS_CONFIG_FILE AWS_SHARED_CREDENTIALS_FILE AWS_DATA_PATH"
-        " AWS_PROFILE CLOUDSDK_* OTEL_*",
+        "*_BASE_URL *_API_BASE *_API_URL *_API_HOST *_BASE_URI *_SERVER_URL *_ENDPOINT"
+        " *_ENDPOINTS *_ENDPOINT_URL *_ENDPOINT_URL_* *_CUSTOM_HEADERS *_UNIX_SOCKET"
+        " ANTHROPIC_HOST OPENAI_HOST OLLAMA_HOST DATABRICKS_HOST AZURE_AUTHORITY_HOST CLAUDE_*"
+        " CODEX_* GEMINI_CLI_* GEMINI_SANDBOX* GEMINI_SYSTEM_MD GEMINI_WRITE_* GEMINI_TELEMETRY_*"
+        " SANDBOX_* OPENCODE_* QWEN_CODE_* GOOSE_* COPILOT_* CURSOR_* AMP_* AIDER_*"
+        " AWS_CONFIG_FILE AWS_SHARED_CREDENTIALS_FILE AWS_DATA_PATH AWS_PROFILE"
+        " AWS_DEFAULT_PROFILE AWS_CONTAINER_* BOTO_CONFIG AZURE_CONFIG_DIR"
+        " GOOGLE_APPLICATION_CREDENTIALS CLOUDSDK_* OTEL_*",
     ),
     Refusal("it is how Tenuto tells a command of its task", "TENUTO_*"),
 )
@@ -124,12 +138,14 @@ def decide(env: Mapping[str, str], cwd: str | None, folder: str | None, allowed:
     for name in env:
         if not any(fnmatchcase(name, pattern) for pattern in allowed.names):
             raise Invalid(
-                f"this worker does not let tasks set {name}; start it with --allow-env {name}",
+                f"this worker does not let tasks set {name}; start it with"
+                f" --allow-env {shlex.quote(name)}",
                 field=FIELD,
             )
     if folder is not None and not any(_is_within(folder, root) for root in allowed.folders):
+        named = shlex.quote(cwd or folder) if PurePath(cwd or folder).is_absolute() else "FOLDER"
         raise Invalid(
-            f"this worker does not let tasks work in {cwd}; start it with --allow-folder {cwd}",
+            f"this worker does not let tasks work in {cwd}; start it with --allow-folder {named}",
             field="cwd",
         )
 

@@ -12,6 +12,7 @@ standard input, and may write JSON lines to file descriptor 3:
 import asyncio
 import codecs
 import os
+import shutil
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -158,12 +159,16 @@ class CommandRuntime:
 
 
 def fixed(own: Sequence[str]) -> list[str]:
-    """The command with its program as an absolute path where it names a file.
+    """Returns the command with its program, and words that name files, as absolute paths.
 
-    A task chooses the working folder, and must not choose the program by it.
+    They are looked up in the worker's PATH and folder. A task chooses the folder that the command
+    runs in, and must not choose what it runs by that.
     """
     program, *words = own
-    return [os.path.abspath(program) if os.sep in program else program, *words]  # noqa: PTH100
+    found = shutil.which(program) or program
+    if os.sep in found:
+        found = os.path.abspath(found)  # noqa: PTH100  links in it are the owner's choice
+    return [found, *(os.path.abspath(each) if os.path.isfile(each) else each for each in words)]  # noqa: PTH100, PTH113
 
 
 def _refused(message: str) -> Failure:
@@ -175,6 +180,10 @@ def environment(context: Context, outer: Mapping[str, str]) -> dict[str, str]:
     """What a command sees: a scrubbed environment, the task's own variables, and its task."""
     work = context.work
     env = {name: outer[name] for name in _INHERITED if name in outer}
+    if "PATH" in env:
+        # Other entries are looked up in the working folder, which the task chooses.
+        absolute = filter(os.path.isabs, env["PATH"].split(os.pathsep))
+        env["PATH"] = os.pathsep.join(absolute)
     env |= work.env
     env |= {
         "TENUTO_TASK_ID": str(context.task_id),
