@@ -432,6 +432,25 @@ async def test_a_report_that_is_too_long_is_kept_in_part(engine: Engine, raw: Ra
     assert await kept_lines(raw) == [*["é" * 100] * 4, full]
 
 
+async def test_a_repeated_report_counts_once(engine: Engine, raw: Raw) -> None:
+    """Its answer may have been lost."""
+    engine.core.transcript_kb = 1
+    fence = await running(engine)
+    first = [Line(0, "INFO", "x" * 900)]
+    for lines in (first, first, [*first, Line(1, "INFO", "more")]):
+        await engine.append(fence, lines)
+    assert await kept_lines(raw) == ["x" * 900, "more"]
+    await engine.append(fence, [*first, Line(2, "INFO", "x" * 900)])
+    assert (await kept_lines(raw))[2:] == ["(transcript is full: 1 KB kept)"]
+
+
+async def test_the_level_of_a_line_counts(engine: Engine, raw: Raw) -> None:
+    engine.core.transcript_kb = 1
+    fence = await running(engine)
+    await engine.append(fence, [Line(number, "x" * 100, "") for number in range(100)])
+    assert await raw.count("transcript") == 1024 // 132 + 1
+
+
 async def test_reports_at_once_have_one_cap(engine: Engine, raw: Raw, another: Another) -> None:
     fence = await running(engine)
     async with another() as second:
@@ -439,7 +458,7 @@ async def test_reports_at_once_have_one_cap(engine: Engine, raw: Raw, another: A
             each.core.transcript_kb = 1
         await asyncio.gather(
             *(
-                each.append(fence, [Line(20 * n + number, "INFO", "x" * 68) for n in range(5)])
+                each.append(fence, [Line(20 * n + number, "INFO", "x" * 66) for n in range(5)])
                 for number, each in enumerate((engine, second) * 5)
             )
         )

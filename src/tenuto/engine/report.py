@@ -153,7 +153,7 @@ class Reporting:
     async def append(self, fence: Fence, lines: Sequence[Line]) -> None:
         """Add to the attempt's transcript, up to its cap, where one last line says that it is full.
 
-        Lines of an attempt that lost its task are dropped. A report that comes again counts again.
+        Lines of an attempt that lost its task are dropped, and numbers that are there already.
         """
         check_fence(fence)
         for line in lines:
@@ -167,16 +167,25 @@ class Reporting:
 
         def script() -> Script[None]:
             most_kb = self._core.transcript_kb
-            grown = {"bytes": sum(line.size for line in told), "most": most_kb * 1024}
-            rows = yield Statement("transcript_grow", fenced(self._workspace, fence) | grown)
+            held = fenced(self._workspace, fence) | {"most": most_kb * 1024}
+            rows = yield Statement("transcript_grow", held | {"bytes": 0})
             if not rows:
                 return  # the attempt lost its task, or has said enough
-            kept = fitting(told, rows[0]["bytes"] - grown["bytes"], most_kb)
+            numbers = [line.number for line in told]
+            of = {"task": fence.task, "attempt": fence.attempt, "lines": numbers}
+            known = yield Statement("transcript_known", of)
+            there = {row["line_no"] for row in known}
+            fresh = [line for line in told if line.number not in there]
+            if not fresh:
+                return
+            kept = fitting(fresh, rows[0]["bytes"], most_kb)
             cells = [
                 (fence.task, fence.attempt, line.number, self._workspace, line.level, line.text)
                 for line in kept
             ]
             yield Statement("transcript_append", {"now": self._core.now()}, {"line": cells})
+            grown = {"bytes": sum(line.size for line in fresh)}
+            yield Statement("transcript_grow", held | grown)
 
         await self._core.store.transact(script)
 

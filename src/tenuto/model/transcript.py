@@ -6,7 +6,7 @@ import msgspec
 
 MOST_KB = 1024
 LINE_COST = 32
-"""Bytes of the cap that a line takes besides its text: an empty line is a row too."""
+"""Bytes of the cap that a line takes besides its words: an empty line is a row too."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -19,7 +19,8 @@ class Line(msgspec.Struct, frozen=True):
     @property
     def size(self) -> int:
         """Bytes of the cap that it takes."""
-        return len(self.text.encode(errors="replace")) + LINE_COST
+        said = self.level + self.text
+        return len(said.encode(errors="replace")) + LINE_COST
 
 
 def full_text(most_kb: int) -> str:

@@ -550,6 +550,13 @@ on conflict (task, attempt) do update set bytes = transcript_size.bytes + exclud
   where transcript_size.workspace = excluded.workspace and transcript_size.bytes <= :most
 returning bytes;
 
+-- name: transcript_known
+-- Which of these lines of an attempt's transcript are there. The caller holds the attempt's count.
+-- params: task uuid, attempt bigint, lines bigint[]
+select transcript.line_no from transcript
+where transcript.task = :task and transcript.attempt = :attempt {own:transcript}
+  and transcript.line_no in (select value from {each:lines});
+
 -- name: transcript_append
 -- Append lines to the transcript of an attempt. The caller has counted them, and so holds it.
 -- params: now timestamptz
