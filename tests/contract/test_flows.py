@@ -259,6 +259,10 @@ async def test_a_task_that_says_what_follows_is_a_flow(engine: Engine, agent: Ag
     made = await engine.submit(first)
     again = await engine.submit(first)
     assert (made.id, made.created, again.created) == (again.id, True, False)
+    await engine.definitions.put(task("then", description="changed meanwhile"))
+    assert (await engine.submit(first)).id == made.id
+    other = task("first", next="then", idempotency_key="once", description="another")
+    assert await refusal(engine.submit(other)) == "idempotency_conflict"
     assert await worked(engine, agent) == ["first", "then"]
 
 

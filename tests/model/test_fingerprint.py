@@ -64,6 +64,7 @@ def test_an_unused_field_more_changes_nothing() -> None:
     assert fingerprint(later(**told)) == fingerprint(FULL)  # type: ignore[arg-type]
     used = later(**told | {"cost_center": "c"})
     assert fingerprint(used) != fingerprint(FULL)  # type: ignore[arg-type]
+    assert not set(fingerprints(used)) & set(fingerprints(FULL))  # type: ignore[arg-type]
 
 
 def test_the_fields_of_the_version_before_are_still_there() -> None:

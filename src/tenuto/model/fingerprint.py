@@ -33,11 +33,14 @@ def fingerprint(new: NewTask, secret: str = "") -> str:
     return _hash(_said(msgspec.structs.replace(new, id=None)), secret)
 
 
-def fingerprints(new: NewTask, secret: str = "") -> tuple[str, str]:
+def fingerprints(new: NewTask, secret: str = "") -> tuple[str, ...]:
     """Every hash by which a task may be known: today's, which is stored, and that of 0.1.
 
-    Tasks submitted by 0.1 keep its hash, so repeats of them are known by it. It goes with 0.3.
+    Tasks submitted by 0.1 keep its hash, so repeats of them are known by it. It goes with 0.3. A
+    task that uses a field which 0.1 did not know repeats none of them.
     """
+    if not _said(new).keys() <= set(_FIELDS_OF_01):
+        return (fingerprint(new, secret),)
     told = {name: getattr(new, name) for name in _FIELDS_OF_01} | {"id": None}
     return fingerprint(new, secret), _hash(_TaskOf01(**told), secret)
 
