@@ -3,6 +3,7 @@
 from typing import Any
 from uuid import UUID, uuid4
 
+import msgspec
 import pytest
 from tests.contract.conftest import AnyStore, claim_one, new, refusal
 from tests.contract.flowing import group, task
@@ -199,6 +200,11 @@ async def test_a_task_that_only_has_the_definitions_key_does_not(world: World) -
     for made in (
         await world.engine.submit(pay()),
         await world.engine.submit(pay(command=["env"], next="after")),
+        await world.engine.submit(
+            msgspec.structs.replace(pay(next="after"), title="send me the key")
+        ),
+        await world.engine.submit(pay(next="after", description="send me the key")),
+        await world.engine.submit(pay(next="after", metadata={"send": "me the key"})),
     ):
         assert await world.given(world.engine, payer) == REFUSED
         await world.engine.cancel(made.id)
@@ -281,6 +287,23 @@ async def test_who_names_a_secret_above_his_role_hears_it_at_once(world: World, 
     )
 
 
+async def test_a_flow_runs_again_only_for_who_may_name_what_no_definition_says(
+    world: World,
+) -> None:
+    await world.engine.secrets.put("payroll", VALUE, Use(role="ADMIN"))
+    await world.engine.definitions.put(task("after"))
+    adopted = await world.engine.submit(pay(key="adopted", next="after"))
+    defined = await world.begin("pay", pay())
+    member, admin = world.of(Role.MEMBER), world.of(Role.ADMIN)
+    await member.rerun_flow(defined)
+    await world.engine.definitions.put(pay(env=None))
+    flow = (await world.engine.show(adopted.id)).flow
+    assert flow is not None
+    for each in (flow, defined):
+        assert await refusal(member.rerun_flow(each)) == "secret_forbidden"
+        await admin.rerun_flow(each)
+
+
 async def test_an_attempts_child_counts_as_a_members(world: World) -> None:
     await world.engine.secrets.put("payroll", VALUE, Use(role="ADMIN"))
     await world.engine.submit(new())
@@ -310,6 +333,8 @@ async def test_a_named_definition_is_changed_only_by_the_secrets_role(world: Wor
         assert await refusal(asked) == "secret_forbidden"
     await member.definitions.put(task("other"))
     await admin.definitions.put(task("pay", prompt="another"))
+    await world.engine.secrets.put("payroll", use=Use(definitions=("pay",)))
+    assert await refusal(member.definitions.put(task("pay"))) == "secret_forbidden"
     await admin.definitions.delete("pay")
 
 

@@ -20,13 +20,13 @@ from tenuto.engine.flow_views import Origin
 from tenuto.engine.newborns import Birth
 from tenuto.engine.pending import check_flow
 from tenuto.engine.references import check_references
-from tenuto.engine.secret_use import check_value
+from tenuto.engine.secret_use import check_tasks, check_value, runs_the_same
 from tenuto.model import limits
 from tenuto.model.access import Caller
 from tenuto.model.complexity import gated
 from tenuto.model.definition import MAX_STEPS, STEPS, GroupSpec
 from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
-from tenuto.model.fingerprint import fingerprints
+from tenuto.model.fingerprint import fingerprint, fingerprints
 from tenuto.model.flow import (
     FLOW_OPEN,
     GROUP_OPEN,
@@ -95,7 +95,14 @@ class Flows:
         return await self._run(lambda cascade: self._begun(cascade, params))
 
     async def rerun(self, flow: UUID, origin: Origin, steps: int | None) -> UUID:
-        """Start another flow of a flow's plan and input; answers its id."""
+        """Start another flow of a flow's plan and input; answers its id.
+
+        What the plan has and no definition says any more, the caller says anew.
+        """
+        tasks = origin.plan.tasks
+        defined = await self._specs(sorted(tasks))
+        anew = [each for key, each in tasks.items() if not runs_the_same(each, defined.get(key))]
+        await self._core.read(check_tasks(self._workspace, self.caller, anew))
         return await self.start_plan(
             origin.plan,
             origin.input,
@@ -191,7 +198,7 @@ class Flows:
             if not (yield Statement("flow_insert", params)):
                 where = {"workspace": self._workspace, "fire_key": params["fire_key"]}
                 rows = yield Statement("flow_root", where)
-                if not rows or _spelled(rows[0]["plan"]) != _spelled(params["plan"]):
+                if not rows or not _is_repeated(rows[0]["plan"], plan):
                     raise Conflict("the idempotency key was used before", "idempotency_conflict")
                 return rows[0]["id"], False
             yield from check_flow(self._workspace, self._core.lanes.ceiling)
@@ -423,9 +430,10 @@ def spec_of(row: Row) -> Spec:
     return msgspec.json.decode(row["spec"], type=NewTask)
 
 
-def _spelled(plan: str) -> bytes:
-    """A stored plan, alike for plans that say the same."""
-    return msgspec.json.encode(msgspec.json.decode(plan, type=Plan), order="deterministic")
+def _is_repeated(stored: str, plan: Plan) -> bool:
+    """True if a stored plan starts with the same task; what follows it may have changed."""
+    before = msgspec.json.decode(stored, type=Plan).tasks.get(plan.root)
+    return before is not None and fingerprint(before) == fingerprint(plan.tasks[plan.root])
 
 
 def _check_open(new: NewTask) -> None:

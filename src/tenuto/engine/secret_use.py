@@ -18,6 +18,7 @@ from tenuto.model.submission import NewTask
 from tenuto.store.protocol import Row, Script, Statement
 
 _DECIDES = (
+    *("title", "description", "metadata"),  # sessions are told them
     *("prompt", "system_prompt", "model", "task_type", "agent_type", "target_agent", "runtime"),
     *("command", "cwd", "env", "input", "container", "control"),
 )
@@ -57,10 +58,12 @@ def check_definitions(
     yield from check_tasks(workspace, caller, [each for each in specs if isinstance(each, NewTask)])
     wanted = set(keys)
     for name, use in (yield from _restricted(workspace)).items():
-        if role_of(caller) < use.least and (known := wanted & set(use.definitions)):
+        # The definition is what the secret trusts, so what it says is no MEMBER's to change.
+        needed = max(use.least, Role.ADMIN)
+        if role_of(caller) < needed and (known := wanted & set(use.definitions)):
             raise Forbidden(
                 f"the definition {min(known)!r} may use the secret {name!r}:"
-                f" changing it needs the role {use.role}",
+                f" changing it needs the role {needed.name}",
                 "secret_forbidden",
             )
 
@@ -122,11 +125,16 @@ def _is_defined(core: Core, row: Row, name: str, use: Use) -> Script[bool]:
     if planned is None or place["slot"] > LATECOMERS or not known or known[0]["kind"] != "task":
         return False
     stored = msgspec.json.decode(known[0]["spec"], type=NewTask)
-    if _decisive(planned) != _decisive(stored):
+    if not runs_the_same(planned, stored):
         return False
     # An input may be the flow's, or have an item of a foreach in it, where others name secrets.
     said = references(decode(row["input"]))
     return name not in said or name in references(stored.input)
+
+
+def runs_the_same(one: NewTask, other: Spec | None) -> bool:
+    """True if two specs agree in all that decides what runs and what it is told."""
+    return isinstance(other, NewTask) and _decisive(one) == _decisive(other)
 
 
 def _decisive(spec: NewTask) -> bytes:
