@@ -101,7 +101,7 @@ class _Striking(logging.Filter):
         record.msg, record.args = _seen(_message(record)), None
         if (fields := getattr(record, "fields", None)) is not None:
             record.fields = {
-                name: _seen(value) if isinstance(value, str) else value
+                name: value if isinstance(value, bool | int | float | None) else _seen(str(value))
                 for name, value in fields.items()
             }
         stacks = [record.exc_text, record.stack_info]

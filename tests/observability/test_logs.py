@@ -42,7 +42,7 @@ def test_no_part_of_a_record_shows_a_secret(log: Log, secret: str) -> None:
     ours.info("as text: %s", secret)
     ours.warning("inside: {'a': 'x%sy'}", secret)
     ours.error(ValueError(secret))
-    ours.info("a field", extra={"fields": {"actor": secret, "ms": 1}})
+    ours.info("a field", extra={"fields": {"actor": secret, "ms": 1, "all": [secret, "\ud800"]}})
     ours.info("%d", secret)
     try:
         boom(f"because of {secret}")

@@ -129,10 +129,7 @@ def _holdable(wanted: int) -> int:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted
     held = max(soft - FILES_KEPT, soft // 2)
-    log.warning(
-        "the limit of %d open files allows %d connections, not %d (setting connections)",
-        *(soft, held, wanted),
-    )
+    log.warning("%d open files allow %d of the %d connections set", soft, held, wanted)
     return held
 
 
