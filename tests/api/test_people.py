@@ -266,7 +266,7 @@ async def test_a_login_means_the_user_of_the_named_workspace(
     async def login(**more: Any) -> httpx2.Response:
         return await nobody.post(f"{V1}/login", json=hers | more)
 
-    assert problem(await login()) == (401, "login_refused")  # the oldest of the name has another
+    assert problem(await login()) == (401, "login_refused")  # the first workspace has another
     for named in ("theirs", str(workspace)):
         answer = (await login(workspace=named)).json()
         assert answer["workspaceId"] == str(workspace)
@@ -274,6 +274,89 @@ async def test_a_login_means_the_user_of_the_named_workspace(
         assert (await ann.get(f"{V1}/me")).json()["userId"] == other["id"]
     plain = await logged_in(api, "ann")
     assert (await plain.get(f"{V1}/me")).json()["userId"] == mine["id"]
+
+
+async def test_a_login_tells_nothing_of_other_tenants(api: Api, owner: httpx2.AsyncClient) -> None:
+    """A tenant who makes a user of some name learns nothing by how that user may log in."""
+    theirs = await api.acting(Role.OWNER, await api.workspace("theirs"))
+    elsewhere = await api.acting(Role.OWNER, await api.workspace("elsewhere"))
+    await made(elsewhere, "users", name="ann", password="a third password")
+    nobody, seen = await api.client(), set()
+    for name in ("ann", "bob"):
+        await made(theirs, "users", name=name, password=PASSWORD)
+        inner = await made(theirs, "workspaces", name="elsewhere" if name == "ann" else "nowhere")
+        owned = await api.client(inner["token"])
+        await made(owned, "users", name=name, password=PASSWORD)
+        hers = {"name": name, "password": PASSWORD}
+        wheres: list[dict[str, str]] = [
+            {},
+            {"workspace": inner["workspace"]["name"]},
+            {"workspace": inner["workspace"]["id"]},
+        ]
+        answers = [await nobody.post(f"{V1}/login", json=hers | where) for where in wheres]
+        seen.add(tuple(each.status_code for each in answers))
+    assert seen == {(401, 401, 200)}
+
+
+async def test_wrong_passwords_of_a_namesake_do_not_count_as_known(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    workspace = await api.workspace("theirs")
+    theirs = await api.acting(Role.OWNER, workspace)
+    await made(theirs, "users", name="ann", password=PASSWORD)
+    await made(owner, "users", name="ann", password="another long password")
+    nobody = await api.client()
+    own = {"name": "ann", "password": PASSWORD, "workspace": str(workspace)}
+    assert (await nobody.post(f"{V1}/login", json=own)).status_code == 200
+    wrong = {"name": "ann", "password": "wrong password"}
+    codes = [(await nobody.post(f"{V1}/login", json=wrong)).status_code for _ in range(6)]
+    assert codes == [401] * 5 + [429]
+
+
+async def test_a_token_with_an_end_makes_nothing_that_lasts_longer(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    ann = await made(owner, "users", name="ann", password=PASSWORD)
+    later = (api.service.store.clock.now() + timedelta(hours=1)).isoformat()
+    brief = await made(owner, "tokens", name="brief", role="OWNER", scopes=WRITES, expiresAt=later)
+    client = await api.client(brief["token"])
+    for answer in (
+        await client.post(f"{V1}/users", json={"name": "bob", "password": PASSWORD}),
+        await client.post(f"{V1}/workspaces", json={"name": "more"}),
+        await client.patch(f"{V1}/users/{ann['id']}", json={"role": "OWNER"}),
+    ):
+        assert problem(answer) == FORBIDDEN
+        assert "a token with an end" in answer.json()["detail"]
+    assert (await client.delete(f"{V1}/users/{ann['id']}")).status_code == 204
+
+
+async def test_the_name_of_a_removed_user_is_free_again(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    first = await made(owner, "users", name="ann", password=PASSWORD)
+    ann = await logged_in(api, "ann")
+    assert (await owner.delete(f"{V1}/users/{first['id']}")).status_code == 204
+    assert (await ann.get(f"{V1}/me")).status_code == 401
+    again = await made(owner, "users", name="ann", password="another long password")
+    assert again["id"] != first["id"]
+    refused = {"name": "ann", "password": PASSWORD}
+    assert (await (await api.client()).post(f"{V1}/login", json=refused)).status_code == 401
+
+
+async def test_a_member_beyond_the_first_page_can_be_removed(
+    api: Api, owner: httpx2.AsyncClient, database_url: str
+) -> None:
+    last = await made(owner, "users", name="zoe", password=PASSWORD)
+    raw = Raw(database_url)
+    ids = [uuid4() for _ in range(1001)]
+    at = "(select min(created_at) from workspace)"
+    people = ", ".join(f"('{each}', 'a{n}', 'x', {at})" for n, each in enumerate(ids))
+    await raw.execute(f"insert into app_user (id, name, password, created_at) values {people}")
+    members = ", ".join(f"('{DEFAULT_WORKSPACE}', '{each}', 'MEMBER', {at})" for each in ids)
+    await raw.execute(f"insert into member (workspace, user_id, role, created_at) values {members}")
+    changed = await owner.patch(f"{V1}/users/{last['id']}", json={"role": "VIEWER"})
+    assert changed.json()["role"] == "VIEWER"
+    assert (await owner.delete(f"{V1}/users/{last['id']}")).status_code == 204
 
 
 async def test_every_refused_login_is_the_same_after_the_same_work(

@@ -322,7 +322,7 @@ async def test_a_persons_rights_are_those_of_today(served: Api) -> None:
     removed = await operator.delete(f"{V1}/users/{user}")
     assert removed.status_code == 204
     await check("a removed member's key", key, refused(401), {})
-    await check("a removed member's login", ann, refused(403), {})
+    await check("a removed member's login", ann, refused(401), {})
 
 
 async def test_an_owner_who_is_logged_in_is_let_in_everywhere(served: Api) -> None:

@@ -39,7 +39,7 @@ from tenuto.engine.people import (
     WorkspaceView,
 )
 from tenuto.engine.views import SecretView
-from tenuto.model.access import SCOPES, Role, check_reach
+from tenuto.model.access import SCOPES, Role, check_lasting, check_reach
 from tenuto.model.errors import Conflict, NotFound
 from tenuto.model.quota import Quota, effective, quota_of
 from tenuto.store.protocol import Row
@@ -49,11 +49,11 @@ from tenuto.store.protocol import Row
 async def login(request: Request[Any, Any, Any], data: JSONBody[LoginBody]) -> LoginToken:
     """A session token for somebody who knows the password.
 
-    Names are unique in a workspace: without one the oldest user of the name is meant.
+    Names are unique in a workspace: without one the users of the first workspace are meant.
     """
     service: Service = request.app.state.service
     address = request.client.host if request.client is not None else "-"
-    async with service.logins.trying(address, data.name):
+    async with service.logins.trying(address, data.name, data.workspace):
         made = await service.identity.login(data.name, data.password, data.workspace)
     return LoginToken(made.id, made.token, made.expires_at, made.workspace)
 
@@ -105,6 +105,7 @@ def _workspace(desk: AtDesk, row: Any, role: Role) -> WorkspaceView:
 @post("/workspaces")
 async def make_workspace(desk: AtDesk, data: JSONBody[WorkspaceBody]) -> NewWorkspace:
     """A new tenant, owned by the caller; a caller that is no user gets an owner's token for it."""
+    check_lasting(desk.caller)
     identity, user = desk.service.identity, desk.caller.user
     token = None
     if user is None:
@@ -147,21 +148,18 @@ async def _own(desk: AtDesk, workspace_id: UUID) -> Sequence[Any]:
 @get("/users")
 async def users(desk: AtDesk) -> Sequence[MemberView]:
     """Who belongs to the workspace."""
-    return await _members(desk)
-
-
-async def _members(desk: AtDesk) -> Sequence[MemberView]:
     rows = await desk.service.identity.members(desk.workspace)
-    return [
-        MemberView(
-            id=row["id"],
-            name=row["name"],
-            role=row["role"],
-            created_at=row["created_at"],
-            disabled=row["disabled_at"] is not None,
-        )
-        for row in rows
-    ]
+    return [_shown(row) for row in rows]
+
+
+def _shown(row: Row) -> MemberView:
+    return MemberView(
+        id=row["id"],
+        name=row["name"],
+        role=row["role"],
+        created_at=row["created_at"],
+        disabled=row["disabled_at"] is not None,
+    )
 
 
 @post("/users")
@@ -169,6 +167,7 @@ async def make_user(desk: AtDesk, data: JSONBody[UserBody]) -> MemberView:
     """A new user who belongs to the workspace, with all scopes of the role."""
     role = Role[data.role]
     check_reach(desk.caller, "give", role, SCOPES)
+    check_lasting(desk.caller)
     identity = desk.service.identity
     made = await identity.make_user(data.name, data.password, desk.workspace, role)
     return await _member(desk, made)
@@ -180,6 +179,7 @@ async def change_user(
 ) -> MemberView:
     """Change as what somebody belongs to the workspace."""
     if data.role is not None:
+        check_lasting(desk.caller)
         await desk.service.identity.change_member(desk.caller, user_id, Role[data.role])
         desk.service.callers.forget()
     return await _member(desk, user_id)
@@ -193,10 +193,7 @@ async def drop_user(desk: AtDesk, user_id: FromPath[UUID]) -> None:
 
 
 async def _member(desk: AtDesk, user_id: UUID) -> MemberView:
-    for member in await _members(desk):
-        if member.id == user_id:
-            return member
-    raise NotFound(f"no user {user_id}")
+    return _shown(await desk.service.identity.member(desk.workspace, user_id))
 
 
 @get("/tokens")

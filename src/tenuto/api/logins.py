@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
+from uuid import UUID
 
 import msgspec
 
@@ -15,13 +16,13 @@ from tenuto.model.errors import TooMany
 KEPT = 10_000
 """Entries of each kind that are remembered; the one used longest ago is forgotten."""
 FREE_TRIES = 5
-"""Failures in a row of one name from one address before its tries have to wait."""
+"""Failures in a row of one user from one address before its tries have to wait."""
 WAIT_S = 5.0
 AT_ONCE = 60
 PER_S = 1.0
 VERIFIED_AT_ONCE = 2
 """Passwords that are verified at the same time: each takes a core and 64 MB for a moment."""
-LONGEST_NAME = 100
+LONGEST_NAME = 200
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -39,7 +40,7 @@ class _Recent(OrderedDict[K, V], Generic[K, V]):
 
 
 class _Tries(msgspec.Struct):
-    """Tries of one name from one address since its last success."""
+    """Tries of one user from one address since its last success."""
 
     count: int
     last: float
@@ -51,10 +52,10 @@ class _Bucket(msgspec.Struct):
 
 
 class Tries:
-    """Decides whether a try may be made now. Counts by address and name together.
+    """Decides whether a try may be made now. Counts by address and user together.
 
-    A pair that has logged in before has a bucket of its own: neither wrong passwords from elsewhere
-    nor others at its address can shut it out.
+    A pair that has logged in before has a bucket of its own: wrong passwords from elsewhere, or for
+    other users at its address, cannot shut it out.
     """
 
     def __init__(self) -> None:
@@ -97,10 +98,21 @@ class Logins:
         self._turns = asyncio.Semaphore(VERIFIED_AT_ONCE)
 
     @asynccontextmanager
-    async def trying(self, address: str, name: str) -> AsyncIterator[None]:
+    async def trying(
+        self, address: str, name: str, workspace: str | None = None
+    ) -> AsyncIterator[None]:
         """Verify the password in the block, which raises `Unauthenticated` if it is wrong."""
-        pair = (place_of(address), name[:LONGEST_NAME])
+        user = f"{_normal(workspace or '')} {name}"
+        pair = (place_of(address), user[:LONGEST_NAME])
         self._tries.begin(pair, self._clock.elapsed())
         async with self._turns:
             yield
         self._tries.succeed(pair)
+
+
+def _normal(workspace: str) -> str:
+    """One spelling for each workspace: an id may be written in several."""
+    try:
+        return str(UUID(workspace))
+    except ValueError:
+        return workspace

@@ -32,7 +32,7 @@ def login(given: Globals, server: str | None, name: str | None, password_file: s
     commands use that name neither a server nor a database.
 
     Names are unique within a workspace. --workspace, its id or its name, says whose user you are;
-    without it the oldest user of the name is meant.
+    without it you are a user of the first workspace.
     """
     from tenuto import app
     from tenuto.client.target import Login, address, write_login

@@ -187,6 +187,14 @@ class Identity:
         """Who belongs to the workspace, and as what."""
         return await self._store.fetch(Statement("members", {"workspace": workspace}))
 
+    async def member(self, workspace: UUID, user: UUID) -> Row:
+        """One of them; `NotFound` for anybody else."""
+        params = {"workspace": workspace, "user_id": user}
+        rows = await self._store.fetch(Statement("member", params))
+        if not rows:
+            raise NotFound(f"no user {user}")
+        return rows[0]
+
     async def change_member(self, caller: Caller, user: UUID, role: Role) -> None:
         """Change as what a member belongs to the caller's workspace; an owner stays."""
         check_reach(caller, "give", role, SCOPES)
@@ -201,12 +209,16 @@ class Identity:
         await self._store.transact(script)
 
     async def drop_member(self, caller: Caller, user: UUID) -> None:
-        """Take a user out of the caller's workspace; an owner stays."""
+        """Take a user out of the caller's workspace; the last owner stays.
+
+        A user who belongs to no workspace then is deleted.
+        """
 
         def script() -> Script[None]:
             yield from self._hold_member(caller, "end", user)
             yield from _keep_owner(caller.workspace, user=user)
             yield Statement("member_drop", {"workspace": caller.workspace, "user_id": user})
+            yield Statement("user_forget", {"id": user})
 
         await self._store.transact(script)
 
@@ -214,17 +226,16 @@ class Identity:
         """Hold the workspace, and raise unless it has the member and the caller may act on it."""
         workspace = {"workspace": caller.workspace}
         yield Statement("workspace_lock", workspace)
-        rows = yield Statement("members", workspace)
-        member = next((row for row in rows if row["id"] == user), None)
-        if member is None:
+        rows = yield Statement("member", workspace | {"user_id": user})
+        if not rows:
             raise NotFound(f"no user {user}")
-        check_reach(caller, action, Role[member["role"]])
+        check_reach(caller, action, Role[rows[0]["role"]])
 
     async def login(self, name: str, password: str, workspace: str | None = None) -> Made:
         """A session token for somebody who knows the password.
 
-        Without a workspace the oldest user of that name is meant. Every refusal is the same, after
-        the same work.
+        Without a workspace the users of the first one are meant. Every refusal is the same, after
+        the same work, and nothing that another tenant has decides it.
         """
         known = await self._user(name, workspace)
         stored = known["password"] if known is not None else None
@@ -252,7 +263,7 @@ class Identity:
         """The user who is meant; nobody has a name that cannot be stored."""
         if not limits.storable(name) or not limits.storable(workspace or ""):
             return None
-        named = {"name": name[:200]}
+        named = {"name": name[:200], "first": DEFAULT_WORKSPACE}
         wanted = Statement("user_by_name", named)
         if workspace is not None:
             wanted = Statement("user_in_workspace", named | _workspace_named(workspace))

@@ -86,6 +86,15 @@ def check_reach(
         raise Forbidden(f"the caller has no scope {beyond[0]!r} to {action}")
 
 
+def check_lasting(caller: Caller) -> None:
+    """Raise `Forbidden` if the caller is a token with an end: what it may give must end with it."""
+    if caller.expires_at is not None:
+        raise Forbidden(
+            "a token with an end makes no users and no workspaces, and changes no roles: those"
+            " would last longer; use a login, or a token without an end"
+        )
+
+
 def bounded_end(asked: datetime | None, maker: datetime | None) -> datetime | None:
     """When a new token ends: no later than its maker, and with it if no end is asked for."""
     if maker is None:

@@ -40,18 +40,20 @@ on conflict do nothing
 returning id;
 
 -- name: user_by_name
--- The oldest user of that name.
--- params: name text
-select id, password, disabled_at from app_user where name = :name
+-- The user of that name whom the first workspace made, or anybody before users had a home.
+-- params: name text, first uuid
+select id, password, disabled_at from app_user
+where name = :name and (home is null or home = :first)
 order by created_at, id limit 1;
 
 -- name: user_in_workspace
 -- The user of that name who belongs to the workspace of that id or, of several workspaces of that
--- name, to the oldest.
--- params: name text, id uuid, called text
+-- name which the first workspace made, to the oldest.
+-- params: name text, id uuid, called text, first uuid
 select u.id, u.password, u.disabled_at, w.id as workspace
 from app_user u join member m on m.user_id = u.id join workspace w on w.id = m.workspace
-where u.name = :name [id: and w.id = :id] [called: and w.name = :called]
+where u.name = :name [id: and w.id = :id]
+  [called: and w.name = :called and (w.origin is null or w.origin = :first)]
 order by w.created_at, w.id, u.created_at, u.id limit 1;
 
 -- name: user_password
@@ -59,15 +61,6 @@ order by w.created_at, w.id, u.created_at, u.id limit 1;
 -- params: id uuid, password text, now timestamptz
 -- as: changed
 update app_user set password = :password where id = :id
-returning id;
-update session set revoked_at = :now where user_id = :id and revoked_at is null;
--- answer: changed(id)
-
--- name: user_disable
--- A user that may not log in any more; all its logins end.
--- params: id uuid, now timestamptz
--- as: changed
-update app_user set disabled_at = :now where id = :id
 returning id;
 update session set revoked_at = :now where user_id = :id and revoked_at is null;
 -- answer: changed(id)
@@ -81,6 +74,13 @@ where m.workspace = :workspace
 order by u.name
 limit 1000;
 
+-- name: member
+-- A user who belongs to a workspace.
+-- params: workspace uuid, user_id uuid
+select u.id, u.name, m.role, u.created_at, u.disabled_at
+from member m join app_user u on u.id = m.user_id
+where m.workspace = :workspace and m.user_id = :user_id;
+
 -- name: member_put
 -- Make a user a member, or change as what.
 -- params: workspace uuid, user_id uuid, role text, now timestamptz
@@ -92,8 +92,13 @@ returning user_id as id;
 -- name: member_drop
 -- Take a user out of a workspace.
 -- params: workspace uuid, user_id uuid
-delete from member where workspace = :workspace and user_id = :user_id
-returning user_id as id;
+delete from member where workspace = :workspace and user_id = :user_id;
+
+-- name: user_forget
+-- Delete a user who belongs to no workspace any more, with the logins: the name is free again.
+-- params: id uuid
+delete from session where user_id = :id and not exists (select 1 from member where user_id = :id);
+delete from app_user where id = :id and not exists (select 1 from member where user_id = :id);
 
 -- name: owners
 -- The users who may enter a workspace as owners.
