@@ -141,6 +141,7 @@ CALLS: dict[str, Call] = {
     "begin": lambda e, k: e.begin(k.fence, "session"),
     "heartbeat": lambda e, k: e.heartbeat([k.fence], 3600),
     "beat": lambda e, k: e.beat(Presence(k.worker, "host", 1), [k.fence], 3600),
+    "worker_beat": lambda e, k: e.worker_beat(k.worker, "h", 1, ["a"], 1, "RUNNING", k.agent),
     "sweep": lambda e, k: e.sweep(k.worker, "host", lambda _worker, _task: False),
     "progress": lambda e, k: e.progress(k.fence, 50, "step"),
     "checkpoint": lambda e, k: e.checkpoint(k.fence, {"n": 2}),
@@ -314,4 +315,10 @@ async def test_what_a_task_names_must_be_there(engine: Engine, raw: Raw) -> None
         assert caught.value.details["field"] == field
     with pytest.raises(NotFound):
         await engine.spawn(known.fence, "of nobody", new(target_agent=nobody.agent))
+    await defined(
+        engine, task("nobody's", target_agent=nobody.agent), task("first", next="nobody's")
+    )
+    for key in ("nobody's", "first"):
+        with pytest.raises(NotFound):
+            await engine.flows.start(key)
     assert await raw.count("task") == before

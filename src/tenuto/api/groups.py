@@ -35,6 +35,7 @@ async def create(desk: AtDesk, data: JSONBody[GroupBody], key: Key = None) -> Gr
         await desk.engine.flows.plan(spec.key, {spec.key: spec})
         input_text(data.input)
         await count_submit(desk, 1)
+        await desk.engine.flows.check_room()
     try:
         definition = await desk.engine.definitions.put(spec, 0)
     except Conflict as error:

@@ -76,6 +76,12 @@ class Flows:
             plan, input, steps=steps, priority=priority, source=source, fire_key=fire_key
         )
 
+    async def check_room(self) -> None:
+        """Raise `TooMany` while the workspace's quota has no room for another flow."""
+        await self._core.store.transact(
+            lambda: check_flow(self._workspace, self._core.lanes.ceiling)
+        )
+
     async def start_plan(
         self,
         plan: Plan,
@@ -91,7 +97,7 @@ class Flows:
         await self._core.read(check_value(self._workspace, self.caller, input))
         params = self._params(plan, input, steps, priority, source, fire_key)
         params["rerun_of"] = rerun_of
-        await self._core.lanes.ensure(_lanes(plan, self._workspace))
+        await self._make_ready(plan)
         return await self._run(lambda cascade: self._begun(cascade, params))
 
     async def rerun(self, flow: UUID, origin: Origin, steps: int | None) -> UUID:
@@ -129,8 +135,13 @@ class Flows:
     ) -> dict[str, Any]:
         """The row of a flow that a script is to `begin`; the lanes that it needs are there."""
         params = self._params(plan, given, None, None, source, fire_key)
-        await self._core.lanes.ensure(_lanes(plan, self._workspace))
+        await self._make_ready(plan)
         return params
+
+    async def _make_ready(self, plan: Plan) -> None:
+        """See to the lanes of a plan; raises `NotFound` for an agent that nobody has."""
+        await check_references(self._core, self._workspace, plan.tasks.values())
+        await self._core.lanes.ensure(_lanes(plan, self._workspace))
 
     def _params(
         self,

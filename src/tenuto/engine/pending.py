@@ -32,7 +32,10 @@ def check_pending(workspace: UUID, ceiling: Quota, coming: int = 0) -> Script[No
 
 
 def check_flow(workspace: UUID, ceiling: Quota) -> Script[None]:
-    """Raise `TooMany` if a new flow, which counts as one task, is more than the quota allows."""
+    """Raise `TooMany` if a new flow, which counts as one task, is more than the quota allows.
+
+    A workspace without such a quota is not held.
+    """
     rows = yield Statement("lanes_version", {"workspace": workspace})
     if rows and effective(quota_of(rows[0]["quota"]), ceiling).pending is not None:
         yield from check_pending(workspace, ceiling, 1)
