@@ -386,6 +386,8 @@ MATCHES: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
 async def test_who_may_take_what(engine: Engine, raw: Raw) -> None:
     for number, (task, agent, fits) in enumerate(MATCHES):
         there = Engine(engine.store, workspace=await raw.workspace(next(WORKSPACES)))
+        if target := task.get("target_agent"):
+            await there.register_agent(profile(id=target, workspace=there.workspace))
         await there.submit(new(**task))
         found = await there.claim(profile(workspace=there.workspace, **agent), WORKER, 1)
         assert bool(found) is fits, f"case {number}: {task} against {agent}"

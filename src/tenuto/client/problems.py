@@ -24,12 +24,14 @@ KINDS: dict[int, type[TenutoError]] = {
     403: Forbidden,
     404: NotFound,
     405: Invalid,
+    408: Invalid,
     409: Conflict,
     412: Conflict,
     413: Invalid,
     415: Invalid,
     422: Invalid,
     429: TooMany,
+    431: Invalid,
     503: Unavailable,
 }
 CODED: dict[str, type[TenutoError]] = {"schema_newer": Incompatible, "schema_older": Incompatible}
