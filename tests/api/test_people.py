@@ -330,6 +330,39 @@ async def test_a_token_with_an_end_makes_nothing_that_lasts_longer(
     assert (await client.delete(f"{V1}/users/{ann['id']}")).status_code == 204
 
 
+async def test_a_new_password_ends_every_login(api: Api, owner: httpx2.AsyncClient) -> None:
+    await made(owner, "users", name="ann", password=PASSWORD, role="ADMIN")
+    ann, elsewhere = await logged_in(api, "ann"), await logged_in(api, "ann")
+    key = await key_of(ann, api)
+
+    async def change(client: httpx2.AsyncClient, password: str, new: str) -> httpx2.Response:
+        body = {"password": password, "newPassword": new}
+        return await client.put(f"{V1}/me/password", json=body)
+
+    assert problem(await change(ann, "wrong password", "another password")) == FORBIDDEN
+    assert problem(await change(ann, PASSWORD, "short"))[0] == 422
+    assert problem(await change(key, PASSWORD, "another password"))[0] == 409
+    assert (await elsewhere.get(f"{V1}/me")).status_code == 200
+    assert (await change(ann, PASSWORD, "another password")).status_code == 204
+    for client in (ann, elsewhere):
+        assert problem(await client.get(f"{V1}/me")) == GONE
+    assert (await key.get(f"{V1}/me")).status_code == 200
+    nobody = await api.client()
+    for password, status in ((PASSWORD, 401), ("another password", 200)):
+        answer = await nobody.post(f"{V1}/login", json={"name": "ann", "password": password})
+        assert answer.status_code == status
+
+
+async def test_the_present_password_cannot_be_guessed_through_a_login(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    await made(owner, "users", name="ann", password=PASSWORD)
+    ann = await logged_in(api, "ann")
+    body = {"password": "wrong password", "newPassword": "another password"}
+    codes = [(await ann.put(f"{V1}/me/password", json=body)).status_code for _ in range(6)]
+    assert codes == [403] * 5 + [429]
+
+
 async def test_the_name_of_a_removed_user_is_free_again(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:

@@ -29,7 +29,8 @@ GET /metrics                GET /openapi.json      GET /docs
 POST /api/v1/login
 """
 VIEWER = """
-POST logout                 GET me                 GET agent-tasks
+POST logout                 GET me                 PUT me/password
+GET agent-tasks
 GET agent-tasks/{task_id}   GET agent-tasks/{task_id}/logs
 GET agent-tasks/{task_id}/attempts                 GET agent-tasks/{task_id}/transcript
 GET agent-tasks/{task_id}/explain                  GET agent-tasks/{task_id}/events

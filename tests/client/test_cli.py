@@ -268,6 +268,11 @@ def test_a_login_is_remembered_for_its_own_server(cli: Remote) -> None:
     known = ("login", url, "--name", "bob", "--password-file", password, "--workspace")
     assert cli.json(*known, "default")["workspaceId"] == cli.json("workspace", "show")["id"]
     assert cli(*known, "elsewhere").err == "error: name or password is wrong [login_refused]\n"
+    (cli.home / "new.txt").write_text("a better password\n")
+    files = ("--password-file", password, "--new-password-file", "new.txt")
+    assert cli.ok("user", "password", *files) == "changed; log in again"
+    assert "[unauthenticated]" in cli("task", "list").err
+    cli.ok("login", url, "--name", "bob", "--password-file", "new.txt")
     session = re.search(r'token = "(\S+)"', file.read_text())
     assert session
     assert cli.json("logout") == {"ok": True}

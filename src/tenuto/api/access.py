@@ -47,6 +47,7 @@ ROUTES: dict[str, Access | None] = {
     f"POST {V1}/login": PUBLIC,
     f"POST {V1}/logout": Access(Role.VIEWER, "read"),
     f"GET {V1}/me": _SEE,
+    f"PUT {V1}/me/password": Access(Role.VIEWER, "read"),
     f"POST {V1}/agent-tasks": _USE,
     f"POST {V1}/agent-tasks/bulk": _USE,
     f"POST {V1}/agent-tasks/actions": _USE,

@@ -11,6 +11,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from tenuto.api.service import AtDesk, Service
 from tenuto.api.shapes import (
     LoginBody,
+    PasswordBody,
     SecretBody,
     TokenBody,
     UserBody,
@@ -52,10 +53,13 @@ async def login(request: Request[Any, Any, Any], data: JSONBody[LoginBody]) -> L
     Names are unique in a workspace: without one the users of the first workspace are meant.
     """
     service: Service = request.app.state.service
-    address = request.client.host if request.client is not None else "-"
-    async with service.logins.trying(address, data.name, data.workspace):
+    async with service.logins.trying(_address(request), data.name, data.workspace):
         made = await service.identity.login(data.name, data.password, data.workspace)
     return LoginToken(made.id, made.token, made.expires_at, made.workspace)
+
+
+def _address(request: Request[Any, Any, Any]) -> str:
+    return request.client.host if request.client is not None else "-"
 
 
 @post("/logout", status_code=204)
@@ -79,6 +83,20 @@ async def me(desk: AtDesk) -> Me:
         agent_id=caller.agent,
         user_id=caller.user,
     )
+
+
+@put("/me/password", status_code=204)
+async def change_password(
+    request: Request[Any, Any, Any], desk: AtDesk, data: JSONBody[PasswordBody]
+) -> None:
+    """Change the caller's own password; every login of the caller ends, this one too."""
+    user = desk.caller.user
+    if user is None or desk.caller.session is None:
+        raise Conflict("this token is not a login; log in to change your password")
+    service = desk.service
+    async with service.logins.trying(_address(request), str(user)):
+        await service.identity.change_password(user, data.password, data.new_password)
+    service.callers.forget()
 
 
 @get("/workspaces")
@@ -331,6 +349,7 @@ PUBLIC = [login]
 HANDLERS = [
     logout,
     me,
+    change_password,
     workspaces,
     make_workspace,
     workspace,

@@ -480,6 +480,13 @@ class UserBody(Written):
     role: Literal["OWNER", "ADMIN", "MEMBER", "VIEWER"] = "MEMBER"
 
 
+class PasswordBody(Written):
+    """The caller's present password, and the one from now on."""
+
+    password: str
+    new_password: str
+
+
 class UserPatch(Written):
     """What may be changed of a member."""
 

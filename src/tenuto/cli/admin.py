@@ -185,7 +185,25 @@ def user_delete(given: Globals, name: str) -> None:
     tell_done(given, f"deleted {name}")
 
 
-for _each in (user_list, user_create, user_update, user_delete):
+@command(
+    "password",
+    "orchestrate user password",
+    "orchestrate user password --password-file old.txt --new-password-file new.txt",
+)
+@click.option("--password-file", metavar="FILE", help="The present password's file. Else asked.")
+@click.option("--new-password-file", metavar="FILE", help="The new password's file. Else asked.")
+@click.pass_obj
+def user_password(given: Globals, password_file: str | None, new_password_file: str | None) -> None:
+    """Change your own password. All your logins end: log in again."""
+    from tenuto.cli.login import read_password
+
+    password = read_password(password_file, "present password")
+    new = read_password(new_password_file, "new password", twice=True)
+    ask(given, lambda client: client.access.change_password(password, new))
+    tell_done(given, "changed; log in again")
+
+
+for _each in (user_list, user_create, user_update, user_delete, user_password):
     user.add_command(_each)
 
 

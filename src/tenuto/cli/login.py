@@ -59,12 +59,12 @@ def login(given: Globals, server: str | None, name: str | None, password_file: s
     )
 
 
-def read_password(file: str | None) -> str:
-    """A password from a file, or from whoever sits at the terminal."""
+def read_password(file: str | None, what: str = "password", *, twice: bool = False) -> str:
+    """A password from a file, or from whoever sits at the terminal; `twice` asks to repeat it."""
     if file is None:
         if sys.stdin is None or not sys.stdin.isatty():
             raise click.UsageError("there is nobody to ask: give --password-file or --token")
-        asked: str = click.prompt("password", hide_input=True, err=True)
+        asked: str = click.prompt(what, hide_input=True, err=True, confirmation_prompt=twice)
         return asked
     from tenuto.cli.parse import read_text
 

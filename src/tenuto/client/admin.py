@@ -243,7 +243,8 @@ class Access(Resource):
     async def login(self, name: str, password: str, workspace: str | None = None) -> LoginToken:
         """A session token for somebody who knows the password.
 
-        `workspace`, an id or a name, says which user of that name is meant; else the oldest.
+        `workspace`, an id or a name, says which user of that name is meant; else one of the first
+        workspace.
         """
         body = _body(name=name, password=password, workspace=workspace)
         return await self._send(LoginToken, "POST", "login", body)
@@ -251,6 +252,11 @@ class Access(Resource):
     async def logout(self) -> None:
         """End the login whose token this is."""
         await self._send(type(None), "POST", "logout")
+
+    async def change_password(self, password: str, new_password: str) -> None:
+        """Change the caller's own password; every login of the caller ends, this one too."""
+        body = _body(password=password, new_password=new_password)
+        await self._send(type(None), "PUT", "me/password", body)
 
     async def me(self) -> Me:
         """Who the caller is, and where."""

@@ -524,5 +524,8 @@ class BlockingAccess(Group[Access]):
     def logout(self) -> None:
         return self._wait(self._awaited.logout())
 
+    def change_password(self, password: str, new_password: str) -> None:
+        return self._wait(self._awaited.change_password(password, new_password))
+
     def me(self) -> Me:
         return self._wait(self._awaited.me())

@@ -173,13 +173,19 @@ class Identity:
             raise Conflict(f"the workspace has a user {name!r} already", "name_taken")
         return made
 
-    async def set_password(self, user: UUID, password: str) -> None:
-        """Another password; every login of the user ends."""
+    async def change_password(self, user: UUID, password: str, new: str) -> None:
+        """Give a user another password; every login of the user ends.
+
+        `Forbidden` when the present password is another.
+        """
+        rows = await self._store.fetch(Statement("user_by_id", {"id": user}))
+        if not rows or not await self._matches(rows[0]["password"], password):
+            raise Forbidden("the present password is wrong")
         await self._change(
             "user_password",
             f"no user {user}",
             id=user,
-            password=await _hashed(password),
+            password=await _hashed(new),
             now=self.clock.now(),
         )
 

@@ -56,6 +56,11 @@ where u.name = :name [id: and w.id = :id]
   [called: and w.name = :called and (w.origin is null or w.origin = :first)]
 order by w.created_at, w.id, u.created_at, u.id limit 1;
 
+-- name: user_by_id
+-- A user.
+-- params: id uuid
+select id, password from app_user where id = :id;
+
 -- name: user_password
 -- Give a user another password; all its logins end.
 -- params: id uuid, password text, now timestamptz
