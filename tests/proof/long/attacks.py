@@ -1,0 +1,22 @@
+"""Attacks: every hole that was found once is answered as it should be, on both databases."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.proof.attacks import high, low, medium
+from tests.proof.attacks.holes import HOLES
+from tests.proof.attacks.world import World, world
+
+GRADES = (high, medium, low)
+"""To import them lists their attacks."""
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def installation(request: pytest.FixtureRequest) -> Iterator[World]:
+    with world(request.param) as made:
+        yield made
+
+
+@pytest.mark.parametrize("number", HOLES)
+def test_an_attack_is_answered(installation: World, number: str) -> None:
+    print(f"\n{number} {installation.name}: {HOLES[number](installation)}")
