@@ -4,11 +4,13 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import asyncpg
 import pytest
 from tests.services.postgres import PostgresServer
+from tests.waiting import eventually
 
 from tenuto.store.connector import Connector
 from tenuto.store.pool import Pool
@@ -130,6 +132,35 @@ async def test_a_server_that_answers_no_more_is_not_waited_for(hurried: Pool) ->
     again = await hurried.take(1)
     assert again is not other, "the others lead to the same silent server"
     hurried.give(again, broken=False)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that does nothing for a while."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def next_look(pool: Pool) -> None:
+    """Return when the timer of the pool's watch was set again."""
+    watch = pool._watch
+    await eventually(lambda: pool._watch is not watch)
+
+
+async def test_the_watch_goes_on_while_somebody_holds_a_cut_connection(hurried: Pool) -> None:
+    cut = await hurried.take(1)
+    with stopped(await backend(cut)), pytest.raises(asyncpg.ConnectionDoesNotExistError):
+        await cut.execute("select 1")
+    for _ in range(2):
+        await next_look(hurried)
+    hurried.give(cut, broken=True)
+    again = await hurried.take(1)
+    with stopped(await backend(again)), pytest.raises(asyncpg.ConnectionDoesNotExistError):
+        await asyncio.wait_for(again.execute("select 1"), 10)
+    hurried.give(again, broken=True)
 
 
 async def test_a_use_that_makes_progress_goes_on(pool: Pool) -> None:

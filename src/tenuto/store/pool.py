@@ -138,10 +138,20 @@ class Pool:
         return connection
 
     def _look(self) -> None:
-        """Cut the uses that made no progress for too long: their server answers no more."""
+        """Cut uses without progress and look again later, whatever goes wrong here."""
+        try:
+            if self._cut_silent():
+                self.give_up()
+        finally:
+            self._watch = asyncio.get_running_loop().call_later(self._look_s, self._look)
+
+    def _cut_silent(self) -> bool:
+        """Cut the uses that made no progress for too long; True if there were any."""
         before, self._silent = self._silent, {}
         silent = False
         for connection in self._used:
+            if connection.is_closed():
+                continue  # cut before, and not given back yet
             sent = connection._protocol.queries_count  # noqa: SLF001  counted by the driver
             was, looks = before.get(connection, (sent, 0))
             looks = looks + 1 if was == sent else 1
@@ -149,9 +159,7 @@ class Pool:
                 connection.terminate()
                 silent = True
             self._silent[connection] = sent, looks
-        if silent:
-            self.give_up()
-        self._watch = asyncio.get_running_loop().call_later(self._look_s, self._look)
+        return silent
 
     def _next(self) -> None:
         while self._waiting:
