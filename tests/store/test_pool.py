@@ -12,6 +12,8 @@ import pytest
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
+from tenuto.model.errors import Unavailable
+from tenuto.store import pool as pool_module
 from tenuto.store.connector import Connector
 from tenuto.store.pool import Pool
 from tenuto.store.sessions import DIRECT, SLOW_S, limit
@@ -204,4 +206,21 @@ async def test_a_use_that_is_slow_by_nature_has_longer(postgres_url: str) -> Non
     connection = await pool.take(1)
     assert await connection.fetchval("select current_setting('statement_timeout')") == "8min"
     pool.give(connection, broken=False)
+    await pool.close()
+
+
+async def test_a_new_connection_has_little_time_to_prove_itself(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_PROOF_S", 0.2)
+    made = []
+
+    async def prove(connection: asyncpg.Connection) -> None:
+        made.append(connection)
+        await connection.execute("begin; select pg_sleep(60)")
+
+    pool = Pool(Connector(postgres_url), 1, {}, prove=prove)
+    with pytest.raises(Unavailable, match=r"a new connection did not prove its role within 0\.2 s"):
+        await asyncio.wait_for(pool.take(1), 10)
+    assert [each.is_closed() for each in made] == [True]
     await pool.close()

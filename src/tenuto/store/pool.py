@@ -14,12 +14,15 @@ from typing import Any
 
 import asyncpg
 
+from tenuto.model.errors import Unavailable
 from tenuto.store.connector import Connector
 from tenuto.store.sessions import ANSWER_S
 
 _LOOKS = 6
 """A use without progress between so many looks of the timer is cut."""
 _CLOSE_S = 5
+_PROOF_S = 5.0
+"""Seconds that a new connection has to prove who it acts as: the watch does not see it yet."""
 
 
 class Pool:
@@ -131,9 +134,15 @@ class Pool:
         )
         if self._prove is not None:
             try:
-                await self._prove(connection)
-            except BaseException:
+                async with asyncio.timeout(_PROOF_S):
+                    await self._prove(connection)
+            except BaseException as error:
                 connection.terminate()
+                if isinstance(error, TimeoutError):
+                    raise Unavailable(
+                        "the database does not answer: a new connection did not prove its role"
+                        f" within {_PROOF_S:g} s"
+                    ) from error
                 raise
         return connection
 

@@ -38,7 +38,6 @@ _MIGRATION_LOCK = 0x74656E75746F
 _RERUNS = 10
 _READERS = 2
 _PATIENCE_S = 10.0
-_PROOF_S = 5.0
 _NOBODY = UUID(int=0)
 """A workspace that does not exist."""
 _FOLD = 64
@@ -117,9 +116,9 @@ def _pool(connector: Connector, size: int, session: Session, answer_s: float) ->
 async def _identity(connection: Any, session: Session) -> Identity:
     """Who a connection acts as."""
     if not session.opening:
-        return Identity(**await connection.fetchrow(IDENTITY, timeout=_PROOF_S))
+        return Identity(**await connection.fetchrow(IDENTITY))
     async with _Transaction(connection, session.opening):
-        return Identity(**await connection.fetchrow(IDENTITY, timeout=_PROOF_S))
+        return Identity(**await connection.fetchrow(IDENTITY))
 
 
 class PostgresStore:
