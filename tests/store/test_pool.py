@@ -224,3 +224,32 @@ async def test_a_new_connection_has_little_time_to_prove_itself(
         await asyncio.wait_for(pool.take(1), 10)
     assert [each.is_closed() for each in made] == [True]
     await pool.close()
+
+
+class Gate:
+    """A proof that new connections pass when it is opened."""
+
+    def __init__(self) -> None:
+        self.asked: list[asyncpg.Connection] = []
+        self.open = asyncio.Event()
+
+    async def prove(self, connection: asyncpg.Connection) -> None:
+        self.asked.append(connection)
+        await self.open.wait()
+
+
+async def test_a_connection_in_the_making_is_dropped_when_its_server_is_given_up(
+    postgres_url: str,
+) -> None:
+    gate = Gate()
+    pool = Pool(Connector(postgres_url), 1, {}, prove=gate.prove)
+    taking = asyncio.create_task(pool.take(1))
+    await eventually(lambda: gate.asked)
+    pool.give_up()
+    gate.open.set()
+    taken = await taking
+    assert gate.asked[0].is_closed()
+    assert taken is gate.asked[1]
+    pool.give(taken, broken=False)
+    assert pool.idle() is taken
+    await pool.close()

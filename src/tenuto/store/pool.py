@@ -51,6 +51,8 @@ class Pool:
         many looks that is so."""
         self._watch: asyncio.TimerHandle | None = None
         self._making = 0
+        self._age = 0
+        """How many times the server was given up: a connection of an older age is not used."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         connector.when_given_up(self._renew)
 
@@ -98,7 +100,8 @@ class Pool:
         self._connector.give_up()
 
     def _renew(self) -> None:
-        """Hand out no connection that was made before."""
+        """Hand out no connection that was made before, nor one that is being made."""
+        self._age += 1
         idle, self._idle = self._idle, []
         for connection in idle:
             connection.terminate()
@@ -118,7 +121,7 @@ class Pool:
         self._making += 1
         connection = None
         try:
-            connection = await self._proven()
+            connection = await self._present()
             if self._watch is None:
                 self._look()
             return self._use(connection)
@@ -126,6 +129,15 @@ class Pool:
             self._making -= 1
             if connection is None:
                 self._next()
+
+    async def _present(self) -> Any:
+        """A new connection whose server was not given up while it was made."""
+        while True:
+            age = self._age
+            connection = await self._proven()
+            if age == self._age:
+                return connection
+            connection.terminate()
 
     async def _proven(self) -> Any:
         """A new connection that may be used."""
