@@ -253,3 +253,27 @@ async def test_a_connection_in_the_making_is_dropped_when_its_server_is_given_up
     pool.give(taken, broken=False)
     assert pool.idle() is taken
     await pool.close()
+
+
+async def test_a_closed_pool_keeps_no_connection_that_was_being_made(postgres_url: str) -> None:
+    gate = Gate()
+    pool = Pool(Connector(postgres_url), 1, {}, prove=gate.prove)
+    taking = asyncio.create_task(pool.take(1))
+    await eventually(lambda: gate.asked)
+    await pool.close()
+    gate.open.set()
+    with pytest.raises(asyncpg.InterfaceError, match="closed"):
+        await taking
+    assert gate.asked[0].is_closed()
+    assert pool._watch is None
+
+
+async def test_a_connection_given_back_to_a_closed_pool_is_closed(postgres_url: str) -> None:
+    pool = Pool(Connector(postgres_url), 1, {})
+    taken = await pool.take(1)
+    await pool.close()
+    pool.give(taken, broken=False)
+    assert taken.is_closed()
+    with pytest.raises(asyncpg.InterfaceError, match="closed"):
+        await pool.take(1)
+    assert pool._watch is None

@@ -54,6 +54,7 @@ class Pool:
         self._age = 0
         """How many times the server was given up: a connection of an older age is not used."""
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._closed = False
         connector.when_given_up(self._renew)
 
     def idle(self) -> Any:
@@ -73,6 +74,7 @@ class Pool:
         while True:
             if (connection := self.idle()) is not None:
                 return connection
+            self._check_open()
             if len(self._used) + self._making < self._size:
                 return await self._make()
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -108,14 +110,22 @@ class Pool:
         self._given_up |= self._used
 
     async def close(self) -> None:
-        """Let every connection go; those in use are cut."""
+        """Let every connection go; those in use are cut, and no new one is made."""
+        self._closed = True
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
         idle, self._idle = self._idle, []
         for connection in self._used:
             connection.terminate()
+        for turn in self._waiting:
+            if not turn.done():
+                turn.set_result(None)  # to be told that the pool is closed
         await asyncio.gather(*map(_let_go, idle))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise asyncpg.InterfaceError("the pool is closed")
 
     async def _make(self) -> Any:
         self._making += 1
@@ -131,13 +141,14 @@ class Pool:
                 self._next()
 
     async def _present(self) -> Any:
-        """A new connection whose server was not given up while it was made."""
+        """A new connection whose server was not given up, nor the pool closed, meanwhile."""
         while True:
             age = self._age
             connection = await self._proven()
-            if age == self._age:
+            if age == self._age and not self._closed:
                 return connection
             connection.terminate()
+            self._check_open()
 
     async def _proven(self) -> Any:
         """A new connection that may be used."""
