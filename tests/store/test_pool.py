@@ -9,11 +9,15 @@ from contextlib import contextmanager
 
 import asyncpg
 import pytest
+from tests.contract.conftest import new
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
+from tenuto import app
+from tenuto.engine.engine import Engine
 from tenuto.model.errors import Unavailable
 from tenuto.store import pool as pool_module
+from tenuto.store import postgres as postgres_module
 from tenuto.store.connector import Connector
 from tenuto.store.pool import Pool
 from tenuto.store.sessions import DIRECT, SLOW_S, limit
@@ -163,6 +167,80 @@ async def test_the_watch_goes_on_while_somebody_holds_a_cut_connection(hurried: 
     with stopped(await backend(again)), pytest.raises(asyncpg.ConnectionDoesNotExistError):
         await asyncio.wait_for(again.execute("select 1"), 10)
     hurried.give(again, broken=True)
+
+
+async def test_after_a_cut_one_connection_is_tried_at_a_time(hurried: Pool) -> None:
+    cut = await hurried.take(1)
+    with stopped(await backend(cut)), pytest.raises(asyncpg.ConnectionDoesNotExistError):
+        await cut.execute("select 1")
+    hurried.give(cut, broken=True)
+    for broken in (True, False):
+        tried = await hurried.take(1)
+        with pytest.raises(TimeoutError):
+            await hurried.take(0.05)
+        hurried.give(tried, broken=broken)
+    tried = await hurried.take(1)
+    waiting = asyncio.create_task(hurried.take(5))
+    await asyncio.sleep(0)
+    hurried.trust()
+    hurried.give(await asyncio.wait_for(waiting, 1), broken=False)
+    hurried.give(tried, broken=False)
+
+
+async def test_commits_that_wait_for_a_standby_leave_one_session_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(postgres_module, "ANSWER_S", 0.9)
+    monkeypatch.setattr(postgres_module, "_PATIENCE_S", 0.5)
+    with PostgresServer() as server:
+        store = app.open_store(server.url("postgres"))
+        await store.migrate()
+        await store.open()
+        engine = Engine(store)
+        await engine.submit(new())
+        admin = await asyncpg.connect(server.url("postgres"))
+        await admin.execute("alter system set synchronous_standby_names = 'nobody'")
+        await admin.execute("select pg_reload_conf()")
+
+        async def waiting() -> int:
+            return int(
+                await admin.fetchval(
+                    "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
+                )
+            )
+
+        async def set_up() -> bool:
+            return bool(
+                await admin.fetchval("select current_setting('synchronous_standby_names') <> ''")
+            )
+
+        await eventually(set_up)
+        for sessions, callers in ((1, 1), (2, 6)):
+            # Each submit with a key is a transaction of its own.
+            calls = [engine.submit(new(idempotency_key=f"k{callers}-{n}")) for n in range(callers)]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(answer) for answer in answers} == {Unavailable}
+            assert await waiting() == sessions
+        await admin.execute("alter system reset synchronous_standby_names")
+        await admin.execute("select pg_reload_conf()")
+        await engine.submit(new())
+        await admin.close()
+        await store.close()
+
+
+async def test_a_bulk_submit_after_a_cut_has_the_second_connection_that_it_needs(
+    postgres_url: str,
+) -> None:
+    store = app.open_store(postgres_url)
+    await store.migrate()
+    await store.open()
+    engine = Engine(store)
+    pool = engine.core.store._means.write  # type: ignore[attr-defined]
+    pool._doubtful = True
+    news = [new(task_type=f"type-{number // 100}") for number in range(1000)]
+    assert len(await asyncio.wait_for(engine.submit_many(news), 8)) == 1000
+    assert not pool._doubtful
+    await store.close()
 
 
 async def test_a_use_that_makes_progress_goes_on(pool: Pool) -> None:

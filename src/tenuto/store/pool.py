@@ -54,6 +54,8 @@ class Pool:
         self._age = 0
         """How many times the server was given up: a connection of an older age is not used."""
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._doubtful = False
+        """True from a cut until a use succeeds."""
         self._closed = False
         connector.when_given_up(self._renew)
 
@@ -75,7 +77,7 @@ class Pool:
             if (connection := self.idle()) is not None:
                 return connection
             self._check_open()
-            if len(self._used) + self._making < self._size:
+            if self._has_room():
                 return await self._make()
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -86,6 +88,26 @@ class Pool:
                 if turn.done() and not turn.cancelled():
                     self._next()  # our turn came too late: it is the next one's
                 raise
+
+    def _has_room(self) -> bool:
+        """True if one more connection may be made: after a cut one at a time, until one succeeds.
+
+        A server whose commits wait for a standby does not end the sessions of connections that were
+        cut: each keeps its place among `max_connections`.
+        """
+        if len(self._used) + self._making >= self._size:
+            return False
+        if not self._doubtful:
+            return True
+        return not self._making and all(each.is_closed() for each in self._used - self._given_up)
+
+    def trust(self) -> None:
+        """A use succeeded: make as many connections again as there is room for."""
+        if not self._doubtful:
+            return
+        self._doubtful = False
+        for _ in range(self._size - len(self._used) - self._making):
+            self._next()
 
     def give(self, connection: Any, *, broken: bool) -> None:
         """Hand a connection back."""
@@ -189,7 +211,7 @@ class Pool:
             looks = looks + 1 if was == sent else 1
             if looks >= _LOOKS:
                 connection.terminate()
-                silent = True
+                silent = self._doubtful = True
             self._silent[connection] = sent, looks
         return silent
 

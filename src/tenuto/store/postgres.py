@@ -343,6 +343,8 @@ class PostgresStore:
             coming = asyncio.ensure_future(self._next(statements))
             try:
                 async with self._transaction(connection):
+                    # It began, so the server answers: who makes the statements may connect, too.
+                    self._means.write.trust()
                     while (words := await coming) is not None:
                         coming = asyncio.ensure_future(self._next(statements))
                         await connection.fetch(*words)
@@ -463,6 +465,7 @@ class _Borrowed:
         trace: TracebackType | None,
     ) -> None:
         if error is None:
+            self._pool.trust()
             self._pool.give(self._connection, broken=False)
             return
         if isinstance(error, LEAVING):
