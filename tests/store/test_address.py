@@ -109,6 +109,10 @@ def test_read_write_means_primary() -> None:
         ("postgresql://u@h/db?password=p", False),
         ("postgresql://u@h/db", True),
         ("postgresql://u:p@h/db?sslmode=verify-full", True),
+        ("postgresql://u:p@h/db?sslmode=verify-ca", True),
+        ("postgresql://u:p@h/db?sslmode=require", True),
+        ("postgresql://u:p@h/db?sslmode=prefer", False),
+        ("postgresql://u:p@h/db?sslmode=disable", False),
     ],
 )
 def test_a_name_is_kept_where_something_is_compared_with_it(url: str, kept: bool) -> None:

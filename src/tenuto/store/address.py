@@ -16,6 +16,8 @@ from tenuto.model.errors import Invalid
 _DEFAULT_PORT = "5432"
 _PRIMARY = frozenset(["primary", "read-write"])
 _STANDBY = frozenset(["standby", "read-only", "prefer-standby"])
+_TLS = frozenset(["require", "verify-ca", "verify-full"])
+"""With these TLS is certain, and proxies of cloud providers route by the name that it sends (SNI)."""
 
 
 class Host(NamedTuple):
@@ -38,7 +40,8 @@ class Address(msgspec.Struct, frozen=True):
     wants_primary: bool | None
     """True if only a primary will do, `None` if the address does not say."""
     keeps_names: bool
-    """True if a host's name is compared with its certificate or with the file of passwords."""
+    """True if TLS sends a host's name to the server or compares it with the certificate, or if it
+    is looked up in the file of passwords."""
 
 
 def parse(url: str, environ: Mapping[str, str]) -> Address:
@@ -67,7 +70,7 @@ def _parse(url: str, environ: Mapping[str, str]) -> Address:
         url=url,
         hosts=tuple(_hosts(hosts, ports, environ.get("PGPORT") or _DEFAULT_PORT)),
         wants_primary=_wants_primary(wanted),
-        keeps_names=ssl_mode == "verify-full" or not has_password,
+        keeps_names=ssl_mode in _TLS or not has_password,
     )
 
 
