@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -124,6 +125,22 @@ async def test_any_server_will_do_where_the_address_says_so(
 ) -> None:
     url = address(primary, place(standby), place(primary)) + "&target_session_attrs=any"
     assert await port_and_role(Connector(url)) == (port_of(standby), True)
+
+
+async def test_a_service_says_itself_which_server_is_wanted(
+    primary: PostgresServer, standby: Standby, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = urlsplit(primary.tcp_url("postgres"))
+    (tmp_path / "services").write_text(
+        f"[ha]\nhost=127.0.0.1,127.0.0.1\nport={port_of(standby)},{port_of(primary)}\n"
+        f"user={parts.username}\npassword={parts.password}\ndbname=postgres\n"
+        "target_session_attrs=primary\n"
+    )
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    url = "postgresql://?service=ha"
+    assert await port_and_role(Connector(url)) == (port_of(primary), False)
+    anywhere = Connector(f"{url}&target_session_attrs=any")
+    assert await port_and_role(anywhere) == (port_of(standby), True)
 
 
 async def test_the_last_good_host_is_asked_first(

@@ -56,7 +56,7 @@ class Connector:
         if len(hosts) > 1:
             return await self._race(hosts, options)
         host = hosts[0] if hosts else None
-        return await self._try(host, _ALONE_S, options, primary=bool(self._address.wants_primary))
+        return await self._try(host, _ALONE_S, options, primary=self._address.wants_primary)
 
     async def _hosts(self) -> list[Host]:
         """Every host of the address; each address of a name counts as a host."""
@@ -96,15 +96,16 @@ class Connector:
                 each.add_done_callback(_discard)
 
     async def _try(
-        self, host: Host | None, limit_s: float, options: dict[str, Any], *, primary: bool
+        self, host: Host | None, limit_s: float, options: dict[str, Any], *, primary: bool | None
     ) -> Any:
         """A connection to this host, or to the driver's own choice."""
-        place = {} if host is None else {"host": host.name, "port": host.port}
+        place: dict[str, Any] = {} if host is None else {"host": host.name, "port": host.port}
+        if primary is not None:  # else the driver asks its service file
+            place["target_session_attrs"] = "primary" if primary else "any"
         try:
             connection = await asyncpg.connect(
                 self.url,
                 timeout=limit_s,
-                target_session_attrs="primary" if primary else "any",
                 **place,
                 **options,
             )
