@@ -1,5 +1,6 @@
 """Addresses of PostgreSQL: which hosts they name, and which kind of server they ask for."""
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -44,11 +45,19 @@ def _socket(path: str) -> tuple[str, int]:
         "postgresql:///db?host=[::1]:1,h:2",
         "postgresql://h/db?host=other&port=9",
         "postgresql://h/db?passfile=/none&sslmode=prefer",
+        "postgresql://h:1/db?user=a@b",
     ],
 )
 def test_hosts_are_the_drivers(url: str) -> None:
     found = parse(url, {})
     assert list(found.hosts) == driver_hosts(url)
+
+
+def chain(error: BaseException | None) -> Iterator[str]:
+    """What a stack trace of the error would tell."""
+    while error is not None:
+        yield str(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def test_hosts_come_from_the_environment_where_the_address_names_none() -> None:
@@ -72,14 +81,17 @@ def test_one_port_serves_all_hosts() -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("postgresql://h:port/db", "'port' is not a port"),
-        ("postgresql://h:99999/db", "'99999' is not a port"),
-        ("postgresql://h1:1,h2:x/db", "'x' is not a port"),
+        ("postgresql://h:port/db", "a port is no number from 1 to 65535"),
+        ("postgresql://h:99999/db", "a port is no number from 1 to 65535"),
+        ("postgresql://h1:1,h2:x/db", "a port is no number from 1 to 65535"),
         ("postgresql:///db?host=a,b,c&port=1,2", "3 hosts and 2 ports"),
         ("postgresql:///db?host=a,,c", "a host has no name"),
-        ("postgresql://[half/db", "Invalid IPv6 URL"),
+        ("postgresql://[half/db", "its parts cannot be told apart"),
+        ("postgresql://h/db?sslmode", "what follows ? is not name=value"),
+        ("postgresql://h/db#x", "# ends an address"),
+        ("postgresql:///db?port=x", "a port is no number from 1 to 65535"),
         ("postgresql://h/db?target_session_attrs=standby", "use target_session_attrs=primary"),
-        ("postgresql://h/db?target_session_attrs=best", "best is not known"),
+        ("postgresql://h/db?target_session_attrs=best", "use target_session_attrs=primary"),
     ],
 )
 def test_a_wrong_address_is_refused_with_its_reason(url: str, why: str) -> None:
@@ -87,6 +99,34 @@ def test_a_wrong_address_is_refused_with_its_reason(url: str, why: str) -> None:
         parse(url, {})
     assert why in caught.value.message
     assert caught.value.code == "database_invalid"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:hun/ter2@h/db",
+        "postgresql://u:12/ter2@127.0.0.1/db",
+        "postgresql://u:hun#ter2@h/db",
+        "postgresql://u:12#ter2@h/db",
+        "postgresql://u:hun?ter2@h/db",
+        "postgresql://u:12?ter2@h/db",
+        "postgresql://u:12?ter2=hun@h/db",
+        "postgresql://u:12?ter2=hun@h1,h2/db?sslmode=require",
+        "postgresql://u:hun@ter2@h/db",
+        "postgresql://u:hun\u2100ter2@h/db",
+        "postgresql://u:hun[ter2@h/db",
+        "postgresql://[hun]ter2/db",
+        "postgresql:///db?host=[hun]ter2",
+        "postgresql://h/db?target_session_attrs=hunter2",
+    ],
+)
+def test_a_wrong_address_is_refused_without_a_part_of_it(url: str) -> None:
+    with pytest.raises(Invalid, match="the database address is wrong: ") as caught:
+        parse(url, {})
+    told = list(chain(caught.value))
+    assert not [part for part in ("hun", "ter2", "12") if any(part in each for each in told)]
+    if "@" in url:
+        assert "%2F" in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ An address is written as the driver and libpq take it: `postgresql://user@a:1,b:
 from collections.abc import Iterable, Mapping
 from itertools import repeat
 from typing import NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import msgspec
 
@@ -45,24 +45,31 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def parse(url: str, environ: Mapping[str, str]) -> Address:
-    """The address as the driver understands it; raises `Invalid` with the reason."""
+    """The address as the driver understands it; raises `Invalid` with the reason.
+
+    The reason never quotes the address: a character that is not encoded moves pieces of the password
+    to where a host, a port or an option stands.
+    """
     try:
         return _parse(url, environ)
     except ValueError as error:
         raise Invalid(f"the database address is wrong: {error}", "database_invalid") from error
 
 
+def _malformed(what: str) -> ValueError:
+    return ValueError(f"{what}; in a password write / as %2F, # as %23, ? as %3F and @ as %40")
+
+
 def _parse(url: str, environ: Mapping[str, str]) -> Address:
-    parts = urlsplit(url)
-    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    parts, query = _parts(url)
     user, _, netloc = parts.netloc.rpartition("@")
-    hosts = [unquote(each) for each in netloc.split(",")] if netloc else []
+    hosts = [_split(unquote(each)) for each in netloc.split(",")] if netloc else []
     ports: list[str] = []
     if not hosts:
-        hosts = query.get("host", "").split(",") if query.get("host") else []
+        hosts = _listed(query.get("host"))
         ports = query.get("port", "").split(",") if query.get("port") else []
     if not hosts and not (query.get("service") or environ.get("PGSERVICE")):
-        hosts = environ.get("PGHOST", "").split(",") if environ.get("PGHOST") else []
+        hosts = _listed(environ.get("PGHOST"))
     has_password = ":" in user or "password" in query or "PGPASSWORD" in environ
     ssl_mode = query.get("sslmode") or environ.get("PGSSLMODE")
     wanted = query.get("target_session_attrs") or environ.get("PGTARGETSESSIONATTRS")
@@ -74,17 +81,42 @@ def _parse(url: str, environ: Mapping[str, str]) -> Address:
     )
 
 
-def _hosts(hosts: list[str], ports: list[str], default: str) -> Iterable[Host]:
+def _parts(url: str) -> tuple[SplitResult, dict[str, str]]:
+    """The parts of an address, and its options by name."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise _malformed("its parts cannot be told apart") from None
+    if parts.fragment:
+        raise _malformed("# ends an address")
+    ats = parts.netloc.count("@")
+    has_late = ":" in parts.netloc and not ats and "@" in (parts.path or parts.query)
+    if ats > 1 or has_late:
+        raise _malformed("an @ stands where none belongs")
+    try:
+        found = parse_qs(parts.query, strict_parsing=True) if parts.query else {}
+    except ValueError:
+        raise _malformed("what follows ? is not name=value") from None
+    return parts, {name: values[-1] for name, values in found.items()}
+
+
+def _listed(text: str | None) -> list[tuple[str, str]]:
+    """The hosts of an option or a variable."""
+    return [_split(each) for each in text.split(",")] if text else []
+
+
+def _hosts(hosts: list[tuple[str, str]], ports: list[str], default: str) -> Iterable[Host]:
     """Each host with its port; one port serves all hosts."""
     defaults = ports or default.split(",")
+    for port in defaults:
+        _port(port)
     if len(defaults) == 1:
         defaults = list(repeat(defaults[0], len(hosts)))
     if len(defaults) != len(hosts) and hosts:
-        raise ValueError(f"{len(hosts)} hosts and {len(defaults)} ports")
-    for text, port in zip(hosts, defaults, strict=False):
-        name, own = _split(text)
+        raise _malformed(f"{len(hosts)} hosts and {len(defaults)} ports")
+    for (name, own), port in zip(hosts, defaults, strict=False):
         if not name:
-            raise ValueError("a host has no name")
+            raise _malformed("a host has no name")
         yield Host(name, _port(port if ports else own or port))
 
 
@@ -95,7 +127,7 @@ def _split(text: str) -> tuple[str, str]:
     if text.startswith("["):
         name, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise ValueError(f"{text!r} is not an IPv6 address in brackets")
+            raise _malformed("an IPv6 address does not end with its bracket")
         return name, rest[1:]
     name, _, port = text.partition(":")
     return name, port
@@ -103,7 +135,7 @@ def _split(text: str) -> tuple[str, str]:
 
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
-        raise ValueError(f"{text!r} is not a port; use a number from 1 to 65535")
+        raise _malformed("a port is no number from 1 to 65535")
     return int(text)
 
 
@@ -120,7 +152,7 @@ def _wants_primary(wanted: str | None) -> bool | None:
         )
     if wanted not in (None, "any", *_PRIMARY):
         raise ValueError(
-            f"target_session_attrs={wanted} is not known; use target_session_attrs=primary"
+            "target_session_attrs has a value that is not known; use target_session_attrs=primary"
         )
     return None if wanted is None else wanted in _PRIMARY
 
