@@ -129,6 +129,16 @@ def test_a_wrong_address_is_refused_without_a_part_of_it(url: str) -> None:
         assert "%2F" in caught.value.message
 
 
+def test_an_ipv6_address_without_brackets_has_no_port() -> None:
+    found = parse("postgresql:///db?host=::1,[fe80::2]:7,h:8&sslmode=disable", {"PGPORT": "6000"})
+    assert found.hosts == (Host("::1", 6000), Host("fe80::2", 7), Host("h", 8))
+    assert parse("postgresql:///db?host=::1&port=5433", {}).hosts == (Host("::1", 5433),)
+    assert parse("postgresql:///db", {"PGHOST": "fe80::1,::1"}).hosts == (
+        Host("fe80::1", 5432),
+        Host("::1", 5432),
+    )
+
+
 @pytest.mark.parametrize(
     ("attribute", "wanted"),
     [("", None), ("?target_session_attrs=any", False), ("?target_session_attrs=primary", True)],

@@ -101,8 +101,11 @@ def _parts(url: str) -> tuple[SplitResult, dict[str, str]]:
 
 
 def _listed(text: str | None) -> list[tuple[str, str]]:
-    """The hosts of an option or a variable."""
-    return [_split(each) for each in text.split(",")] if text else []
+    """The hosts of an option or a variable; an IPv6 address without brackets has no port there."""
+    return [
+        (each, "") if each.count(":") > 1 and not each.startswith("[") else _split(each)
+        for each in (text.split(",") if text else [])
+    ]
 
 
 def _hosts(hosts: list[tuple[str, str]], ports: list[str], default: str) -> Iterable[Host]:
