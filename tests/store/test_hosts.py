@@ -22,6 +22,7 @@ from tenuto.broker.protocol import Wakeups
 from tenuto.engine.engine import Engine
 from tenuto.store import connector as connector_module
 from tenuto.store import postgres as postgres_module
+from tenuto.store.address import Host
 from tenuto.store.connector import Connector, most_telling
 from tenuto.store.postgres import PostgresStore
 from tenuto.store.protocol import Store
@@ -191,6 +192,35 @@ async def test_each_address_of_a_name_is_a_host(
     monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
     url = address(primary, f"db.test:{port}")
     assert await within(SOON_S, port_and_role(Connector(url))) == (port, False)
+
+
+@pytest.mark.parametrize("answer", ["late", "failure"])
+async def test_a_name_keeps_its_addresses_while_it_cannot_be_looked_up(
+    primary: PostgresServer, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    port = port_of(primary)
+    asked: list[str] = []
+    answered = asyncio.Event()
+
+    async def getaddrinfo(name: str, *_given: object, **_more: object) -> list[Any]:
+        asked.append(name)
+        if len(asked) > 1 and answer == "failure":
+            raise socket.gaierror
+        if len(asked) > 1:
+            await answered.wait()
+        kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+        return [(*kind, (f"127.0.0.{9 * len(asked)}", port)), (*kind, ("127.0.0.1", port))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    connector = Connector(address(primary, f"db.test:{port}"))
+    await port_and_role(connector)
+    assert await within(1.5, port_and_role(connector)) == (port, False)
+    assert asked == ["db.test", "db.test"]
+    if answer == "late":
+        await within(1.5, port_and_role(connector))
+        assert asked == ["db.test", "db.test"], "those who connect share a lookup"
+        answered.set()
+        await eventually(lambda: Host("127.0.0.18", port) in connector._known[Host("db.test", port)])
 
 
 def test_the_most_telling_error_is_raised() -> None:

@@ -21,6 +21,8 @@ _EACH_S = 2.0
 """Seconds that each of several hosts has."""
 _NEXT_S = 0.3
 """Seconds without an answer after which the next host is asked, too."""
+_LOOKUP_S = 30.0
+"""Seconds after which a lookup of a name is started anew."""
 _PROBES = {"IDLE": 5, "INTVL": 2, "CNT": 3}
 """Keepalive: the first probe after this many idle seconds, then how often, and how many."""
 _UNACKNOWLEDGED_S = 10
@@ -33,6 +35,10 @@ class Connector:
     def __init__(self, url: str) -> None:
         self._address = parse(url, os.environ)
         self._last: Host | None = None
+        self._known: dict[Host, list[Host]] = {}
+        """The addresses that each name had at the last lookup which was answered."""
+        self._lookups: dict[Host, asyncio.Task[list[Host]]] = {}
+        """Those under way, which all who connect share."""
         self._told: list[Callable[[], None]] = []
 
     @property
@@ -62,8 +68,28 @@ class Connector:
         """Every host of the address; each address of a name counts as a host."""
         if self._address.keeps_names:
             return list(self._address.hosts)
-        found = await asyncio.gather(*map(_resolved, self._address.hosts))
+        found = await asyncio.gather(*map(self._resolved, self._address.hosts))
         return [host for each in found for host in each]
+
+    async def _resolved(self, host: Host) -> list[Host]:
+        """The addresses of a host's name, or the last known; the host itself if it has just one."""
+        if host.is_socket:
+            return [host]
+        if host not in self._lookups:
+            lookup = asyncio.ensure_future(_looked_up(host))
+            lookup.add_done_callback(lambda done: self._learn(host, done))
+            self._lookups[host] = lookup
+        known = self._known.get(host)
+        await asyncio.wait([self._lookups[host]], timeout=_NEXT_S if known else _EACH_S)
+        addresses = self._known.get(host, [])
+        # Without any address the attempt to connect says what is wrong with the name.
+        return addresses if len(addresses) > 1 else [host]
+
+    def _learn(self, host: Host, lookup: "asyncio.Task[list[Host]]") -> None:
+        """Keep what a lookup found, though nobody waits for it any more."""
+        del self._lookups[host]
+        if not lookup.cancelled() and (found := lookup.result()):
+            self._known[host] = found
 
     async def _race(self, hosts: list[Host], options: dict[str, Any]) -> Any:
         """The connection of the host that answers first as a primary."""
@@ -115,18 +141,15 @@ class Connector:
         return connection
 
 
-async def _resolved(host: Host) -> list[Host]:
-    """The addresses of a host's name; the host itself if there is just one, or none is found."""
-    if host.is_socket:
-        return [host]
+async def _looked_up(host: Host) -> list[Host]:
+    """The addresses of a host's name; none if there are none, or the lookup never ends."""
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(_EACH_S):
+        async with asyncio.timeout(_LOOKUP_S):
             found = await loop.getaddrinfo(host.name, host.port, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError, UnicodeError):
-        return [host]  # the attempt to connect says what is wrong
-    addresses = dict.fromkeys(Host(str(place[0]), host.port) for *_, place in found)
-    return list(addresses) if len(addresses) > 1 else [host]
+        return []
+    return list(dict.fromkeys(Host(str(place[0]), host.port) for *_, place in found))
 
 
 def most_telling(errors: Iterable[BaseException]) -> BaseException:
