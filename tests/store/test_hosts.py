@@ -4,7 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +18,9 @@ from tests.services.standby import Standby, frozen
 from tests.waiting import eventually
 
 from tenuto import app
+from tenuto.broker.postgres import PostgresWakeups
 from tenuto.broker.protocol import Wakeups
+from tenuto.clock import Clock
 from tenuto.engine.engine import Engine
 from tenuto.store import connector as connector_module
 from tenuto.store import postgres as postgres_module
@@ -308,6 +310,43 @@ async def test_hints_are_heard_again_after_a_server_was_given_up(postgres_url: s
         there.announce(["lane:1"])
         await eventually(lambda: "lane:1" in heard)
     await store.close()
+
+
+async def test_a_given_up_server_leaves_one_connection_for_hints(postgres_url: str) -> None:
+    connector = Connector(postgres_url)
+    made: list[Any] = []
+
+    async def connect() -> Any:
+        made.append(await connector.connect({}))
+        return made[-1]
+
+    wakeups = PostgresWakeups(connect, Clock())
+    await wakeups.open()
+    for number in range(3):
+        wakeups.reconnect()
+        wakeups.announce([f"lane:{number}"])
+        await eventually(lambda: not wakeups._tasks)
+        assert sum(not each.is_closed() for each in made) == 1
+    assert len(made) == 4
+    await wakeups.close()
+    assert all(each.is_closed() for each in made)
+
+
+async def test_a_connection_that_cannot_listen_is_closed(postgres_url: str) -> None:
+    made: list[Any] = []
+
+    async def connect() -> Any:
+        made.append(await Connector(postgres_url).connect({}))
+        await made[-1].execute("begin")
+        with suppress(asyncpg.PostgresError):
+            await made[-1].execute("select 1 / 0")  # in a failed transaction nothing can listen
+        return made[-1]
+
+    wakeups = PostgresWakeups(connect, Clock())
+    with pytest.raises(asyncpg.InFailedSQLTransactionError):
+        await wakeups.open()
+    assert [each.is_closed() for each in made] == [True]
+    await wakeups.close()
 
 
 @asynccontextmanager

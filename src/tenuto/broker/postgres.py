@@ -40,6 +40,7 @@ class PostgresWakeups:
         self._here = MemoryWakeups()
         self._waiting: set[str] = set()
         self._connection: Any = None
+        self._connecting = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = False
         self._closed = False
@@ -87,8 +88,7 @@ class PostgresWakeups:
             while self._waiting:
                 payload = self._gather()
                 try:
-                    if self._connection is None or self._connection.is_closed():
-                        await self._connect()
+                    await self._connect()
                     await self._connection.execute("select pg_notify($1, $2)", CHANNEL, payload)
                 except _FAULTS:
                     _failed()
@@ -103,10 +103,19 @@ class PostgresWakeups:
         return payload if len(payload) <= _LONGEST else EVERYTHING
 
     async def _connect(self) -> None:
-        self._connection = await self._new_connection()
-        if self._listen:
-            await self._connection.add_listener(CHANNEL, self._heard)
-            self._connection.add_termination_listener(self._lost)
+        """Make the connection unless there is one; who sends and who reconnects share it."""
+        async with self._connecting:
+            if self._connection is not None and not self._connection.is_closed():
+                return
+            connection = await self._new_connection()
+            try:
+                if self._listen:
+                    await connection.add_listener(CHANNEL, self._heard)
+                    connection.add_termination_listener(self._lost)
+            except BaseException:
+                connection.terminate()
+                raise
+            self._connection = connection
 
     def _heard(self, connection: Any, pid: int, channel: str, payload: str) -> None:
         del channel
