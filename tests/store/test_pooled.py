@@ -16,6 +16,7 @@ from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
 from tenuto import app
+from tenuto.broker.postgres import PostgresWakeups
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Incompatible, Invalid
 from tenuto.settings import Settings
@@ -168,6 +169,27 @@ async def test_hints_go_past_the_pooler(direct: str) -> None:
             here.subscribe(heard.append)
             there.announce(["lane:1"])
             await eventually(lambda: "lane:1" in heard)
+
+
+async def test_a_server_that_is_given_up_is_given_up_by_all_connections(direct: str) -> None:
+    async with (
+        Pooler(direct) as pooler,
+        app.opened(settings(pooler, direct), listen=True) as (store, wakeups),
+    ):
+        assert isinstance(store, PostgresStore)
+        assert isinstance(wakeups, PostgresWakeups)
+        engine = Engine(store, wakeups)
+        await engine.submit(new())
+        await engine.list()
+        tenant = engine.core.store._means  # type: ignore[attr-defined]
+        pools = [store._means.read, store._owner, tenant.write, tenant.read]
+        idle = [connection for pool in pools for connection in pool._idle]
+        listener = wakeups._connection
+        assert len({id(pool) for pool in pools if pool._idle}) == len(pools)
+        tenant.write.give_up()
+        assert all(each.is_closed() for each in (*idle, listener))
+        await eventually(lambda: wakeups._connection is not listener)
+        await engine.submit(new())
 
 
 async def test_without_an_address_past_the_pooler_hints_stay_in_the_process(direct: str) -> None:

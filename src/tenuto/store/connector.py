@@ -30,16 +30,21 @@ _UNACKNOWLEDGED_S = 10
 
 
 class Connector:
-    """Makes the connections of one store; all of them learn when its server is given up."""
+    """Makes connections of one store; all of them learn when its server is given up.
 
-    def __init__(self, url: str) -> None:
+    A store behind a pooler has several: one made `beside` another learns of it, too.
+    """
+
+    def __init__(self, url: str, beside: "Connector | None" = None) -> None:
         self._address = parse(url, os.environ)
         self._last: Host | None = None
         self._known: dict[Host, list[Host]] = {}
         """The addresses that each name had at the last lookup which was answered."""
         self._lookups: dict[Host, asyncio.Task[list[Host]]] = {}
         """Those under way, which all who connect share."""
-        self._told: list[Callable[[], None]] = []
+        self._told: list[Callable[[], None]] = [] if beside is None else beside._told  # noqa: SLF001
+        """Who learns that the server is given up, shared by all connectors of a store."""
+        self._told.append(self._forget)
 
     @property
     def url(self) -> str:
@@ -50,10 +55,13 @@ class Connector:
         self._told.append(tell)
 
     def give_up(self) -> None:
-        """Forget the last good host: it is silent, shuts down or is no primary any more."""
-        self._last = None
+        """Tell all connectors of the store: it is silent, shuts down or is no primary any more."""
         for tell in self._told:
             tell()
+
+    def _forget(self) -> None:
+        """Forget the last good host."""
+        self._last = None
 
     async def connect(self, settings: Mapping[str, str], **options: Any) -> Any:
         """A new connection to the primary; raises what the most telling host answered."""

@@ -176,15 +176,21 @@ class PostgresStore:
         """What connects past a pooler: for hints and migrations. `None`: nothing does."""
         if self._pooler is None:
             return self.connector
-        return Connector(self._pooler.direct) if self._pooler.direct else None
+        return Connector(self._pooler.direct, self.connector) if self._pooler.direct else None
+
+    @cached_property
+    def _runtime(self) -> Connector:
+        """What connects tenants."""
+        if self._pooler is None:
+            return self.connector
+        return Connector(self._pooler.runtime, self.connector)
 
     def within(self, workspace: UUID) -> "PostgresStore":
         assert self._system, "a tenant's store is nobody else's"
         shared = self._many or self._pooler is not None
         key = None if shared else workspace
         if key not in self._tenants:
-            connector = Connector(self._pooler.runtime) if self._pooler else self.connector
-            self._tenants[key] = self._made(connector, self.writers, TENANT, key, ANSWER_S)
+            self._tenants[key] = self._made(self._runtime, self.writers, TENANT, key, ANSWER_S)
         return PostgresStore(
             self.url,
             self.clock,
