@@ -5,9 +5,11 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 from uuid import UUID
 
 import asyncpg
+import msgspec
 import pytest
 from tests.contract.conftest import new, profile
 from tests.deploy.tree import DEPLOY
@@ -18,8 +20,11 @@ from tests.waiting import eventually
 from tenuto import app
 from tenuto.broker.postgres import PostgresWakeups
 from tenuto.engine.engine import Engine
-from tenuto.model.errors import Incompatible, Invalid
+from tenuto.model.errors import Incompatible, Invalid, Unavailable
 from tenuto.settings import Settings
+from tenuto.store import pooler as pooler_module
+from tenuto.store.connector import Connector
+from tenuto.store.pooler import check_pooler
 from tenuto.store.postgres import PostgresStore
 from tenuto.store.roles import SYSTEM, TENANT
 
@@ -127,12 +132,57 @@ async def test_the_settings_last_for_one_transaction(direct: str) -> None:
             await alone.close()
 
 
-async def test_a_pooler_that_loses_prepared_statements_is_refused(direct: str) -> None:
-    async with Pooler(direct, tracks=False) as pooler:
+@pytest.mark.parametrize("size", [1, 2, 4])
+async def test_a_pooler_that_loses_prepared_statements_is_refused(direct: str, size: int) -> None:
+    async with Pooler(direct, tracks=False, size=size) as pooler:
         with pytest.raises(Incompatible, match=r"PgBouncer 1\.21 or newer") as caught:
             async with opened(settings(pooler)):
                 pass
         assert caught.value.code == "pooler_unsuitable"
+
+
+async def test_the_pooler_of_the_tenants_is_checked_too(direct: str) -> None:
+    async with Pooler(direct) as pooler, Pooler(direct, tracks=False) as lossy:
+        mixed = msgspec.structs.replace(settings(pooler), database_runtime=lossy.url(RUN))
+        with pytest.raises(Incompatible, match=r"PgBouncer 1\.21 or newer"):
+            async with opened(mixed):
+                pass
+
+
+async def test_a_pooler_with_one_connection_will_do(direct: str) -> None:
+    async with Pooler(direct, size=1) as pooler, opened(settings(pooler)) as store:
+        await work(Engine(store))
+
+
+class Silent:
+    """A connection on which one method never returns."""
+
+    def __init__(self, connection: asyncpg.Connection, method: str) -> None:
+        self._connection = connection
+        self._method = method
+
+    def __getattr__(self, name: str) -> Any:
+        return self._wait if name == self._method else getattr(self._connection, name)
+
+    async def _wait(self, *_given: object, **_more: object) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("method", ["prepare", "execute"])
+async def test_a_pooler_that_is_silent_is_not_taken_for_one_that_tracks(
+    direct: str, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(pooler_module, "_CHECK_S", 0.3)
+    async with Pooler(direct, tracks=False) as pooler:
+        connector = Connector(pooler.url(SYS))
+        connect = connector.connect
+
+        async def hampered(settings: dict[str, str]) -> Any:
+            return Silent(await connect(settings), method)
+
+        monkeypatch.setattr(connector, "connect", hampered)
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(check_pooler(connector), 5)
 
 
 @pytest.mark.parametrize("wrong", [SYS, "tenuto"])

@@ -1,5 +1,7 @@
 """PostgreSQL behind a pooler in transaction mode, such as PgBouncer 1.21 or newer."""
 
+import asyncio
+import os
 from typing import Any
 
 import asyncpg
@@ -11,7 +13,10 @@ from tenuto.store.postgres_errors import meant
 from tenuto.store.sessions import NAMED
 
 _PROBE = "select pg_backend_pid() + $1::int"
-_ALONE_S = 2.0
+_NAME = f"tenuto_probe_{os.getpid()}"
+_CHECK_S = 5.0
+_ALONE_S = 1.0
+"""Seconds after which the pooler seems to have no second connection for a login."""
 
 
 class Pooler(msgspec.Struct, frozen=True):
@@ -24,29 +29,13 @@ class Pooler(msgspec.Struct, frozen=True):
 
 
 async def check_pooler(connector: Connector) -> None:
-    """Refuse a pooler that leaves prepared statements behind on the connection that has them.
-
-    One client prepares a statement, another occupies the connection, the first executes it again.
-    Where the pooler gives the first one the same connection nevertheless, nothing is proven.
-    """
+    """Refuse a pooler that leaves prepared statements behind on the connection that has them."""
     clients: list[Any] = []
     try:
         for _ in range(2):
             clients.append(await connector.connect(NAMED))
-        preparer, occupant = clients
-        await preparer.fetchval(_PROBE, 0, timeout=_ALONE_S)
-        await occupant.execute("begin", timeout=_ALONE_S)
-        await preparer.fetchval(_PROBE, 0, timeout=_ALONE_S)
-    except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError):
-        raise Incompatible(
-            "the pooler loses prepared statements between transactions; use PgBouncer 1.21 or"
-            " newer with max_prepared_statements above 0",
-            "pooler_unsuitable",
-        ) from None
-    except TimeoutError as error:
-        if len(clients) < 2:
-            raise meant(error) from error
-        # The pooler has one connection for this login: all statements are there.
+        async with asyncio.timeout(_CHECK_S):
+            loses = await _loses_statements(*clients)
     except Exception as error:
         if (said := meant(error)) is not error:
             raise said from error
@@ -54,3 +43,32 @@ async def check_pooler(connector: Connector) -> None:
     finally:
         for each in clients:
             each.terminate()
+    if loses:
+        raise Incompatible(
+            "the pooler loses prepared statements between transactions; use PgBouncer 1.21 or"
+            " newer with max_prepared_statements above 0",
+            "pooler_unsuitable",
+        )
+
+
+async def _loses_statements(preparer: Any, occupant: Any) -> bool:
+    """True if a statement that one client prepared stays with the server's connection.
+
+    One client prepares a statement, another occupies the connection, the first executes it again.
+    If it has to wait, both share one connection: there the other prepares a statement of that name.
+    Where the pooler gives the first one the same connection nevertheless, nothing is proven.
+    """
+    try:
+        statement = await preparer.prepare(_PROBE, name=_NAME)
+        await statement.fetchval(0)
+        await occupant.execute("begin")
+        try:
+            async with asyncio.timeout(_ALONE_S):
+                await statement.fetchval(0)
+        except TimeoutError:
+            preparer.terminate()
+            await occupant.execute("rollback")
+            await occupant.prepare(_PROBE, name=_NAME)
+    except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError):
+        return True
+    return False

@@ -214,7 +214,8 @@ class PostgresStore:
         state = await self.schema()
         schema.check_fit(state.schema, state.compat)
         if self._pooler is not None:
-            await check_pooler(self.connector)
+            for connector in (self.connector, self._runtime):
+                await check_pooler(connector)
         # A connection that acts in a wrong role is refused when it is made: now, not at first use.
         async with self._connection(read=True):
             pass
