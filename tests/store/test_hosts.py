@@ -222,7 +222,8 @@ async def test_a_name_keeps_its_addresses_while_it_cannot_be_looked_up(
         await within(1.5, port_and_role(connector))
         assert asked == ["db.test", "db.test"], "those who connect share a lookup"
         answered.set()
-        await eventually(lambda: Host("127.0.0.18", port) in connector._known[Host("db.test", port)])
+        new_one, name = Host("127.0.0.18", port), Host("db.test", port)
+        await eventually(lambda: new_one in connector._known[name])
 
 
 def test_the_most_telling_error_is_raised() -> None:

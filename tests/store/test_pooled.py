@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import asyncpg
@@ -192,6 +193,55 @@ async def test_a_wrong_login_for_tenants_is_refused(direct: str, wrong: str) -> 
             async with opened(settings(pooler, run=wrong)):
                 pass
         assert caught.value.code == "wrong_role"
+
+
+@pytest.mark.parametrize("other", ["database_runtime", "database_direct"])
+@pytest.mark.parametrize("kind", ["another", "a copy"])
+async def test_addresses_of_two_databases_are_refused(
+    server: PostgresServer, direct: str, other: str, kind: str
+) -> None:
+    """A copy has the same tables and the same rows."""
+    if kind == "a copy":
+        elsewhere = server.create_database(urlsplit(direct).path[1:])
+    else:
+        elsewhere = server.create_database()
+        await app.open_store(elsewhere).migrate()
+    async with Pooler(direct) as pooler, Pooler(elsewhere) as wrong:
+        right = settings(pooler, direct)
+        address = elsewhere if other == "database_direct" else wrong.url(RUN)
+        with pytest.raises(Incompatible, match=f"{other} leads to") as caught:
+            async with opened(msgspec.structs.replace(right, **{other: address})):
+                pass
+        assert caught.value.code == "wrong_database"
+        async with opened(right) as store:
+            await Engine(store).submit(new())
+    server.drop_database(elsewhere)
+
+
+def dump(server: PostgresServer, url: str) -> bytes:
+    command = [str(server.program("pg_dump")), "--no-owner", url]
+    return subprocess.run(command, capture_output=True, check=True).stdout
+
+
+def restore(text: bytes, server: PostgresServer, name: str) -> None:
+    command = [str(server.program("psql")), "-X", "-q", "-d", server.url(name)]
+    subprocess.run(command, input=text, capture_output=True, check=True)
+
+
+async def test_a_copy_on_another_server_is_another_database(
+    server: PostgresServer, direct: str
+) -> None:
+    """Name, rows and times are those of the original."""
+    with PostgresServer(fast=True) as second:
+        # The groups belong to the server, so the first migration makes them there.
+        await app.open_store(second.url("postgres")).migrate()
+        name = urlsplit(direct).path[1:]
+        second._execute(f"create database {name}")
+        restore(dump(server, direct), second, name)
+        async with Pooler(direct) as pooler:
+            with pytest.raises(Incompatible, match="database_direct leads to"):
+                async with opened(settings(pooler, second.url(name))):
+                    pass
 
 
 async def test_migrations_go_past_the_pooler(server: PostgresServer) -> None:

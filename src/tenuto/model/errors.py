@@ -97,6 +97,7 @@ CODES: dict[str, str] = {
     "url_invalid": "The URL cannot be understood, or its host cannot be found.",
     "version_conflict": "Somebody changed it since it was read; read it again.",
     "webhook_disabled": "The webhook is disabled or gone, so nothing is sent to it.",
+    "wrong_database": "The database's addresses lead to different databases, so nothing is done.",
     "wrong_role": "A database connection acts in another role than it must, so nothing is done.",
     "yaml_invalid": "The YAML cannot be understood.",
 }

@@ -17,7 +17,7 @@ _DEFAULT_PORT = "5432"
 _PRIMARY = frozenset(["primary", "read-write"])
 _STANDBY = frozenset(["standby", "read-only", "prefer-standby"])
 _TLS = frozenset(["require", "verify-ca", "verify-full"])
-"""With these TLS is certain, and proxies of cloud providers route by the name that it sends (SNI)."""
+"""With these TLS is certain, and cloud providers' proxies route by the name that it sends (SNI)."""
 
 
 class Host(NamedTuple):
@@ -47,8 +47,8 @@ class Address(msgspec.Struct, frozen=True):
 def parse(url: str, environ: Mapping[str, str]) -> Address:
     """The address as the driver understands it; raises `Invalid` with the reason.
 
-    The reason never quotes the address: a character that is not encoded moves pieces of the password
-    to where a host, a port or an option stands.
+    The reason never quotes the address: a character that is not encoded moves pieces of the
+    password to where a host, a port or an option stands.
     """
     try:
         return _parse(url, environ)

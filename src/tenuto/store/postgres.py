@@ -222,7 +222,28 @@ class PostgresStore:
         if self._many or self._pooler is not None:
             async with self.within(_NOBODY)._connection(read=True):  # noqa: SLF001  one of us
                 pass
+        if self._pooler is not None:
+            await self._check_one_database()
         await self.sync_clock()
+
+    async def _check_one_database(self) -> None:
+        """Refuse addresses that lead to different databases: tasks would be in one or the other."""
+        tenants = self.within(_NOBODY)._means.read  # noqa: SLF001  one of us
+        pools = {"database": self._means.read, "database_runtime": tenants}
+        if self.direct is not None and self._owner is not None:
+            pools["database_direct"] = self._owner
+        marks = {}
+        for name, pool in pools.items():
+            async with _Borrowed(pool) as connection:
+                marks[name] = tuple(await connection.fetchrow(schema.MARK))
+        for name, mark in marks.items():
+            if mark != marks["database"]:
+                raise Incompatible(
+                    f"{name} leads to a database {mark[0]} that is not the database"
+                    f" {marks['database'][0]} of the setting database; give addresses of one"
+                    " database",
+                    "wrong_database",
+                )
 
     async def close(self) -> None:
         # All at once: a server that hangs answers none of them.

@@ -22,6 +22,16 @@ create table if not exists schema_migration (
 )
 """
 
+MARK = """
+select current_database()::text, applied_at, xmin::text
+from schema_migration order by number limit 1
+"""
+"""The question that two connections answer alike if, and only if, they are in one database.
+
+A copy has the times of its original; its name differs on the same server, and on another one the
+transaction (`xmin`) that wrote the row. Every login may read it.
+"""
+
 
 class Migration(msgspec.Struct, frozen=True):
     """One numbered step forward. `compat`: the oldest program knowledge that can live with it."""
