@@ -1,12 +1,18 @@
 """Settings: each wrong one is told when they are read, by its name, before anything is done."""
 
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tenuto.bench import scale
+from tenuto.bench.measures import Bench
 from tenuto.client.target import Target, choose, config_path, read_login
 from tenuto.model.errors import Invalid
-from tenuto.settings import load
+from tenuto.settings import Settings, environment_without_settings, load
+from tenuto.worker.children import Children
 
 WORKSPACE = "0198c0de-0000-7000-8000-000000000000"
 
@@ -131,3 +137,68 @@ def test_a_pooler_needs_both_addresses(missing: str) -> None:
         told = rf"^with pooler=transaction the setting {missing} must be postgresql://"
         with pytest.raises(Invalid, match=told):
             load({"pooler": "transaction", **given, missing: wrong})
+
+
+def test_a_database_given_by_flag_is_reached_as_the_flags_say(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TENUTO_POOLER", "transaction")
+    monkeypatch.setenv("TENUTO_DATABASE", "postgresql://pooler/db")
+    monkeypatch.setenv("TENUTO_DATABASE_RUNTIME", "postgresql://run@pooler/db")
+    (home / "tenuto.toml").write_text('database_direct = "postgresql://server/db"\n')
+    configured = load()
+    assert load({"port": 1}) == msgspec.structs.replace(configured, port=1)
+    assert load({"database": "sqlite:///t.db"}) == Settings(database="sqlite:///t.db")
+    assert load({"database": "", "data": "folder"}) == Settings(data="folder")
+    flags = {"database": "postgresql://other/db", "pooler": "transaction"}
+    flags["database_runtime"] = "postgresql://run@other/db"
+    assert load(flags) == msgspec.convert(flags, Settings)
+
+
+def test_a_child_with_settings_of_its_own_inherits_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENUTO_POOLER", "transaction")
+    monkeypatch.setenv("CRASH_AT", "worker.running")
+    monkeypatch.setenv("PGPASSWORD", "secret")
+    found = environment_without_settings()
+    assert found["PGPASSWORD"] == "secret"
+    assert [name for name in found if name.startswith(("TENUTO_", "CRASH_"))] == []
+
+
+async def test_workers_of_up_reach_the_database_as_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TENUTO_POOLER", "transaction")
+    monkeypatch.setenv("TENUTO_DATABASE_RUNTIME", "postgresql://run@pooler/db")
+    started: list[dict[str, str]] = []
+
+    async def start(*_words: str, env: dict[str, str], **_options: object) -> None:
+        started.append(env)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    chosen = load({"database": "sqlite:///t.db"})
+    await Children(None, chosen, 1)._start()  # type: ignore[arg-type]
+    for name, value in started[0].items():
+        monkeypatch.setenv(name, value)
+    assert load() == msgspec.structs.replace(chosen, data=str(chosen.folder()))
+
+
+async def test_a_worker_of_the_benchmark_works_on_the_database_that_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TENUTO_POOLER", "transaction")
+    monkeypatch.setenv("TENUTO_DATABASE_RUNTIME", "postgresql://run@pooler/db")
+    started: list[dict[str, str]] = []
+
+    async def start(*_words: str, env: dict[str, str], **_options: object) -> None:
+        started.append(env)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    await Bench(None, "sqlite:///t.db", 1).start_worker()  # type: ignore[arg-type]
+    with suppress(AttributeError):  # there is no process to be told to end
+        async with scale._coordinators("sqlite:///t.db"):
+            pass
+    for env in started:
+        ours = {name for name in env if name.startswith("TENUTO_")}
+        assert ours == {"TENUTO_DATABASE", "TENUTO_PARENT_PIPE"}
+        assert env["TENUTO_DATABASE"] == "sqlite:///t.db"
+    assert len(started) > 1

@@ -13,6 +13,8 @@ import msgspec
 from tenuto.model.errors import Invalid
 from tenuto.model.quota import Quota
 
+_WAYS = ("pooler", "database_runtime", "database_direct")
+"""How else the setting `database` is reached; a flag that names another database resets them."""
 _TOO_MUCH = 1_000_000_000
 _ABOVE_ZERO = (
     *("heartbeat_s", "lease_s", "tick_s", "poll_s", "slots", "transcript_kb", "body_kb"),
@@ -186,7 +188,11 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Se
     for name in Settings.__struct_fields__:
         if value := os.environ.get(f"TENUTO_{name.upper()}"):
             found[name] = value
-    found |= {name: value for name, value in (flags or {}).items() if value is not None}
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    if "database" in given:
+        for name in _WAYS:
+            found.pop(name, None)
+    found |= given
     try:
         settings = msgspec.convert(found, Settings, strict=False)
     except msgspec.ValidationError as error:
@@ -279,3 +285,9 @@ def _read(path: Path) -> dict[str, Any]:
         raise Invalid(f"cannot read {path}: {error}") from error
     except RecursionError as error:
         raise Invalid(f"cannot read {path}: it is nested too deep") from error
+
+
+def environment_without_settings() -> dict[str, str]:
+    """The environment for a child process that is given all its settings."""
+    ours = ("TENUTO_", "CRASH_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}

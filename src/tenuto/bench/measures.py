@@ -18,7 +18,7 @@ from tenuto.engine.engine import Engine
 from tenuto.loop import wait_any
 from tenuto.model.matching import AgentProfile
 from tenuto.model.submission import NewTask
-from tenuto.settings import Settings
+from tenuto.settings import Settings, environment_without_settings
 
 Figures = dict[str, float]
 
@@ -73,7 +73,8 @@ class Bench:
         return ids
 
     async def start_worker(self, slots: int = SLOTS, *extra: str) -> asyncio.subprocess.Process:
-        env = os.environ | {"TENUTO_DATABASE": self.url, app.PARENT_PIPE: "1"}
+        env = environment_without_settings()
+        env |= {"TENUTO_DATABASE": self.url, app.PARENT_PIPE: "1"}
         options = extra or ("--app", "tenuto.bench.noop:handlers")
         worker = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tenuto.cli.main", "worker", "--agent", "bench"),

@@ -9,7 +9,6 @@ coordinates the database of the settings until it is told to stop, and prints wh
 """
 
 import asyncio
-import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,7 +23,7 @@ from tenuto.engine.report import Presence
 from tenuto.loop import repeat, wait_any
 from tenuto.model.matching import AgentProfile
 from tenuto.model.task import Fence
-from tenuto.settings import Settings, load
+from tenuto.settings import Settings, environment_without_settings, load
 
 AGENTS = 1000
 LANES = 200
@@ -152,7 +151,7 @@ async def _coordinators(url: str) -> AsyncIterator[list[float]]:
             *(sys.executable, "-m", "tenuto.bench.scale"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=os.environ | {"TENUTO_DATABASE": url, app.PARENT_PIPE: "1"},
+            env=environment_without_settings() | {"TENUTO_DATABASE": url, app.PARENT_PIPE: "1"},
         )
         for _ in range(COORDINATORS)
     ]

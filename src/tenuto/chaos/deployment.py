@@ -17,6 +17,7 @@ from tenuto.chaos.plan import SHORT, Plan
 from tenuto.chaos.record import FILE
 from tenuto.clock import Clock
 from tenuto.loop import repeat, wait_any
+from tenuto.settings import environment_without_settings
 
 LOOK_S = 0.1
 GONE_S = 20.0
@@ -187,8 +188,7 @@ class Deployment:
         return (program, "worker", "--agent", "chaos", "--app", "tenuto.chaos.handlers:handlers")
 
     def _environment(self, point: str | None) -> dict[str, str]:
-        ours = ("TENUTO_", "CRASH_")
-        env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        env = environment_without_settings()
         env |= {f"TENUTO_{name.upper()}": str(value) for name, value in SHORT.items()}
         env |= {"TENUTO_DATABASE": self._url, "TENUTO_DATA": str(self._folder)}
         env |= {"TENUTO_LEADER": str(self._plan.leader).lower(), app.PARENT_PIPE: "1"}

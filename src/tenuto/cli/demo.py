@@ -26,7 +26,7 @@ from tenuto.model.printable import printable
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.submission import NewTask
 from tenuto.model.task import TERMINAL
-from tenuto.settings import Settings
+from tenuto.settings import Settings, environment_without_settings
 from tenuto.telemetry import set_up
 
 LEASE_S = 3
@@ -115,8 +115,8 @@ class Demo:
         return await self._summary()
 
     async def _start_worker(self) -> None:
-        theirs = {k: v for k, v in os.environ.items() if not k.startswith("TENUTO_")}
-        env = theirs | {"TENUTO_DATABASE": self._settings.url(), app.PARENT_PIPE: "1"}
+        env = environment_without_settings()
+        env |= {"TENUTO_DATABASE": self._settings.url(), app.PARENT_PIPE: "1"}
         env |= {f"TENUTO_{name.upper()}": str(value) for name, value in SETTINGS.items()}
         worker = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tenuto.cli.main", "worker", "--accept-commands"),

@@ -20,6 +20,7 @@ HEALTHY_S = 10.0
 HANDED_ON = (
     *("heartbeat_s", "lease_s", "tick_s", "poll_s", "grace_s", "drain_s", "slots"),
     *("task_env", "task_folders"),
+    *("pooler", "database_runtime", "database_direct"),
 )
 """The settings that flags of the parent may have changed."""
 

@@ -22,7 +22,7 @@ from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import ALERTS
 from tenuto.engine.proof import Proof
 from tenuto.loop import wait_any
-from tenuto.settings import Settings
+from tenuto.settings import Settings, environment_without_settings
 from tenuto.store.postgres_admin import make_database
 
 TASKS = int(os.environ.get("TENUTO_PROOF_TASKS", "10000"))
@@ -137,7 +137,7 @@ class Load:
         return [f"{each.log.name}: exit {each.code}: {each.text()[-2000:]}" for each in dead]
 
     def _start(self, name: str, *words: str) -> Process:
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("TENUTO_", "CRASH_"))}
+        env = environment_without_settings()
         env |= {"TENUTO_DATABASE": self._url, "TENUTO_DATA": str(self._folder)}
         env |= {"TENUTO_SLOTS": str(SLOTS), FILE: str(self.record.path), "PYTHONPATH": str(ROOT)}
         return Process([sys.executable, *words], env, self._folder / f"{name}.log")
