@@ -1,6 +1,9 @@
 """What operators ask: doctor, db, coordinator and worker, on both kinds of database."""
 
+import pytest
 from tests.cli.orchestrate import Orchestrate
+
+from tenuto.cli.doctor import _standby
 
 
 def checks(cli: Orchestrate, *words: str) -> dict[str, tuple[str, str]]:
@@ -46,7 +49,34 @@ def test_doctor_says_what_is_unsafe_about_a_server(cli: Orchestrate, postgres_ur
     assert answer.code == 1
     assert "fsync=off is unsafe: " in answer.out
     assert "synchronous_commit=off is unsafe: " in answer.out
-    assert checks(cli, *where)["database"][1].startswith("PostgreSQL ")
+    assert "synchronous_standby_names is empty: " in answer.out
+    database = checks(cli, *where)["database"][1]
+    assert database.startswith("PostgreSQL ")
+    assert "standby" not in database
+
+
+@pytest.mark.parametrize(
+    ("names", "commit", "told"),
+    [
+        (
+            "",
+            "on",
+            "synchronous_standby_names is empty: what is acknowledged is on one machine only",
+        ),
+        (
+            "ANY 1 (a, b)",
+            "on",
+            "synchronous_standby_names=ANY 1 (a, b): what is acknowledged is on",
+        ),
+        ("a", "remote_apply", "synchronous_standby_names=a: what is acknowledged is on a standby"),
+        ("a", "local", "synchronous_commit=local: what is acknowledged is on one machine only"),
+        ("a", "off", "synchronous_commit=off: what is acknowledged is on one machine only"),
+    ],
+)
+def test_doctor_says_on_how_many_machines_tasks_are(names: str, commit: str, told: str) -> None:
+    [check] = _standby({"synchronous_standby_names": names, "synchronous_commit": commit})
+    assert (check.name, check.status) == ("durability", "ok")
+    assert check.detail.startswith(told)
 
 
 def test_doctor_goes_on_when_the_database_does_not_answer(cli: Orchestrate) -> None:

@@ -31,6 +31,7 @@ UNSAFE = {
     ("full_page_writes", "on"): "a crash of the server's machine can damage the database",
 }
 """Durability settings, the value that is safe, and what any other value risks."""
+STANDBYS = "synchronous_standby_names"
 SAFER = {"EXTRA", "remote_apply"}
 
 
@@ -202,7 +203,22 @@ async def _described(store: "Store") -> list[Check]:
             checks.append(Check("durability", "fail", f"{name}={value} is unsafe: {risk}"))
     if not any(check.name == "durability" for check in checks):
         checks.append(Check("durability", "ok", f"{', '.join(safe)}: what is acknowledged stays"))
-    return checks
+    return [*checks, *_standby(described)]
+
+
+def _standby(described: dict[str, str]) -> list[Check]:
+    """Whether a standby has what was acknowledged; nothing where there are no standbys."""
+    if (names := described.get(STANDBYS)) is None:
+        return []
+    commit = described["synchronous_commit"]
+    one = "what is acknowledged is on one machine only"
+    if not names:
+        told = f"{STANDBYS} is empty: {one}"
+    elif commit in ("off", "local"):
+        told = f"synchronous_commit={commit}: {one}, in spite of {STANDBYS}={names}"
+    else:
+        told = f"{STANDBYS}={names}: what is acknowledged is on a standby, too"
+    return [Check("durability", "ok", told)]
 
 
 def _roles(found: "dict[str, Identity]") -> list[Check]:
@@ -220,7 +236,7 @@ def _roles(found: "dict[str, Identity]") -> list[Check]:
 
 
 def _facts(described: dict[str, str]) -> list[str]:
-    settings_ = {name for name, _ in UNSAFE}
+    settings_ = {STANDBYS, *(name for name, _ in UNSAFE)}
     return [
         value if name == "database" else f"{name} {value}"
         for name, value in described.items()

@@ -310,7 +310,10 @@ class PostgresStore:
 
     async def describe(self) -> dict[str, str]:
         async with self._connection(read=True) as connection:
-            names = ("server_version", "fsync", "synchronous_commit", "full_page_writes")
+            names = (
+                *("server_version", "fsync", "full_page_writes"),
+                *("synchronous_commit", "synchronous_standby_names"),
+            )
             settings = {
                 name: await connection.fetchval("select current_setting($1)", name)
                 for name in names
