@@ -1,13 +1,17 @@
 """What judges a failover, on outcomes made up; the failovers are in long/failover.py."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tests.proof.failover.load import LONGEST_GAP_S, TASKS, Outcome, TimedRecord
+from tests.proof.failover.load import LONGEST_GAP_S, TASKS, Outcome, TimedRecord, Witness
 from tests.proof.failover.submitter import task
 from tests.services import network, patroni
+from tests.services.postgres import PostgresServer
+from tests.services.standby import frozen
+from tests.waiting import eventually
 
 from tenuto.chaos.checker import Verdict
 
@@ -52,6 +56,29 @@ def test_an_outcome_with_a_fault_fails(change: dict[str, Any]) -> None:
 def test_a_task_is_the_same_however_often_it_is_asked_for() -> None:
     assert [task(20), task(10), task(3)] == [task(20), task(10), task(3)]
     assert [task(n).task_type for n in (20, 10, 3)] == ["long", "saving", "short"]
+
+
+async def test_a_witness_of_a_frozen_machine_is_cut_and_goes_on() -> None:
+    with PostgresServer(fast=True) as server:
+        async with Witness(server.url("postgres")).watch() as witness:
+            await eventually(lambda: witness._acknowledged)
+            assert witness.refused == 0
+            with frozen(server):
+                await eventually(lambda: witness.refused > 0)
+            known = len(witness._acknowledged)
+            await eventually(lambda: len(witness._acknowledged) > known)
+        assert await witness.lost(server.url("postgres")) == set()
+
+
+@pytest.mark.parametrize(("leader_s", "fine"), [(None, True), (12.0, False)])
+async def test_a_witness_that_was_never_refused_is_no_witness(
+    leader_s: float | None, fine: bool
+) -> None:
+    witness = Witness("")
+    for refused in (0, 1):
+        witness.refused = refused
+        with nullcontext() if fine or refused else pytest.raises(AssertionError):
+            witness.check(leader_s)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -34,6 +34,9 @@ REST_S = 90.0
 """Seconds in which everything ends after the last submit."""
 SUBMITS_S = 240.0
 PAUSE_S = 0.1
+WITNESS_S = 2.0
+"""Seconds that a witness waits for an answer before it tries again."""
+INSERT = "insert into witness values ($1)"
 
 
 class TimedRecord(Record):
@@ -164,6 +167,7 @@ class Witness:
         self._url = url
         self._acknowledged: list[int] = []
         self.refused = 0
+        """How often an insert or a connection was refused, cut, or not answered in time."""
         self._stop = asyncio.Event()
         self._number = 0
         self._clock = Clock()
@@ -187,14 +191,18 @@ class Witness:
         rows = await ask(url, "select array_agg(n) from witness")
         return set(self._acknowledged) - set(rows)
 
+    def check(self, leader_s: float | None) -> None:
+        """AssertionError if the machine was replaced and the witness noticed nothing of it."""
+        assert leader_s is None or self.refused
+
     async def _insert(self) -> None:
         while not self._stop.is_set():
             try:
-                connection = await asyncpg.connect(self._url, timeout=2)
+                connection = await asyncpg.connect(self._url, timeout=WITNESS_S)
                 try:
                     while not self._stop.is_set():
                         self._number += 1
-                        await connection.execute("insert into witness values ($1)", self._number)
+                        await connection.execute(INSERT, self._number, timeout=WITNESS_S)
                         self._acknowledged.append(self._number)
                         await wait_any([self._stop], PAUSE_S, self._clock)
                 finally:

@@ -150,4 +150,5 @@ async def run(cluster: Cluster, folder: Path, case: str, fault: Fault, place: in
         outcome = await running.outcome(anywhere)
     print(f"\n{outcome.line(case, leader_s)}")
     outcome.check()
+    witness.check(leader_s)
     assert await witness.lost(cluster.address("postgres")) == set()
