@@ -45,7 +45,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     database_runtime: str = ""
     """With a pooler, the address of the tenants' login; `database` is then the system's."""
     database_direct: str = ""
-    """With a pooler, the address past it for hints and migrations; empty: hints by polling."""
+    """With a pooler, the address past it for hints; empty: programs find work by polling."""
     data: str = ""
     """Folder for the embedded database and the keys; empty: the user's data folder."""
     keys: str = ""

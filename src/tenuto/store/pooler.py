@@ -13,6 +13,7 @@ from tenuto.store.postgres_errors import meant
 from tenuto.store.sessions import NAMED
 
 _PROBE = "select pg_backend_pid() + $1::int"
+_OTHER_PROBE = "select $1::text"
 _NAME = f"tenuto_probe_{os.getpid()}"
 _CHECK_S = 5.0
 _ALONE_S = 1.0
@@ -54,21 +55,21 @@ async def check_pooler(connector: Connector) -> None:
 async def _loses_statements(preparer: Any, occupant: Any) -> bool:
     """True if a statement that one client prepared stays with the server's connection.
 
-    One client prepares a statement, another occupies the connection, the first executes it again.
-    If it has to wait, both share one connection: there the other prepares a statement of that name.
-    Where the pooler gives the first one the same connection nevertheless, nothing is proven.
+    One client prepares a statement. Another, in a transaction, prepares a different one of the same
+    name: if it got the first one's connection, that name is taken there. Then the first executes
+    its own: on another connection it is not known. If it has to wait, both share one connection,
+    which knows both. Where the pooler gives each client its connection again, nothing is proven.
     """
     try:
-        statement = await preparer.prepare(_PROBE, name=_NAME)
-        await statement.fetchval(0)
+        first = await preparer.prepare(_PROBE, name=_NAME)
+        await first.fetchval(0)
         await occupant.execute("begin")
-        try:
-            async with asyncio.timeout(_ALONE_S):
-                await statement.fetchval(0)
-        except TimeoutError:
-            preparer.terminate()
-            await occupant.execute("rollback")
-            await occupant.prepare(_PROBE, name=_NAME)
+        second = await occupant.prepare(_OTHER_PROBE, name=_NAME)
+        await second.fetchval("")
+        async with asyncio.timeout(_ALONE_S):
+            await first.fetchval(0)
     except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError):
         return True
+    except TimeoutError:
+        return False
     return False

@@ -2,7 +2,7 @@
 
 import asyncpg
 
-from tenuto.model.errors import Conflict, Invalid, TenutoError, Unavailable
+from tenuto.model.errors import Conflict, Incompatible, Invalid, TenutoError, Unavailable
 
 AGAIN = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 """The same transaction may succeed when it is run again."""
@@ -54,6 +54,9 @@ A table that is not there is about to be restored: every program looks when it o
 """
 
 
+_STATEMENTS = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError)
+
+
 def meant(error: Exception) -> Exception:
     """What the engine should hear of an error of the driver; others as they are."""
     if isinstance(error, asyncpg.DiskFullError):
@@ -64,6 +67,23 @@ def meant(error: Exception) -> Exception:
         return Invalid("a number is beyond 64 bits")
     if isinstance(error, asyncpg.ClientConfigurationError):
         return Invalid(f"the database address is wrong: {error}", "database_invalid")
+    if isinstance(error, asyncpg.InvalidCachedStatementError):
+        return Unavailable(
+            "the schema changed below statements that were prepared before; try again, and behind a"
+            " pooler run RECONNECT there",
+            "database_switching",
+        )
+    if isinstance(error, _STATEMENTS):
+        return Unavailable(
+            "the pooler loses prepared statements; set its max_prepared_statements above 0",
+            "pooler_unsuitable",
+        )
+    if "startup parameter" in str(error):
+        return Incompatible(
+            f"a pooler before the database does not take our settings: {first_line(error)};"
+            " set pooler=transaction",
+            "pooler_unsuitable",
+        )
     return unavailable(error) or error
 
 
@@ -77,6 +97,10 @@ def unavailable(error: Exception) -> TenutoError | None:
         )
     if isinstance(error, _BROKEN):
         return Unavailable("the database does not answer: the connection was lost")
+    if isinstance(error, asyncpg.InsufficientPrivilegeError):
+        return Unavailable(f"the login may not do this in the database: {first_line(error)}")
+    if isinstance(error, TimeoutError) and not str(error):
+        return Unavailable("the database does not answer in time")
     return Unavailable(f"the database does not answer: {first_line(error)}")
 
 

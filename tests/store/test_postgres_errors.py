@@ -1,0 +1,43 @@
+"""What users read of errors of the driver."""
+
+import asyncpg
+import pytest
+
+from tenuto.model.errors import Incompatible, TenutoError, Unavailable
+from tenuto.store.postgres_errors import meant
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code", "said"),
+    [
+        (
+            asyncpg.InvalidCachedStatementError("cached statement plan is invalid"),
+            *(Unavailable, "database_switching", "run RECONNECT there"),
+        ),
+        (
+            asyncpg.InvalidSQLStatementNameError('prepared statement "s" does not exist'),
+            *(Unavailable, "pooler_unsuitable", "max_prepared_statements"),
+        ),
+        (
+            asyncpg.DuplicatePreparedStatementError('prepared statement "s" already exists'),
+            *(Unavailable, "pooler_unsuitable", "max_prepared_statements"),
+        ),
+        (
+            asyncpg.ProtocolViolationError("unsupported startup parameter: tcp_keepalives_idle"),
+            *(Incompatible, "pooler_unsuitable", "set pooler=transaction"),
+        ),
+        (
+            asyncpg.InsufficientPrivilegeError("permission denied for schema public"),
+            *(Unavailable, "database_unreachable", "the login may not do this"),
+        ),
+        (TimeoutError(), Unavailable, "database_unreachable", "does not answer in time"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_an_error_says_what_to_do(
+    error: Exception, kind: type[TenutoError], code: str, said: str
+) -> None:
+    found = meant(error)
+    assert isinstance(found, TenutoError)
+    assert (type(found), found.code) == (kind, code)
+    assert said in found.message
