@@ -67,6 +67,11 @@ def meant(error: Exception) -> Exception:
         return Invalid("a number is beyond 64 bits")
     if isinstance(error, asyncpg.ClientConfigurationError):
         return Invalid(f"the database address is wrong: {error}", "database_invalid")
+    return _of_statements(error) or unavailable(error) or error
+
+
+def _of_statements(error: Exception) -> TenutoError | None:
+    """What a pooler or a migration does to prepared statements and settings; else `None`."""
     if isinstance(error, asyncpg.InvalidCachedStatementError):
         return Unavailable(
             "the schema changed below statements that were prepared before; try again, and behind a"
@@ -84,7 +89,7 @@ def meant(error: Exception) -> Exception:
             " set pooler=transaction",
             "pooler_unsuitable",
         )
-    return unavailable(error) or error
+    return None
 
 
 def unavailable(error: Exception) -> TenutoError | None:
