@@ -29,7 +29,6 @@ groups:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Orchestrate, str, str]]:
     """A machine with a server and a worker, with the server's address and token."""
     local = Orchestrate(tmp_path_factory.mktemp("server"))
-    local.environment["TENUTO_TASK_FOLDERS"] = "/"
     with serving(local, "up") as url:
         (local.home / "flow.yaml").write_text(FLOW)
         local.ok("apply", "-f", "flow.yaml")

@@ -148,6 +148,12 @@ def _file(cli: Remote, text: str) -> str:
     return str(path)
 
 
+def test_a_command_through_a_server_works_where_its_worker_does(cli: Remote) -> None:
+    for words, folder in (((), None), (("--cwd", "sub"), "sub"), (("--cwd", "/srv"), "/srv")):
+        task = cli.ok("run", *words, "--", "true")
+        assert cli.json("task", "show", task)["cwd"] == folder
+
+
 def test_members_tokens_and_workspaces(cli: Remote) -> None:
     file = _file(cli, "correct horse battery\n")
     ann = cli.json("user", "create", "ann", "--role", "admin", "--password-file", file)

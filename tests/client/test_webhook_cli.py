@@ -53,11 +53,7 @@ class Hooked:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """Address and token of a server with a worker, which may send webhooks to this machine."""
     local = Orchestrate(tmp_path_factory.mktemp("server"))
-    local.environment |= {
-        "TENUTO_WEBHOOK_ALLOW": "127.0.0.0/8",
-        "TENUTO_TICK_S": "0.1",
-        "TENUTO_TASK_FOLDERS": "/",
-    }
+    local.environment |= {"TENUTO_WEBHOOK_ALLOW": "127.0.0.0/8", "TENUTO_TICK_S": "0.1"}
     with serving(local, "up") as url:
         yield url, token_of(local)
 

@@ -7,7 +7,7 @@ import click
 
 from tenuto.cli.base import Command, Globals
 from tenuto.cli.create import agent_id, print_submitted
-from tenuto.cli.embedded import call
+from tenuto.cli.embedded import call, target
 from tenuto.cli.parse import folder, place_options, read_environment, read_place, seconds
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _Run(Command):
     "--timeout", "timeout_s", type=seconds, metavar="TIME", help="Longest run: 90, 10m, 1h30m."
 )
 @click.option("--tag", "tags", multiple=True, help="A label to filter by; repeatable.")
-@click.option("--cwd", metavar="DIR", help="The folder to work in; this one if not given.")
+@click.option("--cwd", metavar="DIR", help="The folder to work in.")
 @click.option("--env", "env", multiple=True, metavar="K=V", help="A variable for the command.")
 @click.option("--max-attempts", type=int, metavar="N", help="Tries in all; 3 if not given.")
 @click.option("--agent", metavar="NAME", help="The one agent that must take it.")
@@ -62,10 +62,13 @@ def run(
     """Submit a command or a prompt as a task and print its id.
 
     Everything after `--` is the command; options of `run` stand before it. The command runs in
-    this folder, on a worker that accepts commands. Ctrl-C stops the watching, not the task.
+    this folder, on a worker that accepts commands; through a server in the worker's folder. Ctrl-C
+    stops the watching, not the task.
     """
     given = ctx.ensure_object(Globals)
     argv = ctx.meta.get("tenuto.argv")
+    if target(given).url is None:  # a worker behind a server may be on another machine
+        fields["cwd"] = folder(fields["cwd"])
     new = _new_task(words, argv, fields)
     if argv and argv[-1] == "--follow" and not given.json:
         click.echo("note: --follow stands after -- and so goes to the command", err=True)
@@ -98,7 +101,6 @@ def _new_task(words: tuple[str, ...], argv: list[str] | None, fields: dict[str, 
     title = told.pop("name", None)
     told["tags"] = list(told["tags"])
     told["env"] = read_environment(told["env"])
-    told["cwd"] = folder(told.get("cwd"))
     if argv:
         return NewTask(
             title=cut(shlex.join(argv), TITLE) if title is None else title,
