@@ -25,6 +25,7 @@ CUT_S = 15.0
 HEAD = "| case | tasks | new primary | longest gap | lost | doubled | stuck | run twice |"
 Fault = Callable[[Cluster, int], Awaitable[float | None]]
 CLOCK = Clock()
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
