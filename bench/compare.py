@@ -1,8 +1,9 @@
 """Compares job queues side by side on this machine: python bench/compare.py [--rounds 3] ...
 
 Builds .venv-bench, starts private servers, and lets the peers take turns at every measure (A B C,
-A B C, ...), each in a process and a fresh database of its own. The rules: bench/measure.py.
+C B A, ...), each in a process and a fresh database of its own. The rules: bench/measure.py.
 Absolute figures say more about the machine than about the peers; look at the ratios of one run.
+`--before REVISION` measures this project twice: as it is here, and as it was at that commit.
 """
 
 import argparse
@@ -17,8 +18,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,8 @@ if __name__ == "__main__" and __package__ in {None, ""}:
 
     run_in_environment("bench.compare", sys.argv[1:])
 
-from bench.catalog import CATALOG, Entry
+from bench.bootstrap import ROOT
+from bench.catalog import CATALOG, OURS, Entry
 from bench.harness import MEASURES
 from bench.peer import NotMeasurableError
 from bench.report import PeerReport, to_json, to_text
@@ -79,6 +83,15 @@ class Stores:
         return self._redis
 
 
+@dataclass(frozen=True)
+class Contender:
+    """A peer with its figures. `sources` holds its program; None means the one installed."""
+
+    entry: Entry
+    report: PeerReport
+    sources: Path | None = None
+
+
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # servers end, too
     arguments = _parser().parse_args()
@@ -86,16 +99,20 @@ def main() -> None:
     unknown = set(names) - set(CATALOG)
     if unknown:
         raise SystemExit(f"no such peer: {', '.join(sorted(unknown))}; known: {', '.join(CATALOG)}")
-    reports = [_empty_report(CATALOG[name]) for name in names]
+    contenders = [Contender(CATALOG[name], _empty_report(CATALOG[name])) for name in names]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.data)))
         folder.chmod(0o755)  # PostgreSQL runs as another user when we are root
+        if arguments.before:
+            sources = _extract(arguments.before, folder)
+            contenders = _with_earlier(contenders, arguments.before, sources)
+        reports = [each.report for each in contenders]
         stores = Stores(folder, arguments.pg_bin, stack)
         load_before = os.getloadavg()[0]
         try:
             for number in range(1, arguments.rounds + 1):
                 _say(f"round {number}/{arguments.rounds}")
-                _round(reports, stores, arguments, number)
+                _round(contenders, stores, arguments, number)
         except (KeyboardInterrupt, SystemExit):
             _say("interrupted: what follows is incomplete")
         machine = {
@@ -112,14 +129,37 @@ def main() -> None:
         arguments.json.write_text(document + "\n")
 
 
+def _extract(revision: str, folder: Path) -> Path:
+    """Write the sources of a commit below the folder; returns the folder to import from."""
+    archive, earlier = folder / "earlier.tar", folder / "earlier"
+    git = ["git", "-C", str(ROOT), "archive", "--format=tar", f"--output={archive}"]
+    if subprocess.run([*git, revision, "src"], check=False).returncode:
+        raise SystemExit(f"no such commit in {ROOT}: {revision}")
+    with tarfile.open(archive) as packed:
+        packed.extractall(earlier, filter="data")
+    archive.unlink()
+    return earlier / "src"
+
+
+def _with_earlier(contenders: list[Contender], revision: str, sources: Path) -> list[Contender]:
+    """Put the program of the commit behind the present one, for each store."""
+    every = []
+    for each in contenders:
+        every.append(each)
+        if each.entry.name in OURS:
+            report = PeerReport(f"{each.entry.name}@{revision}", each.entry.store, {})
+            every.append(Contender(each.entry, report, sources))
+    return every
+
+
 def _round(
-    reports: list[PeerReport], stores: Stores, arguments: argparse.Namespace, number: int
+    contenders: list[Contender], stores: Stores, arguments: argparse.Namespace, number: int
 ) -> None:
-    """Lets everybody take each measure, one after the other."""
+    """Lets everybody take each measure, one after the other; every second round in reverse."""
     for measure in _measures(arguments, number):
-        for report in reports:
-            if report.applies(measure):
-                _measure(report, measure, stores, arguments, number)
+        for each in contenders if number % 2 else reversed(contenders):
+            if each.report.applies(measure):
+                _measure(each, measure, stores, arguments, number)
 
 
 def _measures(arguments: argparse.Namespace, number: int) -> list[str]:
@@ -131,14 +171,14 @@ def _measures(arguments: argparse.Namespace, number: int) -> list[str]:
 
 
 def _measure(
-    report: PeerReport, measure: str, stores: Stores, arguments: argparse.Namespace, number: int
+    contender: Contender, measure: str, stores: Stores, arguments: argparse.Namespace, number: int
 ) -> None:
     """Adds one measure of one peer to its report."""
-    entry = CATALOG[report.name]
+    entry, report = contender.entry, contender.report
     try:
         with stores.fresh(entry.store) as (target, scratch):
             command = _command(entry, measure, target, scratch, arguments)
-            status = _collect(report, command, number)
+            status = _collect(contender, command, number)
     except NotMeasurableError as error:
         _say(f"  not measured: {error}")
         report.not_measured = str(error)
@@ -148,14 +188,18 @@ def _measure(
             report.add({"measure": measure, "value": None, "unit": "", "text": text}, number)
 
 
-def _collect(report: PeerReport, command: list[str], number: int) -> int:
-    """Runs an adapter, adds each line it prints to the report, and answers its exit status."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+def _collect(contender: Contender, command: list[str], number: int) -> int:
+    """Runs an adapter, adds each line it prints to the report, and returns its exit status."""
+    environment = dict(os.environ)
+    if contender.sources is not None:  # found before what is installed
+        environment["PYTHONPATH"] = f"{contender.sources}{os.pathsep}{ROOT}"
+    name = contender.report.name
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                _say(f"  {line.strip()}")
-                report.add(json.loads(line), number)
+                _say(f"  {name} {line.strip()}")
+                contender.report.add(json.loads(line), number)
         except BaseException:
             process.terminate()
             raise
@@ -237,6 +281,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="US",
         help="before each measure wait, up to a minute, for a disk that syncs in less",
     )
+    parser.add_argument("--before", metavar="REVISION", help="a commit to measure, too")
     parser.add_argument("--data", type=Path, help="where the temporary folder is made")
     parser.add_argument("--pg-bin", type=Path, help="folder with PostgreSQL's programs")
     return parser

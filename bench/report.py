@@ -88,7 +88,8 @@ def ratios(reports: Sequence[PeerReport], ours: str) -> dict[str, dict[str, floa
         return {}
     found: dict[str, dict[str, float]] = {}
     for report in reports:
-        if report is not mine and report.name not in OURS:
+        name, _, revision = report.name.partition("@")
+        if name == ours if revision else name not in OURS:
             found[report.name] = _ratios_of(mine, report)
     return {name: values for name, values in found.items() if values}
 
@@ -100,6 +101,8 @@ def to_text(reports: Sequence[PeerReport], machine: Mapping[str, Any]) -> str:
     for ours in OURS:
         if lines := _ratio_lines(reports, ours):
             parts += ["", f"How many times better {ours} is (above 1: better)", *lines]
+    if lines := _drift_lines(reports):
+        parts += ["", "An earlier commit's second half of the rounds, to its first half", *lines]
     parts += ["", *_remarks(reports)]
     return "\n".join(parts)
 
@@ -192,6 +195,26 @@ def _ratio_lines(reports: Sequence[PeerReport], ours: str) -> list[str]:
         cells = [f"{values[measure]:.2f}" if measure in values else "-" for measure, *_ in columns]
         rows.append([name, *cells])
     return _markdown(rows)
+
+
+def _drift_lines(reports: Sequence[PeerReport]) -> list[str]:
+    """How far one program's own figures moved within the run: a smaller difference says nothing."""
+    earlier = [report for report in reports if "@" in report.name]
+    columns = [column for column in COLUMNS if any(column[0] in each.figures for each in earlier)]
+    rows = [["peer", *(heading for _, heading, _ in columns)]]
+    for report in earlier:
+        halves = [_halves(report.figures.get(measure, Figures()).values) for measure, *_ in columns]
+        cells = ["-" if pair is None else f"{pair[1] / pair[0]:.2f}" for pair in halves]
+        rows.append([report.name, *cells])
+    return _markdown(rows) if len(rows) > 1 else []
+
+
+def _halves(values: Sequence[float]) -> tuple[float, float] | None:
+    """The medians of the first and the second half; None where there are fewer than two values."""
+    middle = len(values) // 2
+    if not middle:
+        return None
+    return statistics.median(values[:middle]), statistics.median(values[middle:])
 
 
 def _remarks(reports: Iterable[PeerReport]) -> list[str]:

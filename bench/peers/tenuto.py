@@ -10,6 +10,7 @@ from bench.peer import Mode, Peer
 from bench.workload import Journal
 
 from tenuto import app
+from tenuto.client.client import AsyncClient
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.model.submission import NewTask
 from tenuto.settings import Settings
@@ -24,7 +25,7 @@ class _Tenuto(Peer):
     bulk_size = 1000
     help_command = ("orchestrate", "--help")
     notes = "audit trail, fences and lanes on; coordinator in the worker's process"
-    defaults: ClassVar = {"slots": 2000}
+    defaults: ClassVar = {"slots": 2000, "client": 0}
 
     def url(self) -> str:
         return self.target
@@ -37,11 +38,15 @@ class _Tenuto(Peer):
         self._engine = await self._stack.enter_async_context(
             app.connect(Settings(database=self.url()))
         )
+        self._client = AsyncClient(engine=self._engine)
 
     async def close(self) -> None:
         await self._stack.aclose()
 
     async def submit(self, payload: str) -> None:
+        if self.options["client"]:
+            await self._client.tasks.create("noop", task_type="noop", input=payload)
+            return
         await self._engine.submit(NewTask(title="noop", task_type="noop", input=payload))
 
     async def submit_many(self, payloads: Sequence[str]) -> None:
@@ -91,7 +96,7 @@ class TenutoPostgres(_Tenuto):
 class TenutoSqlite(_Tenuto):
     """SQLite, WAL with synchronous=FULL."""
 
-    defaults: ClassVar = {"slots": 3000}
+    defaults: ClassVar = {"slots": 3000, "client": 0}
 
     def url(self) -> str:
         return f"sqlite:///{self.target}"
