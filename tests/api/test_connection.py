@@ -300,7 +300,7 @@ async def test_connections_fit_the_limit_of_open_files(
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: None)
     assert server._holdable(1000) == 156
-    assert "allows 156 connections, not 1000" in caplog.text
+    assert "allow 156 of the 1000 connections" in caplog.text
     limits = (256, 4096)
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: asked.append(wanted))

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,12 @@ def state_of(pid: int) -> str:
         return ""
 
 
+def _set_signals(*, ignored: bool) -> None:
+    """Whatever the tests inherited, as `nohup` has SIGHUP ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "in the background of a script"])
 def test_a_signal_leaves_nothing(place: Path, number: signal.Signals, ignored: bool) -> None:
@@ -36,9 +43,7 @@ def test_a_signal_leaves_nothing(place: Path, number: signal.Signals, ignored: b
         env={"PATH": os.defpath, "TMPDIR": str(place)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(  # noqa: PLW1509  one call into the kernel
-            signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL
-        ),
+        preexec_fn=partial(_set_signals, ignored=ignored),  # noqa: PLW1509  two calls into the kernel
     )
 
     def children() -> list[int]:

@@ -279,16 +279,16 @@ def resident() -> int:
 
 async def test_a_command_that_cannot_start_fails_at_once(database_url: str) -> None:
     async with working(database_url, task_folders="/no") as inside:
-        for command, cwd in (
-            (["no-such-program-7f3a"], None),
-            (["/etc/passwd"], None),
-            (["/etc"], None),
-            (["true"], "/no/such/folder"),
+        for command, cwd, told in (
+            (["no-such-program-7f3a"], None, "no-such-program-7f3a"),
+            (["/etc/passwd"], None, "/etc/passwd"),
+            (["/etc"], None, "/etc"),
+            (["true"], "/no/such/folder", "/no/such/folder"),
         ):
             task = await inside.submit(command=command, cwd=cwd)
             view = await inside.ended(task)
             assert (view.status, view.error_class) == ("FAILED", "invalid_input"), command
-            assert command[0] in (view.last_error or "")
+            assert told in (view.last_error or "")
             assert await inside.outcomes(task) == ["NOT_STARTED"]
 
 
