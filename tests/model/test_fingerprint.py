@@ -31,7 +31,7 @@ GATE = NewTask(title="a gate", idempotency_key="k", control=Approval())
 
 PINNED = {
     "plain": (PLAIN, "", "181993c8863cec8d42b0218927951626", "a32f6843d512ed1714b978f32a63f1d7"),
-    "full": (FULL, "", "1157456a1281ce920586cb07df95b083", "7e3498897fac1ede4003021f1cc81c85"),
+    "full": (FULL, "", "018abe2f713c5777f254bce755b8db39", "7e3498897fac1ede4003021f1cc81c85"),
     "gate": (GATE, "", "18ef69239401e1f18b93f5566fb85f68", "17080e92e9637e074d8465b5aa3f7b4e"),
     "secret": (
         PLAIN,
@@ -65,6 +65,14 @@ def test_an_unused_field_more_changes_nothing() -> None:
     used = later(**told | {"cost_center": "c"})
     assert fingerprint(used) != fingerprint(FULL)  # type: ignore[arg-type]
     assert not set(fingerprints(used)) & set(fingerprints(FULL))  # type: ignore[arg-type]
+
+
+def test_a_whole_number_is_what_json_makes_of_it() -> None:
+    """A program gives 7 where the API reads 7.0 from the same request."""
+    given = NewTask(title="t", budget=Budget(cost_usd=2), retry=RetryPolicy(base_s=7))
+    read = NewTask(title="t", budget=Budget(cost_usd=2.0), retry=RetryPolicy(base_s=7.0))
+    assert fingerprint(given) == fingerprint(read)
+    assert fingerprint(given) != fingerprint(NewTask(title="t", retry=RetryPolicy(base_s=8)))
 
 
 def test_the_fields_of_the_version_before_are_still_there() -> None:

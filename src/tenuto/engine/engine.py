@@ -48,7 +48,7 @@ from tenuto.engine.views import (
 )
 from tenuto.model import commands
 from tenuto.model.access import Caller
-from tenuto.model.errors import Invalid
+from tenuto.model.errors import Forbidden, Invalid, NotFound, TenutoError
 from tenuto.model.matching import AgentProfile
 from tenuto.model.spending import Usage
 from tenuto.model.submission import NewTask
@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from tenuto.engine.triggers import Triggers
 
 DEFAULT_WORKSPACE = UUID("00000000-0000-7000-8000-000000000001")
+REFUSED = (Forbidden, Invalid, NotFound)
+"""Errors of a submit that an accepted one may raise when it is repeated."""
 
 
 class Engine:
@@ -174,21 +176,40 @@ class Engine:
 
     async def submit(self, new: NewTask) -> Submitted:
         """Accept a task; it is never lost once this returns."""
-        if self.caller is not None:
-            await self.core.read(check_tasks(self.workspace, self.caller, [new]))
-        if new.next or new.control or new.group:
-            return await self._placed([new])
-        with tracing.span("submit", new.trace_id):
-            return await self._submitting.one(new, self.workspace, self.actor)
+        try:
+            if self.caller is not None:
+                await self.core.read(check_tasks(self.workspace, self.caller, [new]))
+            if new.next or new.control or new.group:
+                return await self._placed([new])
+            with tracing.span("submit", new.trace_id):
+                return await self._submitting.one(new, self.workspace, self.actor)
+        except REFUSED as error:
+            return (await self._repeated([new], error))[0]
 
     async def submit_many(self, news: Sequence[NewTask]) -> list[Submitted]:
         """Accept all of the tasks or none."""
-        if self.caller is not None:
-            await self.core.read(check_tasks(self.workspace, self.caller, news))
-        if any(new.next or new.control or new.group for new in news):
-            return [await self._placed(news)]
-        with tracing.span("submit", news[0].trace_id if len(news) == 1 else None):
-            return await self._submitting.many(news, self.workspace, self.actor)
+        try:
+            if self.caller is not None:
+                await self.core.read(check_tasks(self.workspace, self.caller, news))
+            if any(new.next or new.control or new.group for new in news):
+                return [await self._placed(news)]
+            with tracing.span("submit", news[0].trace_id if len(news) == 1 else None):
+                return await self._submitting.many(news, self.workspace, self.actor)
+        except REFUSED as error:
+            return await self._repeated(news, error)
+
+    async def _repeated(self, news: Sequence[NewTask], refused: TenutoError) -> list[Submitted]:
+        """What the same submit made before; raises why it is refused where it made nothing.
+
+        What a task names may be gone, and rules may be stricter, since it was accepted.
+        """
+        try:
+            made = await self._submitting.repeated(news, self.workspace)
+        except Invalid:  # what nobody can have submitted
+            made = None
+        if made is None:
+            raise refused
+        return made
 
     async def _placed(self, news: Sequence[NewTask]) -> Submitted:
         """Accept a task that is part of something larger."""

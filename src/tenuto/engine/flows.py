@@ -23,7 +23,7 @@ from tenuto.engine.references import check_references
 from tenuto.engine.secret_use import check_tasks, check_value, runs_the_same
 from tenuto.model import limits
 from tenuto.model.access import Caller
-from tenuto.model.complexity import gated
+from tenuto.model.complexity import gated, restricted
 from tenuto.model.definition import MAX_STEPS, STEPS, GroupSpec
 from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
 from tenuto.model.fingerprint import fingerprint, fingerprints
@@ -199,6 +199,8 @@ class Flows:
         once = _said_once(new)
         key = new.key or f"task-{uuid5(self._workspace, once) if once else task}"
         kept = msgspec.structs.replace(new, id=None, key=key, idempotency_key=None, group=None)
+        if once is not None and (known := await self._core.read(self._adopted(once, kept))):
+            return known, False
         _check_open(new)
         await check_references(self._core, self._workspace, [new])
         plan = await self.plan(key, {key: kept})
@@ -207,16 +209,23 @@ class Flows:
 
         def script(cascade: Cascade) -> Script[tuple[UUID, bool]]:
             if not (yield Statement("flow_insert", params)):
-                where = {"workspace": self._workspace, "fire_key": params["fire_key"]}
-                rows = yield Statement("flow_root", where)
-                if not rows or not _is_repeated(rows[0]["plan"], plan):
+                assert once is not None
+                if (before := (yield from self._adopted(once, kept))) is None:
                     raise Conflict("the idempotency key was used before", "idempotency_conflict")
-                return rows[0]["id"], False
+                return before, False
             yield from check_flow(self._workspace, self._core.lanes.ceiling)
             cascade.bear(Birth(flow=params["id"], group=None, slot=0, key=key, id=task))
             return task, True
 
         return await self._run(script)
+
+    def _adopted(self, once: str, kept: NewTask) -> Script[UUID | None]:
+        """The task that the same submit made before; raises `Conflict` where it was another."""
+        where = {"workspace": self._workspace, "fire_key": once}
+        rows = yield Statement("flow_root", where)
+        if rows and not _is_repeated(rows[0]["plan"], kept):
+            raise Conflict("the idempotency key was used before", "idempotency_conflict")
+        return rows[0]["id"] if rows else None
 
     async def join(self, name: str, new: NewTask) -> tuple[UUID, bool]:
         """Add a task to a run of a group that has not ended; its id, and whether it is new.
@@ -441,10 +450,14 @@ def spec_of(row: Row) -> Spec:
     return msgspec.json.decode(row["spec"], type=NewTask)
 
 
-def _is_repeated(stored: str, plan: Plan) -> bool:
-    """True if a stored plan starts with the same task; what follows it may have changed."""
-    before = msgspec.json.decode(stored, type=Plan).tasks.get(plan.root)
-    return before is not None and fingerprint(before) == fingerprint(plan.tasks[plan.root])
+def _is_repeated(stored: str, new: NewTask) -> bool:
+    """True if a stored plan starts with the task; what follows it may have changed.
+
+    So may what complexity requires of an agent, which stands in the plan.
+    """
+    plan = msgspec.json.decode(stored, type=Plan)
+    before = plan.tasks.get(plan.root)
+    return before is not None and fingerprint(before) in map(fingerprint, (new, restricted(new)))
 
 
 def _check_open(new: NewTask) -> None:

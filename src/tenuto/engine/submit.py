@@ -32,7 +32,7 @@ from tenuto.engine.rows import (
 )
 from tenuto.engine.sealing import Hidden, Sealing
 from tenuto.model import limits, secrets
-from tenuto.model.complexity import gated
+from tenuto.model.complexity import ComplexityRules, gated
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.model.fingerprint import fingerprint, fingerprints
 from tenuto.model.matching import Requirements
@@ -119,21 +119,8 @@ class Submitting:
         draft = await self.draft(
             [news[place] for place in unique], workspace, actor, rerun_of=rerun_of, plain=plain
         )
-        if draft.waits or draft.keyed:
-            done = await self._core.flowing(
-                lambda cascade: self._counted(
-                    self.waiting_script(draft, workspace, cascade), workspace, bounded=bounded
-                ),
-                actor,
-            )
-        elif bounded or any(draft.prints):
-            crash_point("engine.before_commit")
-            done = await self._core.store.transact(
-                lambda: self._counted(
-                    submit_script(self._core, draft, workspace), workspace, bounded=bounded
-                )
-            )
-            crash_point("engine.committed")
+        if draft.waits or draft.keyed or bounded or any(draft.prints):
+            done = await self._settled(draft, workspace, actor, bounded=bounded)
         else:
             done = await self._plain(draft, workspace)
         self.announce(draft)
@@ -142,6 +129,60 @@ class Submitting:
             known[place] if place == index else Submitted(known[place].id, created=False)
             for index, place in enumerate(places)
         ]
+
+    async def repeated(self, news: Sequence[NewTask], workspace: UUID) -> list[Submitted] | None:
+        """What the same submit made before; `None` unless all of its tasks are in the store."""
+        if not all(new.id or new.idempotency_key for new in news):
+            return None
+        fresh = self._core.clock.new_ids(len(news))
+        ids = [new.id or each for new, each in zip(news, fresh, strict=True)]
+        hidden = self._sealing.hide(news, ids, workspace)
+        prints = _prints(hidden, await self._core.lanes.complexity(workspace))
+        wanted = [(task, new.idempotency_key) for task, new in zip(ids, news, strict=True)]
+        rows = await self._core.store.fetch(
+            Statement("submitted_before", {"workspace": workspace}, {"wanted": wanted})
+        )
+        before = {row["wanted_id"]: row for row in rows if row["fingerprint"]}
+        if any(
+            task not in before or before[task]["fingerprint"] not in known
+            for task, known in zip(ids, prints, strict=True)
+        ):
+            return None
+        return [Submitted(before[task]["id"], created=False) for task in ids]
+
+    async def _settled(
+        self, draft: Draft, workspace: UUID, actor: str | None, *, bounded: bool
+    ) -> list[Submitted]:
+        """Insert tasks that may be known, wait for others or meet a quota.
+
+        The answer of the first try may be lost and the commit not. The ids stay the same, so a
+        second one finds what the first has made.
+        """
+
+        async def write() -> list[Submitted]:
+            if draft.waits or draft.keyed:
+                return await self._core.flowing(
+                    lambda cascade: self._counted(
+                        self.waiting_script(draft, workspace, cascade), workspace, bounded=bounded
+                    ),
+                    actor,
+                )
+            crash_point("engine.before_commit")
+            done = await self._core.store.transact(
+                lambda: self._counted(
+                    submit_script(self._core, draft, workspace), workspace, bounded=bounded
+                )
+            )
+            crash_point("engine.committed")
+            return done
+
+        try:
+            return await write()
+        except Unavailable:
+            return [
+                each if known else msgspec.structs.replace(each, created=True)
+                for each, known in zip(await write(), draft.prints, strict=True)
+            ]
 
     async def _in_parts(
         self, news: Sequence[NewTask], workspace: UUID, actor: str | None, *, rerun_of: UUID | None
@@ -250,16 +291,16 @@ class Submitting:
         ids = [new.id or fresh for new, fresh in zip(news, made, strict=True)]
         hidden = self._sealing.hide(news, ids, workspace)
         rules = await self._core.lanes.complexity(workspace)
-        news = hidden.news
-        if rules.policy == "require":
-            news = [gated(new, rules) for new in news]
+        news = (
+            [gated(new, rules) for new in hidden.news] if rules.policy == "require" else hidden.news
+        )
         trace = tracing.here()
         if plain and rules.policy != "require" and rerun_of is None and trace is None:
             return await self._plain_draft(hidden, ids, workspace, actor)
         rows = no_rows()
         rows["sealed"] = hidden.rows
         keys = [new.idempotency_key for new in news]
-        prints = [_prints(new, hidden.hashes.get(index)) for index, new in enumerate(news)]
+        prints = _prints(hidden, rules)
         for new, task_id, known in zip(news, ids, prints, strict=True):
             first = known[0] if known else None
             rows["body"].append(body_row(new, task_id, workspace, first, actor, rerun_of, trace))
@@ -382,11 +423,25 @@ def _check_whole(draft: Draft, fresh: set[UUID]) -> None:
             )
 
 
-def _prints(new: NewTask, hashes: list[str] | None) -> tuple[str, ...]:
-    """The fingerprints of a task that may be submitted again, with each key of its secrets."""
-    if new.id is None and new.idempotency_key is None:
-        return ()
-    return tuple(known for each in hashes or [""] for known in fingerprints(new, each))
+def _prints(hidden: Hidden, rules: ComplexityRules) -> list[tuple[str, ...]]:
+    """The fingerprints of tasks that may be submitted again; none for the others.
+
+    They are of what the caller asked for: what complexity requires of an agent may change.
+    """
+    return [
+        _known_by(new, gated(new, rules), hidden.hashes.get(index, [""]))
+        if new.id or new.idempotency_key
+        else ()
+        for index, new in enumerate(hidden.news)
+    ]
+
+
+def _known_by(new: NewTask, required: NewTask, hashes: list[str]) -> tuple[str, ...]:
+    """The fingerprints of a task with each key of its secrets; 0.1 hashed what it required, too."""
+    known = [each for secret in hashes for each in fingerprints(new, secret)]
+    if required is not new:
+        known += [each for secret in hashes for each in fingerprints(required, secret)[1:]]
+    return tuple(known)
 
 
 def _lane_wishes(news: Sequence[NewTask], workspace: UUID) -> tuple[list[int], list[Requirements]]:

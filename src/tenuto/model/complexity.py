@@ -57,6 +57,11 @@ def gated(new: NewTask, rules: ComplexityRules) -> NewTask:
     """The task with what its complexity requires of an agent."""
     if rules.policy != "require" or not is_hard(new, rules):
         return new
+    return restricted(new)
+
+
+def restricted(new: NewTask) -> NewTask:
+    """The task for agents that call sub-agents alone."""
     if CALLS_SUBAGENTS in new.capabilities:
         return new
     return msgspec.structs.replace(new, capabilities=[*new.capabilities, CALLS_SUBAGENTS])

@@ -30,7 +30,12 @@ def fingerprint(new: NewTask, secret: str = "") -> str:
     """
     for field in ("input", "metadata"):
         limits.json_text(field, getattr(new, field))
-    return _hash(_said(msgspec.structs.replace(new, id=None)), secret)
+    return _hash(_said(_as_read(msgspec.structs.replace(new, id=None))), secret)
+
+
+def _as_read(new: NewTask) -> NewTask:
+    """The task as it is read from JSON: a program may give 7 where a number is stored as 7.0."""
+    return msgspec.json.decode(msgspec.json.encode(new), type=type(new))
 
 
 def fingerprints(new: NewTask, secret: str = "") -> tuple[str, ...]:
