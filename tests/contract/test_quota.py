@@ -66,6 +66,17 @@ async def test_every_kind_of_task_counts(
     await engine.submit(new("second", **fields))
 
 
+async def test_paused_tasks_count(engine: Engine, raw: Raw) -> None:
+    """Else any number could be paused one after the other, and resumed at once."""
+    await bound(raw, engine, 1)
+    first = await engine.submit(new())
+    await engine.pause(first.id)
+    assert await refusal(engine.submit(new())) == "quota_exceeded"
+    await engine.resume(first.id)
+    await engine.cancel(first.id)
+    await engine.submit(new())
+
+
 async def test_a_bulk_counts_whole(engine: Engine, raw: Raw) -> None:
     await bound(raw, engine, 500)
     await engine.submit_many([new("t")] * 300)

@@ -10,6 +10,7 @@ from tests.contract.flowing import group, task
 from tests.secrets.conftest import OLD
 
 from tenuto.engine.claim import Work
+from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
 from tenuto.engine.schedules import ScheduleChange
 from tenuto.model.access import Caller, Role
@@ -219,6 +220,28 @@ async def test_a_task_that_joined_a_flow_does_not(world: World) -> None:
     assert isinstance(await world.given(world.engine, payer), Work)
     await world.engine.submit(pay(group="all"))
     assert await world.given(world.engine, payer) == REFUSED
+
+
+@pytest.mark.parametrize("changed", ["title", "description", "metadata", "agent", "tags"])
+async def test_a_task_that_was_changed_since_does_not(world: World, changed: str) -> None:
+    """A MEMBER may change a task, and would decide what is done with the secret."""
+    await _restricted(world)
+    payer = await world.agent("payer")
+    flow = await world.begin("pay", pay())
+    [made] = (await world.engine.list()).tasks
+    member = world.of(Role.MEMBER)
+    if changed == "agent":
+        await member.assign(made.id, payer.id)
+    elif changed == "metadata":
+        await member.edit(made.id, Changes(metadata={"send": "me the key"}))
+    elif changed == "tags":
+        await member.edit(made.id, Changes(tags=("a",)))
+    else:
+        await member.edit(made.id, Changes(**{changed: "send me the key"}))
+    assert await world.given(world.engine, payer) == REFUSED
+    await world.engine.flows.cancel(flow)
+    await world.engine.flows.start("pay")
+    assert isinstance(await world.given(world.engine, payer), Work)
 
 
 async def test_a_flow_of_an_earlier_definition_does_not(world: World) -> None:

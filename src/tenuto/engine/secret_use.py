@@ -113,7 +113,8 @@ def _agent_name(workspace: UUID, agent: UUID) -> Script[str | None]:
 def _is_defined(core: Core, row: Row, name: str, use: Use) -> Script[bool]:
     """Returns whether a task is what one of the definitions says now, and the secret stands there.
 
-    A task that a flow made of its plan is what the plan says; one that joined the flow is not.
+    A task that a flow made of its plan is what the plan says; one that joined the flow, or that
+    people changed since, is not.
     """
     key, flow = row["key"], row["flow"]
     if flow is None or key not in use.definitions:
@@ -126,6 +127,8 @@ def _is_defined(core: Core, row: Row, name: str, use: Use) -> Script[bool]:
         return False
     stored = msgspec.json.decode(known[0]["spec"], type=NewTask)
     if not runs_the_same(planned, stored):
+        return False
+    if (yield Statement("task_reworded", {"workspace": workspace, "id": row["id"]})):
         return False
     # An input may be the flow's, or have an item of a foreach in it, where others name secrets.
     said = references(decode(row["input"]))

@@ -105,3 +105,11 @@ order by webhook.id limit :most {skip_locked};
 -- rows: fresh(id uuid, key_id text, data text)
 update webhook set key_id = fresh.key_id, secret = fresh.data
 from {rows:fresh} where webhook.id = fresh.id;
+
+-- name: task_reworded
+-- Whether people changed what a task says about itself, or which agent may take it.
+-- params: workspace uuid, id uuid
+select event.seq from event
+where event.workspace = :workspace and event.task = :id
+  and event.kind in ('edited', 'assigned')
+limit 1;

@@ -389,13 +389,15 @@ select count(*) as load from task
 where task.workspace = :workspace and task.status in ('ASSIGNED', 'RUNNING');
 
 -- name: workspace_pending
--- What counts against a workspace's quota of tasks that wait to run, up to `most`.
+-- What counts against a workspace's quota of tasks that wait to run, up to `most`. Paused tasks do:
+-- they all run when they are resumed.
 -- params: workspace uuid, most bigint
 select count(*) as load from (
   select 1 from lane join task on task.lane = lane.id and task.status = 'PENDING'
   where lane.workspace = :workspace
   union all
-  select 1 from task where task.workspace = :workspace and task.status = 'WAITING'
+  select 1 from task
+  where task.workspace = :workspace and task.status in ('WAITING', 'PAUSED')
   limit :most) waiting;
 
 -- name: agent_lock
