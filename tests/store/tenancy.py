@@ -20,7 +20,10 @@ _CONFLICT = re.compile(r"on conflict\s*(?:\(([^)]*)\))?\s*do update(.*)", flags=
 _SELECT = re.compile(r"\((?=\s*(?:select|with)\b)")
 _UNION = re.compile(r"\bunion(?: all)?\b")
 _MARK = re.compile(r"§(\d+)§")
-_SOURCE = re.compile(r"(?:from|join|,|in|=)\s*§(\d+)§")
+_SOURCE = re.compile(r"(?:from|join|\bin|=)\s*§(\d+)§")
+_GROUP = re.compile(r"\([^()]*\)")
+_WHERE = re.compile(r"\bwhere\b")
+_OR = re.compile(r"\bor\b")
 
 
 def tenant_tables() -> frozenset[str]:
@@ -92,6 +95,8 @@ class _Step:
             return False
         if not any(table in self._tables for table, _ in names):
             return True
+        if _is_choice(text):
+            return False  # rows that meet the other condition need not be the workspace's
         return (
             self._finds(text)
             or any(re.search(rf"\b{name}\.", text) for name in around - own)
@@ -104,6 +109,14 @@ class _Step:
             return True
         sources = [self._parts[int(mark)] for mark in _SOURCE.findall(text)]
         return any(self._finds(self._closed(part)) for part in sources)
+
+
+def _is_choice(text: str) -> bool:
+    """Whether rows of a side need meet only one of several conditions."""
+    while (inner := _GROUP.sub("", text)) != text:
+        text = inner
+    _, *conditions = _WHERE.split(text)
+    return any(map(_OR.search, conditions))
 
 
 def _keeps(table: str, text: str) -> bool:

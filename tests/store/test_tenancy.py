@@ -104,6 +104,7 @@ def test_every_query_names_the_workspace_or_is_the_systems_own() -> None:
         ("activations", "[workspace: and +body.workspace = :workspace]"),
         ("edit", "workspace = :workspace and "),
         ("agents_moved", " and agent.workspace = moved.workspace"),
+        ("agent_seen", "agent.workspace = :workspace and "),
     ],
 )
 def test_a_query_without_its_condition_is_found(name: str, condition: str) -> None:
@@ -113,3 +114,19 @@ def test_a_query_without_its_condition_is_found(name: str, condition: str) -> No
         msgspec.structs.replace(step, text=step.text.replace(condition, "")) for step in query.steps
     )
     assert unbound(msgspec.structs.replace(query, steps=steps), tenant_tables())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select task.id from task where task.id = :id",
+        "select task.id from task where task.workspace = :workspace or task.id = :id",
+        """delete from task where task.id = :id
+        returning id, (select count(*) from agent where agent.workspace = :workspace)""",
+    ],
+)
+def test_a_query_that_names_the_workspace_in_vain_is_found(text: str) -> None:
+    query = sql.load(sql.SQLITE)["show"]
+    [step, *_] = query.steps
+    made = msgspec.structs.replace(query, steps=(msgspec.structs.replace(step, text=text),))
+    assert unbound(made, tenant_tables())
