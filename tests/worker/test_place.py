@@ -114,6 +114,7 @@ async def test_by_default_tasks_work_where_the_worker_was_started_or_below(
         ["bash", "agent.sh"],
         ["agent.sh"],
         ["env", "agent.sh"],
+        ["python3", "agent"],
     ],
     ids=" ".join,
 )
@@ -125,9 +126,27 @@ async def test_a_tasks_folder_does_not_choose_what_the_worker_runs(
     for folder, text in ((tmp_path, "mine"), (sub, "theirs")):
         (folder / "agent.sh").write_text(f"#!/bin/sh\necho {text}\n")
         (folder / "agent.sh").chmod(0o755)
+        (folder / "agent").mkdir()
+        (folder / "agent" / "__main__.py").write_text(f"print('{text}')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f".:{os.environ['PATH']}")
     async with working(database_url, own=own) as inside:
         task = await inside.submit(prompt="p", cwd="sub")
         await inside.ended(task)
         assert await inside.transcript(task) == ["mine"]
+
+
+async def test_a_word_that_happens_to_name_a_file_stays_where_the_task_names_no_folder(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `make test`, where a file is called like the target."""
+    (tmp_path / "test").touch()
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    async with working(database_url, own=["echo", "test", ".", "--at=test"]) as inside:
+        for cwd, told in (
+            (None, "test . --at=test"),
+            ("sub", f"{tmp_path}/test . --at={tmp_path}/test"),
+        ):
+            await inside.ended(task := await inside.submit(prompt="p", cwd=cwd))
+            assert await inside.transcript(task) == [told]

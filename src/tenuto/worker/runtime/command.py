@@ -83,7 +83,9 @@ class CommandRuntime:
 
     def __init__(self, supervisor: Supervisor, own: Sequence[str] | None, allowed: Allowed) -> None:
         self._supervisor = supervisor
-        self._own = fixed(own) if own else None
+        self._own = found_program(own) if own else None
+        self._own_elsewhere = [fixed(word) for word in self._own] if self._own else None
+        """The worker's own command for tasks that choose the folder."""
         self._allowed = allowed
         self._room = Room()
 
@@ -128,8 +130,6 @@ class CommandRuntime:
 
     async def _spawn(self, context: Context) -> Session:
         work = context.work
-        argv = work.command or self._own
-        assert argv, "matching gives an agent without a command only tasks that bring one"
         told = work.prompt if work.prompt is not None else msgspec.json.encode(work.input).decode()
         stdin = told if work.prompt is not None or work.input is not None else ""
         try:
@@ -137,6 +137,8 @@ class CommandRuntime:
         except Invalid as error:
             self._room.started()  # the machine could: it is the task that may not
             raise CannotStart(_refused(error.message)) from error
+        argv = work.command or (self._own if folder is None else self._own_elsewhere)
+        assert argv, "matching gives an agent without a command only tasks that bring one"
         try:
             return await self._supervisor.spawn(
                 argv,
@@ -158,17 +160,25 @@ class CommandRuntime:
             ) from error
 
 
-def fixed(own: Sequence[str]) -> list[str]:
-    """Returns the command with its program, and words that name files, as absolute paths.
-
-    They are looked up in the worker's PATH and folder. A task chooses the folder that the command
-    runs in, and must not choose what it runs by that.
-    """
+def found_program(own: Sequence[str]) -> list[str]:
+    """Returns the command with its program as an absolute path, found by the worker's PATH."""
     program, *words = own
     found = shutil.which(program) or program
     if os.sep in found:
         found = os.path.abspath(found)  # noqa: PTH100  links in it are the owner's choice
-    return [found, *(os.path.abspath(each) if os.path.isfile(each) else each for each in words)]  # noqa: PTH100, PTH113
+    return [found, *words]
+
+
+def fixed(word: str) -> str:
+    """Returns the word with what it names in the worker's folder as an absolute path.
+
+    `NAME` and `--option=NAME` do. A task that chooses the folder in which a command runs must not
+    choose what it runs by that. A word of dots is the working folder itself, and is left.
+    """
+    option, equals, name = word.rpartition("=")
+    if not name.strip("./") or not os.path.lexists(name):
+        return word
+    return f"{option}{equals}{os.path.abspath(name)}"  # noqa: PTH100  links are the owner's choice
 
 
 def _refused(message: str) -> Failure:
