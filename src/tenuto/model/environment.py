@@ -29,13 +29,14 @@ REFUSED = (
         "LD_* DYLD_* _RLD* LIBPATH SHLIB_PATH GCONV_PATH GETCONF_DIR GLIBC_TUNABLES LOCPATH"
         " NLSPATH PATH_LOCALE MALLOC_* NIS_PATH NSS_* TZDIR OPENSSL_* ASAN_* LSAN_* MSAN_*"
         " TSAN_* UBSAN_* GTK_* GIO_* GDK_* GST_* QT_* QML* SDL_* VK_* CUDA_* ODBC* SASL_*"
-        " PKCS11_* LIBMYSQL_*",
+        " PKCS11_* LIBMYSQL_* VALGRIND_* MAGICK_* HDF5_PLUGIN_* GDAL_DRIVER_* OMP_TOOL* HSA_TOOLS_*"
+        " OMPI_* I_MPI_* PMIX_*",
     ),
     Refusal(
         "a shell runs or expands it",
         "BASH_* BASHOPTS SHELLOPTS ENV PS[0-9] PROMPT_COMMAND IFS CDPATH FPATH GLOBIGNORE"
         " NULLCMD READNULLCMD ZDOTDIR TMPPREFIX INPUTRC FCEDIT HISTFILE MAILPATH MODULE_PATH"
-        " FISH_* PSMODULEPATH CONFIG_SHELL FZF_* DIRENV_* SCREENRC",
+        " FISH_* XONSH* PSMODULEPATH CONFIG_SHELL FZF_* DIRENV_* SCREENRC PARALLEL*",
     ),
     Refusal(
         "it decides which programs, configuration and temporary files are found",
@@ -51,7 +52,7 @@ REFUSED = (
         " MAVEN_* GRADLE_* ANT_* LEIN_* SBT_* LUA_* LUAJIT_* PHPRC PHP_* R_* JULIA_* ERL_*"
         " ELIXIR_* MIX_* HEX_* REBAR_* GUILE_* TCL* OCAML* CAML_* GHC_* AWKPATH AWKLIBPATH"
         " GOFLAGS GOENV GOROOT GOPATH GOTOOLCHAIN DOTNET_* CORECLR_* COR_* COMPLUS_* MONO_*"
-        " VIRTUAL_ENV CONDA_*",
+        " VIRTUAL_ENV CONDA_* IRBRC SPEC_OPTS JRUBY_OPTS OCTAVE_* GUNICORN_CMD_ARGS",
     ),
     Refusal(
         "git, ssh and their like run what it names or read their configuration from it",
@@ -59,13 +60,14 @@ REFUSED = (
         " CVSEDITOR RSYNC_* TAR_OPTIONS RIPGREP_CONFIG_PATH GNUPGHOME GPG_* DOCKER_* BUILDKIT_*"
         " BUILDX_* COMPOSE_* PODMAN_* CONTAINERS_* KUBECONFIG KUBE_* HELM_* TERRAFORM_* TF_*"
         " TERRAGRUNT_* TOFU_* PULUMI_* ANSIBLE_* PSQLRC PGSERVICEFILE PGSYSCONFDIR PGPASSFILE"
-        " PGSSL* MYSQL_HOME NETRC WGETRC SYSTEM_WGETRC CURL_HOME CURL_*",
+        " PGSSL* MYSQL_HOME NETRC WGETRC SYSTEM_WGETRC CURL_HOME CURL_* BZR_* LEFTHOOK_* RCLONE_*"
+        " RESTIC_* BORG_* PACKER_* VAGRANT_* ZIP ZIPOPT MAILRC",
     ),
     Refusal(
         "a program runs it as its editor, pager or browser, or reads a terminal's codes from it",
         "EDITOR *_EDITOR VISUAL *PAGER LESS LESSOPEN LESSCLOSE LESSEDIT LESSKEY* MORE MANOPT"
         " MANROFFOPT BROWSER TERMINFO* TERMCAP TERMPATH VIMINIT EXINIT VIM VIMRUNTIME MYVIMRC"
-        " NVIM_* EMACS*",
+        " NVIM_* EMACS* BAT_* PUPPETEER_* PLAYWRIGHT_* CYPRESS_*",
     ),
     Refusal(
         "a compiler, build tool or package manager runs it or fetches from where it says",
@@ -75,13 +77,13 @@ REFUSED = (
         " PIPX_* PIPENV_* PYENV_* TOX_* VIRTUALENV_* WORKON_HOME UV_* POETRY_* PDM_* HATCH_*"
         " CARGO_* RUSTC* RUSTUP_* RUSTFLAGS RUSTDOC* GOAUTH GOCACHEPROG GOWORK GOVCS GOMODCACHE"
         " GOTMPDIR GOPROXY GONOPROXY GOSUMDB GONOSUMDB GOPRIVATE GOINSECURE NUGET_* MSBUILD*"
-        " COMPOSER_* HOMEBREW_* APT_* NIX_*",
+        " COMPOSER_* HOMEBREW_* APT_* NIX_* GOCACHE SCONSFLAGS BAZEL* USE_BAZEL_* ESBUILD_*",
     ),
     Refusal(
         "it leads connections elsewhere, or changes whom they trust",
         "*_PROXY PROXY_* SOCKS* TSOCKS_* PROXYCHAINS_* SSL_* *_CA_BUNDLE *_CA_CERTS *_CA_FILE"
         " NODE_TLS_* SSLKEYLOGFILE GRPC_DEFAULT_SSL_* HOSTALIASES LOCALDOMAIN RES_OPTIONS"
-        " RESOLV_* KRB5* VAULT_ADDR CONSUL_HTTP_ADDR",
+        " RESOLV_* KRB5* VAULT_ADDR VAULT_AGENT_ADDR CONSUL_HTTP_ADDR",
     ),
     Refusal(
         "an agent's program sends its key and its prompts to where it says, or runs what it names",
@@ -92,10 +94,17 @@ REFUSED = (
         " SANDBOX_* OPENCODE_* QWEN_CODE_* GOOSE_* COPILOT_* CURSOR_* AMP_* AIDER_*"
         " AWS_CONFIG_FILE AWS_SHARED_CREDENTIALS_FILE AWS_DATA_PATH AWS_PROFILE"
         " AWS_DEFAULT_PROFILE AWS_CONTAINER_* BOTO_CONFIG AZURE_CONFIG_DIR"
-        " GOOGLE_APPLICATION_CREDENTIALS CLOUDSDK_* OTEL_*",
+        " GOOGLE_APPLICATION_CREDENTIALS GOOGLE_CLOUD_LOCATION CLOUD_ML_REGION VERTEX_REGION_*"
+        " CLOUDSDK_* OTEL_* LANGFUSE_HOST ANTHROPIC_CONFIG_DIR ANTHROPIC_PROFILE"
+        " ANTHROPIC_FOUNDRY_RESOURCE AZURE_RESOURCE_NAME",
     ),
     Refusal("it is how Tenuto tells a command of its task", "TENUTO_*"),
 )
+
+
+CARRIED = "*_TOKEN GIT_AUTHOR_* GIT_COMMITTER_* TF_VAR_* MIX_ENV"
+"""Names that an owner may allow although a pattern of `REFUSED` fits: they carry a credential, a
+person's name or a value, and make nothing run."""
 
 
 class Allowed(NamedTuple):
@@ -105,19 +114,19 @@ class Allowed(NamedTuple):
     folders: tuple[str, ...] = ()
 
 
-def _compiled() -> list[tuple[re.Pattern[str], str]]:
-    return [
-        (re.compile("|".join(map(translate, each.patterns.split()))), each.reason)
-        for each in REFUSED
-    ]
+def _pattern(patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, patterns.split())))
 
 
-_REFUSED = _compiled()
+_REFUSED = [(_pattern(each.patterns), each.reason) for each in REFUSED]
+_CARRIED = _pattern(CARRIED)
 
 
 def always_refused(name: str) -> str | None:
     """Returns why no task may set the variable, or `None` if a worker's owner may allow it."""
     upper = name.upper()
+    if _CARRIED.match(upper):
+        return None
     return next((reason for pattern, reason in _REFUSED if pattern.match(upper)), None)
 
 
