@@ -1,0 +1,20 @@
+"""Edge: strangers' connections, bodies and headers neither hold up others nor make the API grow."""
+
+from tests.proof.edge_load import Scale, missed, run, table
+
+P99_MS = 1000.0
+"""What a test holds others to: the machine may be busy. `python -m tests.proof.edge_load` holds
+them to the bound that is promised."""
+
+
+async def test_attacks_do_not_hold_up_others() -> None:
+    scale = Scale()
+    rows = await run(scale)
+    print(f"\n{table(rows)}")
+    assert missed(rows, P99_MS) == []
+    told = {row.name: set(row.answers) for row in rows}
+    assert told["silent, many addresses"] == told["slow bodies"] == {"408"}
+    assert told["silent, one address"] == {"408", "503"}
+    assert told[f"{scale.body_mb} MB of JSON without a token"] == {"401"}
+    assert "431" in told[f"{scale.header_mb} MB of headers"]
+    assert told["event streams of one token"] == {"200", "429"}
