@@ -3,7 +3,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test proof check lint format bench lock clean
+.PHONY: help demo test proof mutants check lint format bench lock clean
 
 PY := .venv/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -24,6 +24,10 @@ test: check ## Check, then run every test; CI runs this
 # An area is a file of tests/proof/long. Its tests run in their order: each leaves its cluster to the next.
 proof: .venv/failover/.installed ## Run the long tests, or those of one AREA=name; CI runs this, too
 	$(PY) -m pytest -v -s -p no:randomly tests/proof/long/$(or $(AREA),*).py
+
+# An area is a file of tests/mutants/areas.
+mutants: .venv/.installed-dev ## Plant known faults one by one, all or those of one AREA=name, and run the tests for each
+	$(PY) -m tests.mutants $(AREA)
 
 check: lint ## Lint, formatting, types and import rules
 	$(PY) -m mypy

@@ -1,17 +1,21 @@
 """The heart and attempts that do not stop."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 import pytest
 from tests.contract.conftest import ManualClock, claim_one, new, opened
 
+from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.engine.report import Presence
 from tenuto.model.task import TIMEOUT_SLACK_S
 from tenuto.settings import Settings
 from tenuto.worker.attempt import Attempt
-from tenuto.worker.heart import Heart
-from tenuto.worker.leases import Leases, Reason
+from tenuto.worker.heart import Heart, lease_seconds
+from tenuto.worker.leases import Held, Leases, Reason
 from tenuto.worker.runtime.function import FunctionRuntime
 
 
@@ -54,3 +58,105 @@ async def test_a_handler_that_does_not_stop_ends_its_worker_in_time(
         with pytest.raises(Ended):
             await beating(heart, clock)
         assert limit_s - 10 < clock.elapsed() - since < limit_s
+
+
+class World:
+    """A worker with one attempt that stops for nobody, a real engine, and a clock to move."""
+
+    def __init__(self, engine: Engine, work: Work, **settings: Any) -> None:
+        self.engine = engine
+        self.settings = Settings(**settings)
+        self.told: list[Reason] = []
+        self.leases = Leases()
+        self.held = Held(work.fence, stop=lambda _: None)
+        self.leases.add(self.held)
+        who = Presence(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
+        self.heart = Heart(engine, self.leases, who, self.settings, self._tell, end)
+
+    def _tell(self, held: Held, reason: Reason) -> None:
+        assert held is self.held
+        self.told.append(reason)
+
+    @property
+    def clock(self) -> ManualClock:
+        clock = self.engine.clock
+        assert isinstance(clock, ManualClock)
+        return clock
+
+    async def lose(self) -> None:
+        """Let the lease end and be taken away."""
+        self.clock.advance(3600)
+        await self.engine.upkeep.expire_once("tester")
+
+
+@asynccontextmanager
+async def world(url: str, **settings: Any) -> AsyncIterator[World]:
+    async with opened(url, ManualClock()) as store:
+        engine = Engine(store)
+        await engine.submit(new())
+        yield World(engine, await claim_one(engine), **settings)
+
+
+@pytest.mark.parametrize(
+    ("lease_s", "heartbeat_s", "lasts"), [(20, 5, 20), (20, 8, 24), (5, 1.7, 6), (5, 1.6, 5)]
+)
+def test_a_lease_lasts_three_beats(lease_s: int, heartbeat_s: float, lasts: int) -> None:
+    assert lease_seconds(Settings(lease_s=lease_s, heartbeat_s=heartbeat_s)) == lasts
+
+
+@pytest.mark.parametrize(("stopping", "beats"), [(False, 3), (True, 12)])
+async def test_while_something_has_to_stop_it_looks_every_second(
+    sqlite_url: str, stopping: bool, beats: int
+) -> None:
+    async with world(sqlite_url, heartbeat_s=5.0, lease_s=3600, grace_s=600) as here:
+        stop = asyncio.Event()
+        if stopping:
+            here.heart._ask(here.held, "cancel")
+        until = here.clock.elapsed() + 11
+        seen = 0
+
+        async def beat_once() -> None:
+            nonlocal seen
+            seen += 1
+            if here.clock.elapsed() >= until - (0 if stopping else 4):
+                stop.set()
+
+        here.heart.beat_once = beat_once  # type: ignore[method-assign]
+        await here.heart.run(stop)
+        assert seen == beats
+
+
+async def test_a_lost_lease_overrules_what_was_asked_before(sqlite_url: str) -> None:
+    """There is nothing left to confirm: the end of the session is told at once."""
+    async with world(sqlite_url, grace_s=600) as here:
+        await here.engine.cancel(here.held.fence.task)
+        await here.heart.beat_once()
+        await here.heart.beat_once()
+        assert here.told == ["cancel"]
+        await here.lose()
+        await here.heart.beat_once()
+        await here.heart.beat_once()
+        assert (here.told, here.held.reason) == (["cancel", "lost"], "lost")
+
+
+async def test_a_machine_that_slept_gives_handlers_some_looks(sqlite_url: str) -> None:
+    async with world(sqlite_url, grace_s=3, heartbeat_s=5.0) as here:
+        here.heart._ask(here.held, "timeout")
+        here.clock.advance(3600)
+        for _ in range(5):
+            await here.heart.beat_once()
+        with pytest.raises(Ended):
+            await here.heart.beat_once()
+
+
+async def test_a_second_reason_gives_no_more_time(sqlite_url: str) -> None:
+    async with world(sqlite_url, grace_s=10, lease_s=20) as here:
+        here.heart._ask(here.held, "cancel")
+        asked = here.held.asked_at
+        here.clock.advance(9)
+        here.heart._ask(here.held, "lost")
+        assert here.held.asked_at == asked
+        since = here.clock.elapsed()
+        with pytest.raises(Ended):
+            await beating(here.heart, here.clock)
+        assert here.clock.elapsed() - since < 5 + 12

@@ -1,0 +1,94 @@
+"""`make mutants [AREA=name]`: plants each fault in a copy of the tree, and runs the tests for it.
+
+Prints the rate by area and what no test noticed; the exit code is 1 if that was anything without a
+reason. `--only NAME` plants one fault.
+"""
+
+import argparse
+import os
+import queue
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.mutants.copy import is_noticed, make_copy
+from tests.mutants.faults import Fault, areas
+
+
+class Planted(NamedTuple):
+    """A fault, and what became of it."""
+
+    area: str
+    name: str
+    fault: Fault
+    result: str
+    """noticed, survived, or why its tests could not be run."""
+
+
+def plant_all(chosen: Iterable[tuple[str, str, Fault]], jobs: int) -> list[Planted]:
+    """Plants the faults, as many at a time as there are copies."""
+    with tempfile.TemporaryDirectory(prefix="tenuto-mutants-") as place:
+        copies: queue.Queue[Path] = queue.Queue()
+        for number in range(jobs):
+            make_copy(folder := Path(place) / str(number))
+            copies.put(folder)
+
+        def plant(one: tuple[str, str, Fault]) -> Planted:
+            area, name, fault = one
+            folder = copies.get()
+            began = time.monotonic()
+            try:
+                result = "noticed" if is_noticed(folder, fault) else "survived"
+            except (RuntimeError, ValueError, OSError) as error:
+                result = str(error)
+            finally:
+                copies.put(folder)
+            took = time.monotonic() - began
+            sys.stdout.write(f"{area:14} {name:44} {result.splitlines()[0]:9} {took:6.1f} s\n")
+            sys.stdout.flush()
+            return Planted(area, name, fault, result)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            return list(pool.map(plant, chosen))
+
+
+def report(done: list[Planted]) -> int:
+    """Prints the rates; returns the exit code."""
+    for area in dict.fromkeys(each.area for each in done):
+        mine = [each for each in done if each.area == area]
+        noticed = sum(each.result == "noticed" for each in mine)
+        sys.stdout.write(f"{area:14} {noticed:4} of {len(mine)} noticed\n")
+    noticed = sum(each.result == "noticed" for each in done)
+    rate = noticed / len(done) * 100 if done else 0.0
+    sys.stdout.write(f"{'all':14} {noticed:4} of {len(done)} noticed: {rate:.0f} %\n")
+    left = [each for each in done if each.result != "noticed"]
+    for each in left:
+        why = each.fault.survives or each.result
+        sys.stdout.write(f"not noticed: {each.area}.{each.name}: {why}\n")
+    return 1 if any(each.result != "survived" or not each.fault.survives for each in left) else 0
+
+
+def main() -> int:
+    known = areas()
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("areas", nargs="*", help=f"some of: {', '.join(known)}")
+    parser.add_argument("--only", metavar="NAME", help="plant this fault alone")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="copies of the tree")
+    given = parser.parse_args()
+    if unknown := set(given.areas) - known.keys():
+        parser.error(f"no such area: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
+    chosen = [
+        (area, name, fault)
+        for area in given.areas or known
+        for name, fault in known[area].items()
+        if given.only in (None, name)
+    ]
+    return report(plant_all(chosen, min(given.jobs, max(len(chosen), 1))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

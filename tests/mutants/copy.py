@@ -1,0 +1,75 @@
+"""A copy of the tree, with an environment of its own, into which faults are planted."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from tests.mutants.faults import ROOT, Fault, planted
+
+LIMIT_S = 600
+"""Seconds after which a fault that makes tests wait for ever counts as noticed."""
+
+
+def make_copy(folder: Path) -> None:
+    """Write what git tracks, and an environment whose `tenuto` is that of the copy."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (source := ROOT / name).is_file():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target)
+    _make_environment(folder)
+
+
+def _make_environment(folder: Path) -> None:
+    """An environment beside the one that runs this, which it borrows all packages from."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / ".venv"], check=True)
+    scripts = folder / ".venv" / "bin"
+    packages = sysconfig.get_path("purelib", vars={"base": str(folder / ".venv")})
+    lines = [str(folder / "src"), sysconfig.get_path("purelib")]
+    Path(packages, "tenuto.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    program = Path(sys.executable).with_name("orchestrate").read_text(encoding="utf-8")
+    _, _, rest = program.partition("\n")
+    (scripts / "orchestrate").write_text(f"#!{scripts / 'python'}\n{rest}", encoding="utf-8")
+    (scripts / "orchestrate").chmod(0o755)
+
+
+def is_noticed(folder: Path, fault: Fault) -> bool:
+    """Whether the fault's tests fail with it; raises `RuntimeError` if they cannot be run."""
+    path = folder / fault.file
+    text = path.read_text(encoding="utf-8")
+    path.write_text(planted(fault, text), encoding="utf-8")
+    try:
+        return _fails(folder, fault)
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def _fails(folder: Path, fault: Fault) -> bool:
+    command = [str(folder / ".venv" / "bin" / "python"), "-m", "pytest", "-q", "-x"]
+    command += ["-p", "no:cacheprovider", "-p", "no:randomly", *fault.tests]
+    command += ["-k", fault.only] if fault.only else []
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return True
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-2000:]}")
+    return done.returncode == 1

@@ -1,0 +1,21 @@
+"""The faults that `make mutants` plants fit the tree as it is."""
+
+import pytest
+from tests.mutants.faults import ROOT, Fault, areas, planted
+
+FAULTS = {f"{area}.{name}": fault for area, mine in areas().items() for name, fault in mine.items()}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_can_be_planted(name: str) -> None:
+    fault = FAULTS[name]
+    assert planted(fault, (ROOT / fault.file).read_text(encoding="utf-8"))
+    assert all((ROOT / each.partition("::")[0]).exists() for each in fault.tests)
+
+
+def test_what_stands_twice_or_nowhere_is_refused() -> None:
+    fault = Fault(file="f", old="a", new="b", tests=["t"])
+    assert planted(fault, "a") == "b"
+    for text in ("", "aa"):
+        with pytest.raises(ValueError, match="has the text"):
+            planted(fault, text)
