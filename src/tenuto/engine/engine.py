@@ -35,7 +35,7 @@ from tenuto.engine.sealing import Sealing
 from tenuto.engine.secret_use import check_tasks
 from tenuto.engine.secrets import Rotating, Secrets
 from tenuto.engine.spending import Spending, SpendingStats
-from tenuto.engine.submit import Submitted, Submitting
+from tenuto.engine.submit import REFUSED, Submitted, Submitting
 from tenuto.engine.upkeep import Upkeep
 from tenuto.engine.views import (
     AttemptView,
@@ -48,7 +48,7 @@ from tenuto.engine.views import (
 )
 from tenuto.model import commands
 from tenuto.model.access import Caller
-from tenuto.model.errors import Forbidden, Invalid, NotFound, TenutoError
+from tenuto.model.errors import Invalid
 from tenuto.model.matching import AgentProfile
 from tenuto.model.spending import Usage
 from tenuto.model.submission import NewTask
@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     from tenuto.engine.triggers import Triggers
 
 DEFAULT_WORKSPACE = UUID("00000000-0000-7000-8000-000000000001")
-REFUSED = (Forbidden, Invalid, NotFound)
-"""Errors of a submit that an accepted one may raise when it is repeated."""
 
 
 class Engine:
@@ -184,7 +182,7 @@ class Engine:
             with tracing.span("submit", new.trace_id):
                 return await self._submitting.one(new, self.workspace, self.actor)
         except REFUSED as error:
-            return (await self._repeated([new], error))[0]
+            return (await self._submitting.repeated([new], self.workspace, error))[0]
 
     async def submit_many(self, news: Sequence[NewTask]) -> list[Submitted]:
         """Accept all of the tasks or none."""
@@ -196,20 +194,7 @@ class Engine:
             with tracing.span("submit", news[0].trace_id if len(news) == 1 else None):
                 return await self._submitting.many(news, self.workspace, self.actor)
         except REFUSED as error:
-            return await self._repeated(news, error)
-
-    async def _repeated(self, news: Sequence[NewTask], refused: TenutoError) -> list[Submitted]:
-        """What the same submit made before; raises why it is refused where it made nothing.
-
-        What a task names may be gone, and rules may be stricter, since it was accepted.
-        """
-        try:
-            made = await self._submitting.repeated(news, self.workspace)
-        except Invalid:  # what nobody can have submitted
-            made = None
-        if made is None:
-            raise refused
-        return made
+            return await self._submitting.repeated(news, self.workspace, error)
 
     async def _placed(self, news: Sequence[NewTask]) -> Submitted:
         """Accept a task that is part of something larger."""

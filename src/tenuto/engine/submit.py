@@ -1,6 +1,7 @@
 """Submit: one task, many, again after a lost answer."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -33,7 +34,14 @@ from tenuto.engine.rows import (
 from tenuto.engine.sealing import Hidden, Sealing
 from tenuto.model import limits, secrets
 from tenuto.model.complexity import ComplexityRules, gated
-from tenuto.model.errors import Conflict, Invalid, Unavailable
+from tenuto.model.errors import (
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    TenutoError,
+    Unavailable,
+)
 from tenuto.model.fingerprint import fingerprint, fingerprints
 from tenuto.model.matching import Requirements
 from tenuto.model.submission import NewTask, check, requirements, same_lane
@@ -47,6 +55,8 @@ _ENV = 19
 """Places of columns in the rows of `_body`."""
 
 
+REFUSED = (Forbidden, Invalid, NotFound)
+"""Errors of a submit that an accepted one may meet when it is repeated."""
 _PART = 300
 _FIRST_PART = 100
 """Tasks of a large submit that are written at a time: more are spelled meanwhile."""
@@ -130,8 +140,22 @@ class Submitting:
             for index, place in enumerate(places)
         ]
 
-    async def repeated(self, news: Sequence[NewTask], workspace: UUID) -> list[Submitted] | None:
-        """What the same submit made before; `None` unless all of its tasks are in the store."""
+    async def repeated(
+        self, news: Sequence[NewTask], workspace: UUID, refused: TenutoError
+    ) -> list[Submitted]:
+        """What the same submit made before; raises why it is refused where it made nothing.
+
+        What a task names may be gone, and rules may be stricter, since it was accepted.
+        """
+        with suppress(Invalid):  # nobody can have submitted what has no fingerprint
+            if (made := await self._made_before(news, workspace)) is not None:
+                return made
+        raise refused
+
+    async def _made_before(
+        self, news: Sequence[NewTask], workspace: UUID
+    ) -> list[Submitted] | None:
+        """What is stored of the same submit; `None` unless it is all of its tasks."""
         if not all(new.id or new.idempotency_key for new in news):
             return None
         fresh = self._core.clock.new_ids(len(news))
