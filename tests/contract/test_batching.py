@@ -289,6 +289,59 @@ async def test_a_batch_is_bounded() -> None:
     assert sizes == [4, 4, 2]
 
 
+def noting(batches: list[list[Any]]) -> Kind:
+    """A write that notes which items it was handed together."""
+
+    def script(items: list[Any]) -> Script[Answers]:
+        batches.append(items)
+        yield Statement("leader", {"name": "x"})
+        return items
+
+    return Kind("noting", script)
+
+
+async def test_what_waits_for_a_later_batch_keeps_its_order() -> None:
+    """Items with one key never share a batch."""
+    batcher, store = await memory_batcher()
+    batches: list[list[Any]] = []
+    kind = noting(batches)
+    first = asyncio.ensure_future(batcher.submit(kind, "first"))
+    await asyncio.sleep(0)
+    calls = [batcher.submit(kind, n, key) for n, key in enumerate([1, 1, 1, 2, 2, 3])]
+    assert await asyncio.gather(*calls) == list(range(6))
+    await first
+    await store.close()
+    assert batches == [[0, 3, 5, "first"], [1, 4], [2]]
+
+
+async def test_what_waits_for_a_later_batch_goes_before_what_came_later() -> None:
+    _, store = await memory_batcher()
+    batcher = Batcher(store, most=2)
+    batches: list[list[Any]] = []
+    kind = noting(batches)
+    first = asyncio.ensure_future(batcher.submit(kind, "first"))
+    await asyncio.sleep(0)
+    calls = [batcher.submit(kind, n, key) for n, key in enumerate([1, 1, 2, 3, 1])]
+    await asyncio.gather(*calls, first)
+    await store.close()
+    assert batches == [[0, 2], [1, 3], [4, "first"]]
+
+
+async def test_what_nobody_waits_for_any_more_is_not_written() -> None:
+    batcher, store = await memory_batcher()
+    batches: list[list[Any]] = []
+    kind = noting(batches)
+    first = asyncio.ensure_future(batcher.submit(kind, "first"))
+    await asyncio.sleep(0)
+    calls = [asyncio.ensure_future(batcher.submit(kind, n, 1)) for n in range(4)]
+    await asyncio.sleep(0)
+    calls[2].cancel()
+    done = await asyncio.gather(first, *calls, return_exceptions=True)
+    await store.close()
+    assert isinstance(done[3], asyncio.CancelledError)
+    assert batches == [[0, "first"], [1], [3]]
+
+
 async def test_the_next_batch_is_under_way_before_callers_hear_of_the_last() -> None:
     _, store = await memory_batcher()
     batcher = Batcher(store, most=1)

@@ -222,6 +222,14 @@ def test_another_command_is_no_repeat(first: str, second: str) -> None:
     assert attempted(made.task, ALL[second](FENCE)) == "lease_lost"
 
 
+@pytest.mark.parametrize(("own", "given", "lasts"), [(60, 20, 60), (20, 60, 60), (None, 20, 20)])
+def test_a_session_begins_with_the_longer_lease(own: int | None, given: int, lasts: int) -> None:
+    before = task(Status.ASSIGNED, lease_s=own)
+    made = attempted(before, c.Begin(fence=FENCE, session_key="s", lease_s=given))
+    assert isinstance(made, Change)
+    assert made.task.lease_until == NOW + timedelta(seconds=lasts)
+
+
 def test_timers_choose_the_command() -> None:
     def chosen(of: Task, seconds: float) -> str | None:
         command = on_due(of, Moment(NOW + timedelta(seconds=seconds)))

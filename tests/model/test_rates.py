@@ -103,6 +103,14 @@ def test_a_clock_that_steps_back_gives_nothing_away() -> None:
     assert rates.requests_left(wanted, usage, later(65)) == 2
 
 
+def test_a_report_from_a_clock_that_is_behind_fills_no_bucket_twice() -> None:
+    wanted = limit(tokens_per_minute=600)
+    usage = rates.with_tokens(wanted, rates.fresh(wanted, NOW), later(30), 600)
+    usage = rates.with_tokens(wanted, usage, later(0), 0)  # from a host that is 30 s behind
+    assert rates.tokens_left(wanted, usage, later(30)) == 0
+    assert rates.tokens_left(wanted, usage, later(60)) == 300
+
+
 def test_tokens_are_paid_back_before_the_next_request() -> None:
     wanted = limit(tokens_per_minute=600)
     usage = rates.fresh(wanted, NOW)

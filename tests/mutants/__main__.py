@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.mutants.copy import is_noticed, make_copy
+from tests.mutants.copy import check_tests, is_noticed, make_copy
 from tests.mutants.faults import Fault, areas
 
 
@@ -33,6 +33,7 @@ def plant_all(chosen: Iterable[tuple[str, str, Fault]], jobs: int) -> list[Plant
     """Plants the faults, as many at a time as there are copies."""
     with tempfile.TemporaryDirectory(prefix="tenuto-mutants-") as place:
         copies: queue.Queue[Path] = queue.Queue()
+        passed: set[tuple[str, ...]] = set()
         for number in range(jobs):
             make_copy(folder := Path(place) / str(number))
             copies.put(folder)
@@ -42,13 +43,17 @@ def plant_all(chosen: Iterable[tuple[str, str, Fault]], jobs: int) -> list[Plant
             folder = copies.get()
             began = time.monotonic()
             try:
+                if (tests := (*fault.tests, fault.only)) not in passed:
+                    check_tests(folder, fault)
+                    passed.add(tests)
                 result = "noticed" if is_noticed(folder, fault) else "survived"
             except (RuntimeError, ValueError, OSError) as error:
                 result = str(error)
             finally:
                 copies.put(folder)
+            told, _, _ = result.partition("\n")
             took = time.monotonic() - began
-            sys.stdout.write(f"{area:14} {name:44} {result.splitlines()[0]:9} {took:6.1f} s\n")
+            sys.stdout.write(f"{area:14} {name:44} {told:9} {took:6.1f} s\n")
             sys.stdout.flush()
             return Planted(area, name, fault, result)
 

@@ -42,6 +42,12 @@ def _make_environment(folder: Path) -> None:
     (scripts / "orchestrate").chmod(0o755)
 
 
+def check_tests(folder: Path, fault: Fault) -> None:
+    """Raise `RuntimeError` unless the fault's tests pass without it."""
+    if _fails(folder, fault):
+        raise RuntimeError(f"its tests fail without it: {' '.join(fault.tests)} {fault.only}")
+
+
 def is_noticed(folder: Path, fault: Fault) -> bool:
     """Whether the fault's tests fail with it; raises `RuntimeError` if they cannot be run."""
     path = folder / fault.file

@@ -198,6 +198,8 @@ async def test_an_operator_can_allow_private_hosts(allow: str, url: str) -> None
         ("intranet", "https://localhost/"),
         ("10.0.0.0/8", "https://half.example/"),
         ("10.0.0.0/8", "http://example.com/"),
+        ("192.168.0.0/16", "http://half.example/"),
+        ("192.168.0.0/16", "https://half.example:22/"),
         ("example", "https://intranet/"),
         ("zone.example", "https://zone.example/"),
         ("metadata.google.internal", "https://metadata.google.internal/"),
