@@ -177,6 +177,18 @@ async def test_a_paused_task_hears_the_answer(engine: Engine) -> None:
     assert (await engine.ask(next_, "q", QUESTION)).answer["answer"] == "yes"
 
 
+@pytest.mark.parametrize("approve", [True, False])
+async def test_a_paused_task_hears_the_decision(engine: Engine, *, approve: bool) -> None:
+    fence, item = await asked(engine, APPROVAL)
+    await engine.pause(fence.task)
+    await engine.inbox.answer(item.id, approve=approve)
+    assert await status(engine, fence.task) == "PAUSED"
+    await engine.resume(fence.task)
+    next_ = await again(engine, fence.task)
+    said = "approved" if approve else "rejected"
+    assert (await engine.ask(next_, "q", APPROVAL)).answer["decision"] == said
+
+
 async def test_a_step_is_no_answer(engine: Engine, raw: Raw) -> None:
     fence = await running(engine)
     await engine.record_step(fence, "q", 7)

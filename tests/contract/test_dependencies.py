@@ -177,6 +177,20 @@ async def test_an_urgent_task_pulls_what_it_waits_for(engine: Engine) -> None:
     assert (await row_of(engine, far)).priority == 1
 
 
+@pytest.mark.parametrize("held", ["PAUSED", "RETRY_WAIT"])
+async def test_what_is_held_is_pulled_as_well(engine: Engine, held: str) -> None:
+    """It goes on with its new place."""
+    need = await submit(engine, priority=1)
+    if held == "PAUSED":
+        await engine.pause(need)
+    else:
+        await engine.fail((await claim_all(engine))[0].fence, failure())
+    assert (await row_of(engine, need)).status == held
+    usual = await submit(engine, priority=5)
+    await submit(engine, need, priority=10)
+    assert (await row_of(engine, need)).rank < (await row_of(engine, usual)).rank
+
+
 @pytest.mark.parametrize("edited", [False, True])
 async def test_a_task_that_becomes_urgent_pulls_what_it_waits_for(
     engine: Engine, edited: bool

@@ -22,7 +22,7 @@ from tests.contract.conftest import (
 
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Conflict
-from tenuto.model.retry import RetryPolicy
+from tenuto.model.retry import FREE_ENDS, RetryPolicy
 from tenuto.model.task import Fence
 
 
@@ -269,6 +269,18 @@ async def test_what_never_starts_fails_after_twenty_times(
     event = (await engine.events(fence.task))[-1]
     assert event.level == "CRITICAL"
     assert "no such image" in event.text
+
+
+async def test_a_retry_by_hand_counts_starts_anew(engine: Engine, clock: ManualClock) -> None:
+    fence = await running(engine)
+    for _ in range(2):
+        for _ in range(FREE_ENDS - 1):
+            await engine.not_started(fence, failure(message="no such image"))
+            fence = await next_attempt(engine, clock, fence)
+        await engine.not_started(fence, failure(message="no such image"))
+        assert (await row_of(engine, fence.task)).error_class == "cannot_start"
+        await engine.retry(fence.task)
+        fence = (await claim_one(engine)).fence
 
 
 async def test_only_failed_starts_count_as_such(engine: Engine, clock: ManualClock) -> None:

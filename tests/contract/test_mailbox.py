@@ -93,6 +93,12 @@ async def test_a_repeated_message_is_one(known: Engine) -> None:
     assert (await known.mailboxes.page(AGENT)).messages == []
 
 
+async def test_a_repeated_message_of_another_kind_is_another(known: Engine) -> None:
+    await known.mailboxes.send(AGENT, note(client_message_id="m1"))
+    other = NewMessage(kind="order", body="hello", client_message_id="m1")
+    assert await refusal(known.mailboxes.send(AGENT, other)) == "idempotency_conflict"
+
+
 async def test_a_coalescable_message_replaces_what_waits(known: Engine) -> None:
     scoped = {"scope_key": "s", "coalescable": True}
     old = await known.mailboxes.send(AGENT, note(1, client_message_id="old", **scoped))

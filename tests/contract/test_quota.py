@@ -5,7 +5,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.contract.conftest import Another, ManualClock, Raw, new, refusal
+from tests.contract.conftest import (
+    WORKER,
+    Another,
+    ManualClock,
+    Raw,
+    assigned,
+    new,
+    profile,
+    refusal,
+)
 from tests.contract.timing import cron, defined, fire, trigger
 
 from tenuto.engine.engine import Engine
@@ -64,6 +73,20 @@ async def test_every_kind_of_task_counts(
     assert await raw.value(WAITING) == 1
     await bound(raw, engine, None)
     await engine.submit(new("second", **fields))
+
+
+async def test_a_task_that_a_gateway_has_not_begun_counts_as_running(
+    engine: Engine, raw: Raw
+) -> None:
+    await engine.register_agent(profile())
+    await assigned(engine)
+    await raw.execute(
+        """update workspace set quota = '{"running": 2}', lanes_version = lanes_version + 1"""
+    )
+    await engine.core.lanes.moved(engine.workspace)
+    await engine.submit_many([new(), new()])
+    assert len(await engine.claim(profile(), WORKER, 5)) == 1
+    assert await engine.claim(profile(), WORKER, 5) == []
 
 
 async def test_paused_tasks_count(engine: Engine, raw: Raw) -> None:

@@ -332,6 +332,18 @@ async def test_checkpoints_are_numbered_and_monotone(engine: Engine) -> None:
     assert (await engine.show(fence.task)).checkpoint == {"n": 7}
 
 
+async def test_an_earlier_attempts_number_is_no_repetition(engine: Engine, raw: Raw) -> None:
+    """What the next attempt says under it is something else."""
+    first = await running(engine)
+    await engine.checkpoint(first, {"by": 1}, seq=5)
+    second = await reclaimed(engine, first)
+    assert await refusal(engine.checkpoint(second, {"by": 2}, seq=5)) == "checkpoint_stale"
+    assert (await engine.show(first.task)).checkpoint == {"by": 1}
+    assert await engine.checkpoint(second, {"by": 2}, seq=6) == 6
+    assert await engine.checkpoint(second, {"by": 3}, seq=6) == 6
+    assert (await engine.show(first.task)).checkpoint == {"by": 2}
+
+
 async def test_progress_keeps_what_is_not_said(engine: Engine, clock: ManualClock) -> None:
     fence = await running(engine)
     finish = START + timedelta(minutes=3)

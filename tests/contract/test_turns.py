@@ -22,6 +22,7 @@ from tests.contract.conftest import (
     status,
 )
 
+from tenuto.engine import turns
 from tenuto.engine.engine import Engine
 from tenuto.engine.turns import TurnUpkeep
 from tenuto.model.errors import Conflict, Invalid, TenutoError
@@ -165,6 +166,31 @@ async def test_a_paused_one_lets_others_pass_and_asks_again(engine: Engine) -> N
     assert await status(engine, second) == "WAITING"
     await engine.complete((await claim_one(engine)).fence)
     assert await status(engine, second) == "PENDING"
+
+
+async def test_one_that_asks_again_keeps_its_number(engine: Engine) -> None:
+    await submit(engine)
+    second, third = await submit(engine), await submit(engine)
+    await engine.pause(second)
+    await engine.resume(second)
+    await engine.complete((await claim_one(engine)).fence)
+    assert await status(engine, second) == "PENDING"
+    assert await status(engine, third) == "WAITING"
+
+
+@pytest.mark.parametrize("over", [0, 1])
+async def test_as_many_places_come_free_as_one_transaction_gives(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, over: int
+) -> None:
+    """All are given without waiting for the duty that repairs."""
+    monkeypatch.setattr(turns, "GIVEN", 4)
+    first = [await submit(engine, limit=4 + over) for _ in range(4 + over)]
+    waiting = [await submit(engine, limit=4 + over) for _ in range(4 + over)]
+    works = await claim_all(engine)
+    assert len(works) == len(first)
+    await asyncio.gather(*(engine.complete(work.fence) for work in works))
+    await work_off(engine)
+    assert {await status(engine, each) for each in waiting} == {"PENDING"}
 
 
 async def test_one_resumed_while_a_place_is_free_runs(engine: Engine) -> None:

@@ -425,6 +425,16 @@ async def test_workers_that_fell_silent(engine: Engine, clock: ManualClock) -> N
     assert await engine.upkeep.prune_once() == 2
 
 
+async def test_nobody_resigns_for_the_leader(engine: Engine, clock: ManualClock) -> None:
+    assert await engine.upkeep.lead("duty", "leader", 10) is not None
+    await engine.upkeep.resign("duty", "other")
+    clock.advance(1)
+    assert await engine.upkeep.lead("duty", "third", 10) is None
+    leads = await engine.upkeep.leader("duty")
+    assert leads is not None
+    assert (leads.holder, leads.epoch) == ("leader", 1)
+
+
 async def test_one_leads_at_a_time(engine: Engine, clock: ManualClock, another: Another) -> None:
     upkeep = engine.upkeep
     async with another() as second:
