@@ -110,6 +110,31 @@ async def test_two_relays_of_one_subscriber_lose_nothing(engine: Engine, another
     assert len(set(inbox.got)) == 60
 
 
+async def test_the_slower_of_two_relays_moves_no_cursor_back(
+    engine: Engine, another: Another
+) -> None:
+    """Else what was handed over between the two is handed over once more."""
+    await engine.submit_many([new() for _ in range(10)])
+    inbox, late = Inbox(), asyncio.Event()
+    begun = asyncio.Event()
+
+    async def slowly(events: Sequence[Row]) -> int:
+        begun.set()
+        await late.wait()
+        await inbox(events)
+        return len(events)
+
+    async with another() as second:
+        slow = asyncio.create_task(second.upkeep.relay_once("inbox", slowly, 3))
+        await begun.wait()
+        await drain(engine, inbox)
+        late.set()
+        await slow
+        again = await drain(engine, inbox)
+    assert again == 0
+    assert len(inbox.got) == 13
+
+
 async def test_nothing_is_lost_while_writers_are_busy(
     engine: Engine, raw: Raw, another: Another
 ) -> None:

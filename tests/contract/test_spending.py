@@ -26,6 +26,7 @@ from tests.contract.test_prune_races import in_line
 from tenuto.engine import spending
 from tenuto.engine.engine import Engine
 from tenuto.metrics import HERE
+from tenuto.model.definition import Condition, Foreach
 from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.rates import RateLimit
 from tenuto.model.spending import Budget, Spent, Usage, is_over, raised
@@ -149,6 +150,20 @@ async def test_what_is_told_with_a_refused_result_counts_once(engine: Engine) ->
     assert await spent(engine, fence.task) == (6, 0, 2)
 
 
+@pytest.mark.parametrize(
+    "control", [Condition(expression="result.a.b.c > 1"), Foreach(items="result.a", template="t")]
+)
+async def test_what_is_told_with_a_result_that_a_control_cannot_use_counts_once(
+    engine: Engine, control: Any
+) -> None:
+    flow = await start(engine, "w", task("w", next="c"), task("c", control=control), task("t"))
+    fence = (await claim_one(engine)).fence
+    for _ in range(2):
+        await engine.complete(fence, {"a": "no list"}, usage=usage(5, 1))
+    assert await spent(engine, fence.task) == (5, 0, 1)
+    assert (await engine.show(fence.task)).flow == flow
+
+
 async def test_what_is_told_with_a_failure_counts_once(engine: Engine) -> None:
     fence = await running(engine)
     await engine.fail(fence, failure(), usage=usage(5, 1))
@@ -247,6 +262,17 @@ async def test_over_the_budget_the_task_stops_and_a_person_is_asked(engine: Engi
     assert item.task == fence.task
     assert item.body["budget"] == {"tokens": 100, "costUsd": None}
     assert "used up" in (await engine.explain(fence.task)).summary
+
+
+async def test_who_has_used_up_the_budget_makes_nothing_more(engine: Engine, raw: Raw) -> None:
+    """Only the last checkpoint is kept, for when somebody gives more."""
+    fence = await running(engine, budget=Budget(tokens=100))
+    await engine.used(fence, usage(101))
+    assert await refusal(engine.spawn(fence, "child", new())) == "pause_requested"
+    assert await refusal(engine.record_step(fence, "step", 1)) == "pause_requested"
+    await engine.checkpoint(fence, {"page": 7})
+    assert await raw.count("task") == 1
+    assert await engine.steps(fence.task) == {}
 
 
 async def test_a_yes_doubles_the_budget_and_the_task_goes_on(engine: Engine) -> None:
