@@ -5,11 +5,11 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import asyncpg
 import pytest
-from tests.contract.conftest import new
+from tests.contract.conftest import new, profile, refusal
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
@@ -187,45 +187,81 @@ async def test_after_a_cut_one_connection_is_tried_at_a_time(hurried: Pool) -> N
     hurried.give(tried, broken=False)
 
 
+@asynccontextmanager
+async def no_standby(server: PostgresServer) -> AsyncIterator[asyncpg.Connection]:
+    """A time in which commits on the server wait for a standby; an operator's connection."""
+    admin = await asyncpg.connect(server.url("postgres"))
+
+    async def is_set(names: str) -> bool:
+        found = await admin.fetchval("select current_setting('synchronous_standby_names')")
+        return bool(found == names)
+
+    await admin.execute("alter system set synchronous_standby_names = 'nobody'")
+    await admin.execute("select pg_reload_conf()")
+    await eventually(lambda: is_set("nobody"))
+    yield admin
+    await admin.execute("alter system reset synchronous_standby_names")
+    await admin.execute("select pg_reload_conf()")
+    await eventually(lambda: is_set(""))
+    await admin.close()
+
+
+async def sessions_without_standby(admin: asyncpg.Connection) -> int:
+    """How many sessions wait for a standby."""
+    return int(
+        await admin.fetchval("select count(*) from pg_stat_activity where wait_event = 'SyncRep'")
+    )
+
+
+@asynccontextmanager
+async def hurried_engine(server: PostgresServer) -> AsyncIterator[Engine]:
+    """An engine on a new schema; its limits are those at the time of the call."""
+    store = app.open_store(server.url("postgres"))
+    await store.migrate()
+    await store.open()
+    yield Engine(store)
+    await store.close()
+
+
 async def test_commits_that_wait_for_a_standby_leave_one_session_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(postgres_module, "ANSWER_S", 0.9)
     monkeypatch.setattr(postgres_module, "_PATIENCE_S", 0.5)
     with PostgresServer() as server:
-        store = app.open_store(server.url("postgres"))
-        await store.migrate()
-        await store.open()
-        engine = Engine(store)
-        await engine.submit(new())
-        admin = await asyncpg.connect(server.url("postgres"))
-        await admin.execute("alter system set synchronous_standby_names = 'nobody'")
-        await admin.execute("select pg_reload_conf()")
+        async with hurried_engine(server) as engine:
+            await engine.submit(new())
+            async with no_standby(server) as admin:
+                for sessions, callers in ((1, 1), (2, 6)):
+                    # Each submit with a key is a transaction of its own.
+                    calls = [
+                        engine.submit(new(idempotency_key=f"k{callers}-{n}"))
+                        for n in range(callers)
+                    ]
+                    answers = await asyncio.gather(*calls, return_exceptions=True)
+                    assert {type(answer) for answer in answers} == {Unavailable}
+                    assert await sessions_without_standby(admin) == sessions
+            await engine.submit(new())
 
-        async def waiting() -> int:
-            return int(
-                await admin.fetchval(
-                    "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
-                )
-            )
 
-        async def set_up() -> bool:
-            return bool(
-                await admin.fetchval("select current_setting('synchronous_standby_names') <> ''")
-            )
-
-        await eventually(set_up)
-        for sessions, callers in ((1, 1), (2, 6)):
-            # Each submit with a key is a transaction of its own.
-            calls = [engine.submit(new(idempotency_key=f"k{callers}-{n}")) for n in range(callers)]
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert {type(answer) for answer in answers} == {Unavailable}
-            assert await waiting() == sessions
-        await admin.execute("alter system reset synchronous_standby_names")
-        await admin.execute("select pg_reload_conf()")
-        await engine.submit(new())
-        await admin.close()
-        await store.close()
+async def test_a_claim_whose_commit_waits_for_a_standby_is_found_when_the_standby_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(postgres_module, "ANSWER_S", 0.9)
+    with PostgresServer() as server:
+        async with hurried_engine(server) as engine:
+            agent = await engine.register_agent(profile())
+            tasks = [(await engine.submit(new(max_attempts=1))).id for _ in range(4)]
+            async with no_standby(server) as admin:
+                for _ in range(2):
+                    assert await refusal(engine.claim(agent, "w", 2)) == "database_unreachable"
+                assert await sessions_without_standby(admin) == 2
+                assert {(await engine.show(task)).status for task in tasks} == {"PENDING"}
+            works = [*await engine.claim(agent, "w", 2), *await engine.claim(agent, "w", 4)]
+            assert [work.fence.task for work in works] == tasks
+            for work in works:
+                assert work.tries == 1
+                await engine.complete(work.fence)
 
 
 async def test_a_bulk_submit_after_a_cut_has_the_second_connection_that_it_needs(
