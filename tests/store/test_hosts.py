@@ -18,6 +18,7 @@ from tests.services.standby import Standby, frozen
 from tests.waiting import eventually
 
 from tenuto import app
+from tenuto.broker import postgres as broker_module
 from tenuto.broker.postgres import PostgresWakeups
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
@@ -313,7 +314,94 @@ async def test_hints_are_heard_again_after_a_server_was_given_up(postgres_url: s
     await store.close()
 
 
-async def test_a_given_up_server_leaves_one_connection_for_hints(postgres_url: str) -> None:
+class Paused(Clock):
+    """A clock whose pauses last until `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.pauses: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds < broker_module._PAUSE_S:
+            return
+        self.pauses.append(seconds)
+        await self.go.wait()
+
+
+async def test_a_young_connection_for_hints_is_replaced_after_a_pause(postgres_url: str) -> None:
+    connector = Connector(postgres_url)
+    made: list[Any] = []
+
+    async def connect() -> Any:
+        made.append(await connector.connect({}))
+        return made[-1]
+
+    clock = Paused()
+    wakeups = PostgresWakeups(connect, clock)
+    await wakeups.open()
+    assert clock.pauses == []
+    wakeups.reconnect()
+    await eventually(lambda: clock.pauses)
+    wakeups.announce(["lane:1"])
+    await asyncio.sleep(0)
+    assert (len(made), len(clock.pauses)) == (1, 1)
+    assert 1 <= clock.pauses[0] <= 3
+    clock.go.set()
+    await eventually(lambda: not wakeups._tasks)
+    assert (len(made), len(clock.pauses)) == (2, 1)
+    await wakeups.close()
+
+
+async def test_an_old_connection_for_hints_is_replaced_at_once(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "_YOUNG_S", 0)
+    clock = Paused()
+    wakeups = PostgresWakeups(lambda: Connector(postgres_url).connect({}), clock)
+    await wakeups.open()
+    first = wakeups._connection
+    wakeups.reconnect()
+    await eventually(lambda: wakeups._connection is not first)
+    assert clock.pauses == []
+    await wakeups.close()
+
+
+async def test_hints_that_cannot_be_sent_wait_before_they_connect_again() -> None:
+    refused = 0
+
+    async def connect() -> Any:
+        nonlocal refused
+        refused += 1
+        raise ConnectionRefusedError
+
+    clock = Paused()
+    wakeups = PostgresWakeups(connect, clock, listen=False)
+    for number in range(20):
+        wakeups.announce([f"lane:{number}"])
+        await eventually(lambda: clock.pauses or not wakeups._tasks)
+    assert (refused, len(clock.pauses)) == (1, 1)
+    await asyncio.wait_for(wakeups.close(), 1)
+
+
+async def test_a_server_is_given_up_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    connector = Connector("postgresql://127.0.0.1:1/x")
+    told: list[str] = []
+    connector.when_given_up(lambda: told.append("once"))
+    beside = Connector("postgresql://127.0.0.1:2/x", connector)
+    for _ in range(10):
+        connector.give_up()
+        beside.give_up()
+    assert told == ["once"]
+    monkeypatch.setattr(connector_module, "_GIVE_UP_S", 0)
+    connector.give_up()
+    assert told == ["once"] * 2
+
+
+async def test_a_given_up_server_leaves_one_connection_for_hints(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "_YOUNG_S", 0)
     connector = Connector(postgres_url)
     made: list[Any] = []
 
