@@ -22,7 +22,10 @@ from tenuto.broker import postgres as broker_module
 from tenuto.broker.postgres import PostgresWakeups
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
+from tenuto.coordinator.coordinator import SLOW_EVERY, Coordinator
 from tenuto.engine.engine import Engine
+from tenuto.model.errors import Unavailable
+from tenuto.settings import Settings
 from tenuto.store import connector as connector_module
 from tenuto.store import postgres as postgres_module
 from tenuto.store.address import Host
@@ -275,6 +278,36 @@ async def test_a_frozen_primary_is_left_for_the_promoted_standby(
             after = await within(3 * SOON_S, engine.submit(new()))
             assert (await within(SOON_S, engine.show(after.id))).status == "PENDING"
             assert (await engine.show(before.id)).status == "PENDING"
+        await store.close()
+
+
+async def test_maintenance_on_a_frozen_primary_is_left_for_the_promoted_standby(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(postgres_module, "ANSWER_S", 1.2)
+    async with cluster() as (first, second, url):
+        store = app.open_store(url)
+        await store.open()
+        assert isinstance(store, PostgresStore)
+        coordinator = Coordinator(Engine(store), Settings(tick_s=0.2))
+        assert (await coordinator.cycle_once()).leading
+        coordinator.cycles = SLOW_EVERY
+        admin = await asyncpg.connect(first.url("postgres"))
+        await admin.execute("begin; lock table lane in access exclusive mode")
+        cycle = asyncio.ensure_future(coordinator.cycle_once())
+
+        async def is_pruning() -> bool:
+            found = "select true from pg_stat_activity where wait_event_type = 'Lock'"
+            return bool(await admin.fetchval(found))
+
+        await eventually(is_pruning)
+        with frozen(first):
+            second.promote()
+            await asyncio.wait([cycle], timeout=3 * SOON_S)
+            assert cycle.done()
+            assert isinstance(cycle.exception(), Unavailable)
+            assert (await within(SOON_S, coordinator.cycle_once())).pruned == 0
+        admin.terminate()
         await store.close()
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import asyncpg
 import pytest
@@ -192,17 +192,23 @@ async def no_standby(server: PostgresServer) -> AsyncIterator[asyncpg.Connection
     """A time in which commits on the server wait for a standby; an operator's connection."""
     admin = await asyncpg.connect(server.url("postgres"))
 
-    async def is_set(names: str) -> bool:
-        found = await admin.fetchval("select current_setting('synchronous_standby_names')")
-        return bool(found == names)
+    async def commit_waits() -> bool:
+        probe = await asyncpg.connect(server.url("postgres"))
+        pid = probe.get_server_pid()
+        with suppress(TimeoutError, asyncpg.PostgresError):
+            await probe.execute("select pg_logical_emit_message(true, 'a', '')", timeout=0.2)
+        probe.terminate()
+        waited = bool(await sessions_without_standby(admin))
+        await admin.fetchval("select pg_terminate_backend($1, 5000)", pid)
+        return waited
 
     await admin.execute("alter system set synchronous_standby_names = 'nobody'")
     await admin.execute("select pg_reload_conf()")
-    await eventually(lambda: is_set("nobody"))
+    await eventually(commit_waits)  # each process of the server reads its settings for itself
+    assert await sessions_without_standby(admin) == 0
     yield admin
     await admin.execute("alter system reset synchronous_standby_names")
     await admin.execute("select pg_reload_conf()")
-    await eventually(lambda: is_set(""))
     await admin.close()
 
 
@@ -301,6 +307,23 @@ async def test_connections_in_use_are_not_handed_out_after_their_server_was_give
     pool.give(fresh, broken=False)
     assert await pool.take(1) is fresh
     pool.give(fresh, broken=False)
+
+
+async def test_uses_that_may_be_repeated_are_cut_when_their_server_is_given_up(
+    pool: Pool, postgres_url: str
+) -> None:
+    slow = Pool(pool._connector, 1, limit(SLOW_S), SLOW_S, repeatable=True)
+    used = await slow.take(1)
+    statement = asyncio.ensure_future(used.execute("select pg_sleep(60)"))
+    await asyncio.sleep(0)
+    pool.give_up()
+    with pytest.raises(asyncpg.ConnectionDoesNotExistError):
+        await asyncio.wait_for(statement, 5)
+    slow.give(used, broken=True)
+    again = await slow.take(1)
+    assert await backend(again)
+    slow.give(again, broken=False)
+    await slow.close()
 
 
 async def test_the_kernel_notices_a_lost_machine(postgres: PostgresServer) -> None:
