@@ -20,6 +20,7 @@ from tenuto.store import pool as pool_module
 from tenuto.store import postgres as postgres_module
 from tenuto.store.connector import Connector
 from tenuto.store.pool import Pool
+from tenuto.store.postgres import PostgresStore
 from tenuto.store.sessions import DIRECT, SLOW_S, limit
 
 
@@ -91,6 +92,28 @@ async def test_a_broken_connection_is_replaced(pool: Pool) -> None:
     second = await pool.take(1)
     assert await backend(second) != pid
     pool.give(second, broken=False)
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+async def test_a_connection_whose_transaction_was_left_open_is_replaced(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    store = app.open_store(postgres_url, many=True)
+    await store.migrate()
+    await store.open()
+    engine = Engine(store)
+    tenant = engine.core.store
+    assert isinstance(tenant, PostgresStore)
+    await engine.submit(new())
+    with monkeypatch.context() as patch:
+        patch.setattr(tenant, f"_{kind}_opening", "begin; select 1 / 0")  # as one that is cancelled
+        for _ in range(8):
+            with pytest.raises(asyncpg.DivisionByZeroError):
+                await (engine.list() if kind == "read" else engine.submit(new()))
+    for _ in range(8):
+        await engine.submit(new())
+        await engine.list()
+    await store.close()
 
 
 async def test_a_connection_that_ended_while_idle_is_not_handed_out(pool: Pool) -> None:

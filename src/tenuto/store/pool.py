@@ -114,8 +114,9 @@ class Pool:
             self._next()
 
     def give(self, connection: Any, *, broken: bool) -> None:
-        """Hand a connection back."""
+        """Hand a connection back; it is closed if its use left a transaction open."""
         self._used.discard(connection)
+        broken = broken or (not connection.is_closed() and connection.is_in_transaction())
         if broken or (self._given_up and connection in self._given_up):
             self._given_up.discard(connection)
             connection.terminate()
