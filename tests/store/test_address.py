@@ -40,6 +40,8 @@ def _socket(path: str) -> tuple[str, int]:
         "postgresql://u@/db?host=/run/one&port=6000",
         "postgresql:///db?host=/run/one,/run/two&port=1,2",
         "postgresql://u@%2Frun%2Fone/db",
+        "postgresql://u@%2Frun%2Fone:6000/db",
+        "postgresql://u:p@%2Frun%2Fa%2Cb:%36000,h:2,%2Frun%2Fc/db",
         "postgresql://u@[::1]:5433/db",
         "postgresql://u@[::1]:1,[fe80::2]:2/db",
         "postgresql:///db?host=[::1]:1,h:2",

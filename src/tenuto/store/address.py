@@ -63,7 +63,7 @@ def _malformed(what: str) -> ValueError:
 def _parse(url: str, environ: Mapping[str, str]) -> Address:
     parts, query = _parts(url)
     user, _, netloc = parts.netloc.rpartition("@")
-    hosts = [_split(unquote(each)) for each in netloc.split(",")] if netloc else []
+    hosts = [_decoded(each) for each in netloc.split(",")] if netloc else []
     ports: list[str] = []
     if not hosts:
         hosts = _listed(query.get("host"))
@@ -134,6 +134,12 @@ def _split(text: str) -> tuple[str, str]:
         return name, rest[1:]
     name, _, port = text.partition(":")
     return name, port
+
+
+def _decoded(text: str) -> tuple[str, str]:
+    """The same of a host in an address, where `/` of a folder is written as %2F."""
+    name, port = _split(text)
+    return unquote(name), unquote(port)
 
 
 def _port(text: str) -> int:
