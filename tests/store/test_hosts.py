@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -235,6 +236,9 @@ def test_the_most_telling_error_is_raised() -> None:
     starting = asyncpg.CannotConnectNowError("starting")
     follows = asyncpg.TargetServerAttributeNotMatched("standby")
     refused, late = ConnectionRefusedError(), TimeoutError()
+    untrusted = ssl.SSLCertVerificationError("not the name in the certificate")
+    assert most_telling([refused, late, follows, untrusted]) is untrusted
+    assert most_telling([untrusted, wrong]) is wrong
     assert most_telling([late, refused, follows, wrong]) is wrong
     assert most_telling([late, refused, starting]) is starting
     assert most_telling([late, follows, refused]) is follows

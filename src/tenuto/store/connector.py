@@ -7,6 +7,7 @@ others. Here each host has a limit of its own, and the next one is asked while a
 import asyncio
 import os
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -182,16 +183,18 @@ async def _looked_up(host: Host) -> list[Host]:
 
 
 def most_telling(errors: Iterable[BaseException]) -> BaseException:
-    """The error that says most: a server's own, then a standby's, then why none was reached."""
+    """The error that says most: a server's own, TLS's, a standby's, why none was reached."""
 
     def rank(error: BaseException) -> int:
-        if isinstance(error, asyncpg.CannotConnectNowError):
-            return 1
+        if isinstance(
+            error, asyncpg.CannotConnectNowError | asyncpg.TargetServerAttributeNotMatched
+        ):
+            return 2
         if isinstance(error, asyncpg.PostgresError | asyncpg.ClientConfigurationError):
             return 0
-        if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        if isinstance(error, ssl.SSLError):
             return 1
-        return 3 if isinstance(error, TimeoutError) else 2
+        return 4 if isinstance(error, TimeoutError) else 3
 
     return min(errors, key=rank)
 
