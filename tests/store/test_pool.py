@@ -332,6 +332,34 @@ async def test_connections_in_use_are_not_handed_out_after_their_server_was_give
     pool.give(fresh, broken=False)
 
 
+async def test_a_call_whose_connection_the_server_ends_says_that_it_is_lost(
+    postgres_url: str,
+) -> None:
+    store = app.open_store(postgres_url)
+    await store.migrate()
+    await store.open()
+    engine = Engine(store)
+    task = await engine.submit(new())
+    admin = await asyncpg.connect(postgres_url)
+    await admin.execute("begin; lock table task in access exclusive mode")
+    called = asyncio.ensure_future(engine.cancel(task.id))
+
+    async def ended() -> bool:
+        return bool(
+            await admin.fetchval(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = current_database() and wait_event_type = 'Lock'"
+            )
+        )
+
+    await eventually(ended)
+    assert await refusal(called) == "database_unreachable"
+    await admin.close()
+    assert (await engine.show(task.id)).status == "PENDING"
+    await engine.cancel(task.id)
+    await store.close()
+
+
 async def test_uses_that_may_be_repeated_are_cut_when_their_server_is_given_up(
     pool: Pool, postgres_url: str
 ) -> None:

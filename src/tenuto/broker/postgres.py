@@ -72,7 +72,7 @@ class PostgresWakeups:
         return self._here.subscribe(listener)
 
     def reconnect(self) -> None:
-        """Give the connection up: its server is silent, shuts down or is no primary any more."""
+        """Give the connection up: its server is silent or is no primary any more."""
         if self._connection is not None:
             self._connection.terminate()
 

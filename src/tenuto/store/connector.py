@@ -70,7 +70,7 @@ class Connector:
         self._given_up.told.append(tell)
 
     def give_up(self) -> None:
-        """Tell all connectors of the store: it is silent, shuts down or is no primary any more.
+        """Tell all connectors of the store: it is silent or is no primary any more.
 
         Does nothing right after the last time.
         """

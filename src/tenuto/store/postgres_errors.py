@@ -14,7 +14,10 @@ LEAVING = (
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
 )
-"""The server shuts down, starts, or is a standby now: its connections are worth nothing."""
+"""The server shuts down, starts, or is a standby now: its connections are worth nothing.
+
+Of a shutdown the driver mostly tells as of a connection that was lost (`GONE`).
+"""
 GONE = (
     ConnectionError,
     asyncpg.ConnectionDoesNotExistError,
