@@ -165,7 +165,7 @@ def test_a_child_with_settings_of_its_own_inherits_none(monkeypatch: pytest.Monk
 
 
 async def test_workers_of_up_reach_the_database_as_it_does(
-    monkeypatch: pytest.MonkeyPatch,
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TENUTO_POOLER", "transaction")
     monkeypatch.setenv("TENUTO_DATABASE_RUNTIME", "postgresql://run@pooler/db")
@@ -179,6 +179,10 @@ async def test_workers_of_up_reach_the_database_as_it_does(
     await Children(None, chosen, 1)._start()  # type: ignore[arg-type]
     for name, value in started[0].items():
         monkeypatch.setenv(name, value)
+    assert load() == msgspec.structs.replace(chosen, data=str(chosen.folder()))
+    (home / "tenuto.toml").write_text(
+        'pooler = "transaction"\ndatabase_direct = "postgresql://server/db"\n'
+    )
     assert load() == msgspec.structs.replace(chosen, data=str(chosen.folder()))
 
 

@@ -14,7 +14,10 @@ from tenuto.model.errors import Invalid
 from tenuto.model.quota import Quota
 
 _WAYS = ("pooler", "database_runtime", "database_direct")
-"""How else the setting `database` is reached; a flag that names another database resets them."""
+"""How else the setting `database` is reached; a flag that names another database resets them.
+
+A variable that is set although empty counts: `up` so tells its workers what was reset.
+"""
 _TOO_MUCH = 1_000_000_000
 _ABOVE_ZERO = (
     *("heartbeat_s", "lease_s", "tick_s", "poll_s", "slots", "transcript_kb", "body_kb"),
@@ -186,7 +189,8 @@ def load(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Se
     """The settings in force; `Invalid` names the one that is wrong."""
     found = _read(file or Path("tenuto.toml"))
     for name in Settings.__struct_fields__:
-        if value := os.environ.get(f"TENUTO_{name.upper()}"):
+        value = os.environ.get(f"TENUTO_{name.upper()}")
+        if value or (value is not None and name in _WAYS):
             found[name] = value
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     if "database" in given:

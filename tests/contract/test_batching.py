@@ -41,6 +41,8 @@ class Counting:
         self.begun = asyncio.Event()
         self.most = 0
         self.lose: list[str] = []
+        self._waiting: list[Callable[[], Any]] = []
+        """Writes that are committed when the next one is."""
 
     def within(self, workspace: UUID) -> "Counting":
         del workspace  # the store within is that workspace's already
@@ -85,6 +87,11 @@ class Counting:
         try:
             if how == "before":
                 raise Unavailable("lost before the commit")
+            if how == "late":  # its commit waits for a standby
+                self._waiting.append(script)
+                raise Unavailable("no standby")
+            while self._waiting:
+                await run(self._waiting.pop(0))
             result: T = await run(script)
             if how == "after":
                 raise Unavailable("lost after the commit")
@@ -232,6 +239,32 @@ async def test_a_claim_that_nobody_could_ask_about_is_found_by_the_next(
     assert sorted(work.fence.task for work in (*works, *rest)) == tasks
     for work in (*works, *rest):
         await busy.complete(work.fence)
+
+
+async def test_a_claim_that_is_committed_late_is_found_before_anything_else_is_taken(
+    busy: Engine, counting: Counting
+) -> None:
+    tasks = [(await busy.submit(new(max_attempts=1))).id for _ in range(4)]
+    counting.lose = ["late"]
+    assert await refusal(busy.claim(profile(), WORKER, 2, 20)) == "database_unreachable"
+    counting.lose = ["before"]
+    assert await refusal(busy.claim(profile(), WORKER, 2, 20)) == "database_unreachable"
+    claims = [busy.claim(profile(), WORKER, 2, 20) for _ in range(2)]
+    works = [work for found in await asyncio.gather(*claims) for work in found]
+    assert [(work.fence.task, work.tries) for work in works] == [(task, 1) for task in tasks]
+    for work in works:
+        await busy.complete(work.fence)
+
+
+async def test_a_claim_that_was_never_committed_holds_up_no_other(
+    busy: Engine, counting: Counting
+) -> None:
+    task = (await busy.submit(new())).id
+    counting.lose = ["before"]
+    assert await refusal(busy.claim(profile(), WORKER, 1, 20)) == "database_unreachable"
+    counting.transactions = 0
+    [work] = await busy.claim(profile(), WORKER, 1, 20)
+    assert (work.fence.task, work.tries, counting.transactions) == (task, 1, 2)
 
 
 async def test_a_caller_that_gave_up_leaves_the_others_alone(busy: Engine, raw: Raw) -> None:

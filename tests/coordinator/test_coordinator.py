@@ -5,6 +5,7 @@ import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -68,6 +69,29 @@ async def stage(database_url: str) -> AsyncIterator[Stage]:
         assert await made.engine.upkeep.audit() == []
         await check_trail(raw)
         await check_attempts(raw)
+
+
+async def test_who_tidies_for_long_leads_meanwhile(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = stage.coordinator(settings=Settings(tick_s=0.05))
+    upkeep = stage.engine.upkeep
+    renewed = asyncio.Event()
+    lead = upkeep.lead
+
+    async def count(*given: Any) -> Leadership | None:
+        if coordinator._duties.keys() >= {"relay"}:  # the cycle is at its last duty
+            renewed.set()
+            raise Unavailable("away")
+        return await lead(*given)
+
+    async def prune() -> int:
+        await asyncio.wait_for(renewed.wait(), PATIENCE)
+        return 7
+
+    monkeypatch.setattr(upkeep, "lead", count)
+    monkeypatch.setattr(upkeep, "prune_once", prune)
+    assert (await coordinator.cycle_once()).pruned == 7
 
 
 async def cycle(coordinator: Coordinator, stage: Stage, seconds: float) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -18,10 +19,14 @@ from tests.services.standby import Standby, frozen
 from tests.waiting import eventually
 
 from tenuto import app
+from tenuto.broker import postgres as broker_module
 from tenuto.broker.postgres import PostgresWakeups
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
+from tenuto.coordinator.coordinator import SLOW_EVERY, Coordinator
 from tenuto.engine.engine import Engine
+from tenuto.model.errors import Unavailable
+from tenuto.settings import Settings
 from tenuto.store import connector as connector_module
 from tenuto.store import postgres as postgres_module
 from tenuto.store.address import Host
@@ -231,6 +236,9 @@ def test_the_most_telling_error_is_raised() -> None:
     starting = asyncpg.CannotConnectNowError("starting")
     follows = asyncpg.TargetServerAttributeNotMatched("standby")
     refused, late = ConnectionRefusedError(), TimeoutError()
+    untrusted = ssl.SSLCertVerificationError("not the name in the certificate")
+    assert most_telling([refused, late, follows, untrusted]) is untrusted
+    assert most_telling([untrusted, wrong]) is wrong
     assert most_telling([late, refused, follows, wrong]) is wrong
     assert most_telling([late, refused, starting]) is starting
     assert most_telling([late, follows, refused]) is follows
@@ -277,6 +285,36 @@ async def test_a_frozen_primary_is_left_for_the_promoted_standby(
         await store.close()
 
 
+async def test_maintenance_on_a_frozen_primary_is_left_for_the_promoted_standby(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(postgres_module, "ANSWER_S", 1.2)
+    async with cluster() as (first, second, url):
+        store = app.open_store(url)
+        await store.open()
+        assert isinstance(store, PostgresStore)
+        coordinator = Coordinator(Engine(store), Settings(tick_s=0.2))
+        assert (await coordinator.cycle_once()).leading
+        coordinator.cycles = SLOW_EVERY
+        admin = await asyncpg.connect(first.url("postgres"))
+        await admin.execute("begin; lock table lane in access exclusive mode")
+        cycle = asyncio.ensure_future(coordinator.cycle_once())
+
+        async def is_pruning() -> bool:
+            found = "select true from pg_stat_activity where wait_event_type = 'Lock'"
+            return bool(await admin.fetchval(found))
+
+        await eventually(is_pruning)
+        with frozen(first):
+            second.promote()
+            await asyncio.wait([cycle], timeout=3 * SOON_S)
+            assert cycle.done()
+            assert isinstance(cycle.exception(), Unavailable)
+            assert (await within(SOON_S, coordinator.cycle_once())).pruned == 0
+        admin.terminate()
+        await store.close()
+
+
 async def test_a_server_that_became_a_standby_is_left(primary: PostgresServer) -> None:
     """A server that only reads, as one that was demoted while connections to it were open."""
     url = primary.create_database()
@@ -313,7 +351,94 @@ async def test_hints_are_heard_again_after_a_server_was_given_up(postgres_url: s
     await store.close()
 
 
-async def test_a_given_up_server_leaves_one_connection_for_hints(postgres_url: str) -> None:
+class Paused(Clock):
+    """A clock whose pauses last until `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+        self.pauses: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds < broker_module._PAUSE_S:
+            return
+        self.pauses.append(seconds)
+        await self.go.wait()
+
+
+async def test_a_young_connection_for_hints_is_replaced_after_a_pause(postgres_url: str) -> None:
+    connector = Connector(postgres_url)
+    made: list[Any] = []
+
+    async def connect() -> Any:
+        made.append(await connector.connect({}))
+        return made[-1]
+
+    clock = Paused()
+    wakeups = PostgresWakeups(connect, clock)
+    await wakeups.open()
+    assert clock.pauses == []
+    wakeups.reconnect()
+    await eventually(lambda: clock.pauses)
+    wakeups.announce(["lane:1"])
+    await asyncio.sleep(0)
+    assert (len(made), len(clock.pauses)) == (1, 1)
+    assert 1 <= clock.pauses[0] <= 3
+    clock.go.set()
+    await eventually(lambda: not wakeups._tasks)
+    assert (len(made), len(clock.pauses)) == (2, 1)
+    await wakeups.close()
+
+
+async def test_an_old_connection_for_hints_is_replaced_at_once(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "_YOUNG_S", 0)
+    clock = Paused()
+    wakeups = PostgresWakeups(lambda: Connector(postgres_url).connect({}), clock)
+    await wakeups.open()
+    first = wakeups._connection
+    wakeups.reconnect()
+    await eventually(lambda: wakeups._connection is not first)
+    assert clock.pauses == []
+    await wakeups.close()
+
+
+async def test_hints_that_cannot_be_sent_wait_before_they_connect_again() -> None:
+    refused = 0
+
+    async def connect() -> Any:
+        nonlocal refused
+        refused += 1
+        raise ConnectionRefusedError
+
+    clock = Paused()
+    wakeups = PostgresWakeups(connect, clock, listen=False)
+    for number in range(20):
+        wakeups.announce([f"lane:{number}"])
+        await eventually(lambda: clock.pauses or not wakeups._tasks)
+    assert (refused, len(clock.pauses)) == (1, 1)
+    await asyncio.wait_for(wakeups.close(), 1)
+
+
+async def test_a_server_is_given_up_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    connector = Connector("postgresql://127.0.0.1:1/x")
+    told: list[str] = []
+    connector.when_given_up(lambda: told.append("once"))
+    beside = Connector("postgresql://127.0.0.1:2/x", connector)
+    for _ in range(10):
+        connector.give_up()
+        beside.give_up()
+    assert told == ["once"]
+    monkeypatch.setattr(connector_module, "_GIVE_UP_S", 0)
+    connector.give_up()
+    assert told == ["once"] * 2
+
+
+async def test_a_given_up_server_leaves_one_connection_for_hints(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_module, "_YOUNG_S", 0)
     connector = Connector(postgres_url)
     made: list[Any] = []
 

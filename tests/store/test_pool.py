@@ -5,11 +5,11 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import asyncpg
 import pytest
-from tests.contract.conftest import new
+from tests.contract.conftest import new, profile, refusal
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
@@ -20,6 +20,7 @@ from tenuto.store import pool as pool_module
 from tenuto.store import postgres as postgres_module
 from tenuto.store.connector import Connector
 from tenuto.store.pool import Pool
+from tenuto.store.postgres import PostgresStore
 from tenuto.store.sessions import DIRECT, SLOW_S, limit
 
 
@@ -91,6 +92,28 @@ async def test_a_broken_connection_is_replaced(pool: Pool) -> None:
     second = await pool.take(1)
     assert await backend(second) != pid
     pool.give(second, broken=False)
+
+
+@pytest.mark.parametrize("kind", ["read", "write"])
+async def test_a_connection_whose_transaction_was_left_open_is_replaced(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    store = app.open_store(postgres_url, many=True)
+    await store.migrate()
+    await store.open()
+    engine = Engine(store)
+    tenant = engine.core.store
+    assert isinstance(tenant, PostgresStore)
+    await engine.submit(new())
+    with monkeypatch.context() as patch:
+        patch.setattr(tenant, f"_{kind}_opening", "begin; select 1 / 0")  # as one that is cancelled
+        for _ in range(8):
+            with pytest.raises(asyncpg.DivisionByZeroError):
+                await (engine.list() if kind == "read" else engine.submit(new()))
+    for _ in range(8):
+        await engine.submit(new())
+        await engine.list()
+    await store.close()
 
 
 async def test_a_connection_that_ended_while_idle_is_not_handed_out(pool: Pool) -> None:
@@ -187,45 +210,87 @@ async def test_after_a_cut_one_connection_is_tried_at_a_time(hurried: Pool) -> N
     hurried.give(tried, broken=False)
 
 
+@asynccontextmanager
+async def no_standby(server: PostgresServer) -> AsyncIterator[asyncpg.Connection]:
+    """A time in which commits on the server wait for a standby; an operator's connection."""
+    admin = await asyncpg.connect(server.url("postgres"))
+
+    async def commit_waits() -> bool:
+        probe = await asyncpg.connect(server.url("postgres"))
+        pid = probe.get_server_pid()
+        with suppress(TimeoutError, asyncpg.PostgresError):
+            await probe.execute("select pg_logical_emit_message(true, 'a', '')", timeout=0.2)
+        probe.terminate()
+        waited = bool(await sessions_without_standby(admin))
+        await admin.fetchval("select pg_terminate_backend($1, 5000)", pid)
+        return waited
+
+    await admin.execute("alter system set synchronous_standby_names = 'nobody'")
+    await admin.execute("select pg_reload_conf()")
+    await eventually(commit_waits)  # each process of the server reads its settings for itself
+    assert await sessions_without_standby(admin) == 0
+    yield admin
+    await admin.execute("alter system reset synchronous_standby_names")
+    await admin.execute("select pg_reload_conf()")
+    await admin.close()
+
+
+async def sessions_without_standby(admin: asyncpg.Connection) -> int:
+    """How many sessions wait for a standby."""
+    return int(
+        await admin.fetchval("select count(*) from pg_stat_activity where wait_event = 'SyncRep'")
+    )
+
+
+@asynccontextmanager
+async def hurried_engine(server: PostgresServer) -> AsyncIterator[Engine]:
+    """An engine on a new schema; its limits are those at the time of the call."""
+    store = app.open_store(server.url("postgres"))
+    await store.migrate()
+    await store.open()
+    yield Engine(store)
+    await store.close()
+
+
 async def test_commits_that_wait_for_a_standby_leave_one_session_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(postgres_module, "ANSWER_S", 0.9)
     monkeypatch.setattr(postgres_module, "_PATIENCE_S", 0.5)
     with PostgresServer() as server:
-        store = app.open_store(server.url("postgres"))
-        await store.migrate()
-        await store.open()
-        engine = Engine(store)
-        await engine.submit(new())
-        admin = await asyncpg.connect(server.url("postgres"))
-        await admin.execute("alter system set synchronous_standby_names = 'nobody'")
-        await admin.execute("select pg_reload_conf()")
+        async with hurried_engine(server) as engine:
+            await engine.submit(new())
+            async with no_standby(server) as admin:
+                for sessions, callers in ((1, 1), (2, 6)):
+                    # Each submit with a key is a transaction of its own.
+                    calls = [
+                        engine.submit(new(idempotency_key=f"k{callers}-{n}"))
+                        for n in range(callers)
+                    ]
+                    answers = await asyncio.gather(*calls, return_exceptions=True)
+                    assert {type(answer) for answer in answers} == {Unavailable}
+                    assert await sessions_without_standby(admin) == sessions
+            await engine.submit(new())
 
-        async def waiting() -> int:
-            return int(
-                await admin.fetchval(
-                    "select count(*) from pg_stat_activity where wait_event = 'SyncRep'"
-                )
-            )
 
-        async def set_up() -> bool:
-            return bool(
-                await admin.fetchval("select current_setting('synchronous_standby_names') <> ''")
-            )
-
-        await eventually(set_up)
-        for sessions, callers in ((1, 1), (2, 6)):
-            # Each submit with a key is a transaction of its own.
-            calls = [engine.submit(new(idempotency_key=f"k{callers}-{n}")) for n in range(callers)]
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            assert {type(answer) for answer in answers} == {Unavailable}
-            assert await waiting() == sessions
-        await admin.execute("alter system reset synchronous_standby_names")
-        await admin.execute("select pg_reload_conf()")
-        await engine.submit(new())
-        await admin.close()
-        await store.close()
+async def test_a_claim_whose_commit_waits_for_a_standby_is_found_when_the_standby_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(postgres_module, "ANSWER_S", 0.9)
+    with PostgresServer() as server:
+        async with hurried_engine(server) as engine:
+            agent = await engine.register_agent(profile())
+            tasks = [(await engine.submit(new(max_attempts=1))).id for _ in range(4)]
+            async with no_standby(server) as admin:
+                for _ in range(2):
+                    assert await refusal(engine.claim(agent, "w", 2)) == "database_unreachable"
+                assert await sessions_without_standby(admin) == 2
+                assert {(await engine.show(task)).status for task in tasks} == {"PENDING"}
+            works = [*await engine.claim(agent, "w", 2), *await engine.claim(agent, "w", 4)]
+            assert [work.fence.task for work in works] == tasks
+            for work in works:
+                assert work.tries == 1
+                await engine.complete(work.fence)
 
 
 async def test_a_bulk_submit_after_a_cut_has_the_second_connection_that_it_needs(
@@ -265,6 +330,51 @@ async def test_connections_in_use_are_not_handed_out_after_their_server_was_give
     pool.give(fresh, broken=False)
     assert await pool.take(1) is fresh
     pool.give(fresh, broken=False)
+
+
+async def test_a_call_whose_connection_the_server_ends_says_that_it_is_lost(
+    postgres_url: str,
+) -> None:
+    store = app.open_store(postgres_url)
+    await store.migrate()
+    await store.open()
+    engine = Engine(store)
+    task = await engine.submit(new())
+    admin = await asyncpg.connect(postgres_url)
+    await admin.execute("begin; lock table task in access exclusive mode")
+    called = asyncio.ensure_future(engine.cancel(task.id))
+
+    async def ended() -> bool:
+        return bool(
+            await admin.fetchval(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = current_database() and wait_event_type = 'Lock'"
+            )
+        )
+
+    await eventually(ended)
+    assert await refusal(called) == "database_unreachable"
+    await admin.close()
+    assert (await engine.show(task.id)).status == "PENDING"
+    await engine.cancel(task.id)
+    await store.close()
+
+
+async def test_uses_that_may_be_repeated_are_cut_when_their_server_is_given_up(
+    pool: Pool, postgres_url: str
+) -> None:
+    slow = Pool(pool._connector, 1, limit(SLOW_S), SLOW_S, repeatable=True)
+    used = await slow.take(1)
+    statement = asyncio.ensure_future(used.execute("select pg_sleep(60)"))
+    await asyncio.sleep(0)
+    pool.give_up()
+    with pytest.raises(asyncpg.ConnectionDoesNotExistError):
+        await asyncio.wait_for(statement, 5)
+    slow.give(used, broken=True)
+    again = await slow.take(1)
+    assert await backend(again)
+    slow.give(again, broken=False)
+    await slow.close()
 
 
 async def test_the_kernel_notices_a_lost_machine(postgres: PostgresServer) -> None:

@@ -3,7 +3,7 @@
 import asyncpg
 import pytest
 
-from tenuto.model.errors import Incompatible, TenutoError, Unavailable
+from tenuto.model.errors import Conflict, Incompatible, NotFound, TenutoError, Unavailable
 from tenuto.store.postgres_errors import meant
 
 
@@ -41,3 +41,15 @@ def test_an_error_says_what_to_do(
     assert isinstance(found, TenutoError)
     assert (type(found), found.code) == (kind, code)
     assert said in found.message
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotFound("there is no agent 'startup parameter'"),
+        Conflict("'startup parameter' is taken"),
+        ValueError("startup parameter"),
+    ],
+)
+def test_an_error_of_ours_stays_whatever_it_quotes(error: Exception) -> None:
+    assert meant(error) is error

@@ -14,10 +14,14 @@ import asyncpg
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import EVERYTHING, Listener
 from tenuto.clock import Clock
+from tenuto.loop import wait_any
 
 CHANNEL = "tenuto_wake"
 _LONGEST = 7_500
 _PAUSE_S = 1.0
+"""Seconds between two connections, and up to twice as many more: programs do not return at once."""
+_YOUNG_S = 5.0
+"""A connection that lasted longer is replaced without a pause."""
 _GATHER_S = 0.002
 _FAULTS = (
     OSError,
@@ -41,16 +45,18 @@ class PostgresWakeups:
         self._waiting: set[str] = set()
         self._connection: Any = None
         self._connecting = asyncio.Lock()
+        self._tried_at: float | None = None
+        """When the last attempt to connect ended, in elapsed seconds."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = False
-        self._closed = False
+        self._closed = asyncio.Event()
 
     async def open(self) -> None:
         if self._listen:
             await self._connect()
 
     async def close(self) -> None:
-        self._closed = True
+        self._closed.set()
         if self._tasks:
             # A short process has said what it came to say: let the hint go out first.
             await asyncio.wait(self._tasks, timeout=2)
@@ -66,7 +72,7 @@ class PostgresWakeups:
         return self._here.subscribe(listener)
 
     def reconnect(self) -> None:
-        """Give the connection up: its server is silent, shuts down or is no primary any more."""
+        """Give the connection up: its server is silent or is no primary any more."""
         if self._connection is not None:
             self._connection.terminate()
 
@@ -74,7 +80,7 @@ class PostgresWakeups:
         told = set(topics)
         self._here.announce(told)
         self._waiting |= told
-        if not self._sending and not self._closed:
+        if not self._sending and not self._closed.is_set():
             self._sending = True
             self._spawn(self._send())
 
@@ -92,7 +98,7 @@ class PostgresWakeups:
                     await self._connection.execute("select pg_notify($1, $2)", CHANNEL, payload)
                 except _FAULTS:
                     _failed()
-                await self._clock.sleep(0 if self._closed else _GATHER_S)
+                await self._clock.sleep(0 if self._closed.is_set() else _GATHER_S)
         finally:
             self._sending = False
 
@@ -107,15 +113,34 @@ class PostgresWakeups:
         async with self._connecting:
             if self._connection is not None and not self._connection.is_closed():
                 return
-            connection = await self._new_connection()
+            await self._pause()
             try:
-                if self._listen:
-                    await connection.add_listener(CHANNEL, self._heard)
-                    connection.add_termination_listener(self._lost)
-            except BaseException:
-                connection.terminate()
-                raise
-            self._connection = connection
+                self._connection = await self._new_listener()
+            finally:
+                self._tried_at = self._clock.elapsed()
+
+    async def _pause(self) -> None:
+        """Wait if the last connection was refused or ended soon, so that servers are not stormed.
+
+        A server that only reads ends none, but is given up by each write: then all look for work,
+        which is the next write.
+        """
+        last = self._tried_at
+        if last is not None and self._clock.elapsed() - last < _YOUNG_S:
+            pause = _PAUSE_S * (1 + 2 * self._clock.random())
+            await wait_any([self._closed], pause, self._clock)
+
+    async def _new_listener(self) -> Any:
+        """A new connection, which hears hints if it should."""
+        connection = await self._new_connection()
+        try:
+            if self._listen:
+                await connection.add_listener(CHANNEL, self._heard)
+                connection.add_termination_listener(self._lost)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
 
     def _heard(self, connection: Any, pid: int, channel: str, payload: str) -> None:
         del channel
@@ -125,16 +150,13 @@ class PostgresWakeups:
             self._here.hear(topic)
 
     def _lost(self, connection: Any) -> None:
-        if not self._closed and connection is self._connection:
+        if not self._closed.is_set() and connection is self._connection:
             self._spawn(self._reconnect())
 
     async def _reconnect(self) -> None:
-        while not self._closed:
-            try:
+        while not self._closed.is_set():
+            with suppress(*_FAULTS):
                 await self._connect()
-            except _FAULTS:
-                await self._clock.sleep(_PAUSE_S)
-            else:
                 self._here.hear(EVERYTHING)
                 return
 

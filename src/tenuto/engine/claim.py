@@ -1,5 +1,6 @@
 """Claim: an agent takes up to n tasks over its lanes, under a lease."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
@@ -89,12 +90,20 @@ class _Wish(msgspec.Struct, frozen=True):
     """Whether the caller brought the token, and may ask with it at several processes at once."""
 
 
-class _Unheard(Exception):
-    """Neither the answer to a claim came, nor one to what became of it."""
+class ClaimOutcomeUnknown(Exception):
+    """A claim failed with an outage, and its tasks were not found: its commit may still come."""
 
     def __init__(self, why: Unavailable) -> None:
         super().__init__()
         self.why = why
+
+
+class _Doubt(msgspec.Struct, eq=False):
+    """Claims of one agent and worker of which nobody knows yet what they took."""
+
+    tokens: list[str]
+    asking: asyncio.Lock
+    """Held by the caller who finds out; the others wait for it."""
 
 
 class Claiming:
@@ -107,8 +116,8 @@ class Claiming:
         self._dressing = Dressing(core.plans)
         self._kind = Kind("claim", self._script, one_statement=True, alone=True)
         self._counted = Kind("claim_counted", self._counted_script, alone=True)
-        self._unheard: dict[tuple[UUID, str], list[str]] = {}
-        """Tokens of claims of which nobody knows yet what they took, by agent and worker."""
+        self._doubts: dict[tuple[UUID, str], _Doubt] = {}
+        """Claims whose outcome is unknown, by agent and worker."""
 
     async def claim(
         self,
@@ -132,8 +141,8 @@ class Claiming:
         if self._workspace not in (None, agent.workspace):
             return []
         who = (agent.id, worker)
-        asked = n > 0 and token is None and who in self._unheard
-        if asked and (late := await self._heard_late(who, n, caller)):
+        doubted = n > 0 and token is None and who in self._doubts
+        if doubted and (late := await self._claimed_before(who, n, caller)):
             return late
         taken: list[Work] = []
         while len(taken) < n:
@@ -144,9 +153,10 @@ class Claiming:
                 params["status"] = status
                 try:
                     rows = await self._take(found.agent, params, found, repeats=token is not None)
-                except _Unheard as error:
+                except ClaimOutcomeUnknown as error:
                     if token is None:
-                        self._unheard.setdefault(who, []).append(mine)
+                        doubt = self._doubts.setdefault(who, _Doubt([], asyncio.Lock()))
+                        doubt.tokens.append(mine)
                     raise error.why from error
                 taken += await self._understand(rows, mine, Claimant(agent.id, caller))
                 if rows:
@@ -186,34 +196,47 @@ class Claiming:
             try:
                 rows = await self._taken(agent.id, params["token"])
             except Unavailable as away:
-                raise _Unheard(away) from error
+                raise ClaimOutcomeUnknown(away) from error
             if not rows:
-                raise  # nobody knows whether there was something to take
+                # A commit that waits for a standby is not visible yet.
+                raise ClaimOutcomeUnknown(error) from error
             return rows
         if taken.held:
             self._core.lanes.hold(agent.workspace, found.version, taken.held)
         return taken.rows
 
-    async def _heard_late(self, who: tuple[UUID, str], n: int, caller: Caller | None) -> list[Work]:
-        """Up to n tasks that earlier claims took unheard; what is more goes back.
+    async def _claimed_before(
+        self, who: tuple[UUID, str], n: int, caller: Caller | None
+    ) -> list[Work]:
+        """Up to n tasks that claims of unknown outcome took; surplus tasks are released.
 
-        While the store is away nothing else is claimed, so that there are never many of them.
+        Raises `Unavailable` while an outcome stays unknown: until then nothing else is claimed.
         """
-        tokens = self._unheard.pop(who, [])
+        doubt = self._doubts[who]
         taken: list[Work] = []
-        try:
-            while tokens:
-                taken += await self.claimed(who[0], tokens[-1], caller)
-                tokens.pop()
-        except Unavailable:
-            self._unheard[who] = [*tokens, *self._unheard.get(who, [])]
-            if not taken:
-                raise
+        async with doubt.asking:
+            try:
+                while doubt.tokens:
+                    taken += await self._settled(who[0], doubt.tokens[0], caller)
+                    doubt.tokens.pop(0)
+            except Unavailable:
+                if not taken:
+                    raise
+            if not doubt.tokens and self._doubts.get(who) is doubt:
+                del self._doubts[who]
         for work in taken[n:]:
             with suppress(TenutoError):
                 command = commands.Release(fence=work.fence)
                 await self._core.order(work.fence.task, command, actor="engine")
         return taken[:n]
+
+    async def _settled(self, agent: UUID, token: str, caller: Caller | None) -> list[Work]:
+        """What a claim took of which nothing was known; `Unavailable` while that may change."""
+        if found := await self.claimed(agent, token, caller):
+            return found
+        # Standbys confirm commits in order: after a later one the claim's is visible or lost.
+        await self._core.store.once(_mark)
+        return await self.claimed(agent, token, caller)
 
     async def claimed(self, agent: UUID, token: str, caller: Caller | None = None) -> list[Work]:
         """What an earlier claim took with that token and still holds."""
@@ -361,6 +384,10 @@ class Claiming:
             )
 
         await self._core.store.once(script)
+
+
+def _mark() -> Script[None]:
+    yield Statement("commit_mark", {})
 
 
 def _statement(params: dict[str, Any], lanes: list[int]) -> Statement:

@@ -40,8 +40,8 @@ class Address(msgspec.Struct, frozen=True):
     wants_primary: bool | None
     """True if only a primary will do, `None` if the address does not say."""
     keeps_names: bool
-    """True if TLS sends a host's name to the server or compares it with the certificate, or if it
-    is looked up in the file of passwords."""
+    """True if TLS sends a host's name to the server or compares it with the certificate, if it is
+    looked up in the file of passwords, or if a service file may say so."""
 
 
 def parse(url: str, environ: Mapping[str, str]) -> Address:
@@ -63,21 +63,22 @@ def _malformed(what: str) -> ValueError:
 def _parse(url: str, environ: Mapping[str, str]) -> Address:
     parts, query = _parts(url)
     user, _, netloc = parts.netloc.rpartition("@")
-    hosts = [_split(unquote(each)) for each in netloc.split(",")] if netloc else []
+    hosts = [_decoded(each) for each in netloc.split(",")] if netloc else []
     ports: list[str] = []
     if not hosts:
         hosts = _listed(query.get("host"))
         ports = query.get("port", "").split(",") if query.get("port") else []
-    if not hosts and not (query.get("service") or environ.get("PGSERVICE")):
+    service = query.get("service") or environ.get("PGSERVICE")
+    if not hosts and not service:
         hosts = _listed(environ.get("PGHOST"))
     has_password = ":" in user or "password" in query or "PGPASSWORD" in environ
-    ssl_mode = query.get("sslmode") or environ.get("PGSSLMODE")
+    ssl_mode = query.get("sslmode") or environ.get("PGSSLMODE") or ""
     wanted = query.get("target_session_attrs") or environ.get("PGTARGETSESSIONATTRS")
     return Address(
         url=url,
         hosts=tuple(_hosts(hosts, ports, environ.get("PGPORT") or _DEFAULT_PORT)),
         wants_primary=_wants_primary(wanted),
-        keeps_names=ssl_mode in _TLS or not has_password,
+        keeps_names=ssl_mode.replace("_", "-") in _TLS or bool(service) or not has_password,
     )
 
 
@@ -134,6 +135,12 @@ def _split(text: str) -> tuple[str, str]:
         return name, rest[1:]
     name, _, port = text.partition(":")
     return name, port
+
+
+def _decoded(text: str) -> tuple[str, str]:
+    """The same of a host in an address, where `/` of a folder is written as %2F."""
+    name, port = _split(text)
+    return unquote(name), unquote(port)
 
 
 def _port(text: str) -> int:

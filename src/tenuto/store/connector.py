@@ -7,11 +7,13 @@ others. Here each host has a limit of its own, and the next one is asked while a
 import asyncio
 import os
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import asyncpg
+import msgspec
 
 from tenuto.store.address import Host, order, parse
 
@@ -23,10 +25,24 @@ _NEXT_S = 0.3
 """Seconds without an answer after which the next host is asked, too."""
 _LOOKUP_S = 30.0
 """Seconds after which a lookup of a name is started anew."""
+_GIVE_UP_S = 1.0
+"""Seconds after a server was given up in which it is not given up again.
+
+A server that refuses writes without being a standby is found again at once, by every program.
+"""
 _PROBES = {"IDLE": 5, "INTVL": 2, "CNT": 3}
 """Keepalive: the first probe after this many idle seconds, then how often, and how many."""
 _UNACKNOWLEDGED_S = 10
 """Seconds that sent bytes may stay unacknowledged before the connection counts as lost."""
+
+
+class _GivenUp(msgspec.Struct, eq=False):
+    """What the connectors of a store share about servers that are given up."""
+
+    told: list[Callable[[], None]]
+    """Who learns of it."""
+    at: float = float("-inf")
+    """When one was given up last, in seconds of the event loop."""
 
 
 class Connector:
@@ -42,9 +58,8 @@ class Connector:
         """The addresses that each name had at the last lookup which was answered."""
         self._lookups: dict[Host, asyncio.Task[list[Host]]] = {}
         """Those under way, which all who connect share."""
-        self._told: list[Callable[[], None]] = [] if beside is None else beside._told  # noqa: SLF001
-        """Who learns that the server is given up, shared by all connectors of a store."""
-        self._told.append(self._forget)
+        self._given_up: _GivenUp = _GivenUp([]) if beside is None else beside._given_up  # noqa: SLF001
+        self._given_up.told.append(self._forget)
 
     @property
     def url(self) -> str:
@@ -52,11 +67,18 @@ class Connector:
 
     def when_given_up(self, tell: Callable[[], None]) -> None:
         """Call this whenever a server is given up: idle connections to it are worth nothing."""
-        self._told.append(tell)
+        self._given_up.told.append(tell)
 
     def give_up(self) -> None:
-        """Tell all connectors of the store: it is silent, shuts down or is no primary any more."""
-        for tell in self._told:
+        """Tell all connectors of the store: it is silent or is no primary any more.
+
+        Does nothing right after the last time.
+        """
+        now = asyncio.get_running_loop().time()
+        if now - self._given_up.at < _GIVE_UP_S:
+            return
+        self._given_up.at = now
+        for tell in self._given_up.told:
             tell()
 
     def _forget(self) -> None:
@@ -161,16 +183,18 @@ async def _looked_up(host: Host) -> list[Host]:
 
 
 def most_telling(errors: Iterable[BaseException]) -> BaseException:
-    """The error that says most: a server's own, then a standby's, then why none was reached."""
+    """The error that says most: a server's own, TLS's, a standby's, why none was reached."""
 
     def rank(error: BaseException) -> int:
-        if isinstance(error, asyncpg.CannotConnectNowError):
-            return 1
+        if isinstance(
+            error, asyncpg.CannotConnectNowError | asyncpg.TargetServerAttributeNotMatched
+        ):
+            return 2
         if isinstance(error, asyncpg.PostgresError | asyncpg.ClientConfigurationError):
             return 0
-        if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
+        if isinstance(error, ssl.SSLError):
             return 1
-        return 3 if isinstance(error, TimeoutError) else 2
+        return 4 if isinstance(error, TimeoutError) else 3
 
     return min(errors, key=rank)
 

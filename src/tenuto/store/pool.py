@@ -35,12 +35,16 @@ class Pool:
         parameters: Mapping[str, str],
         answer_s: float = ANSWER_S,
         prove: Callable[[Any], Awaitable[None]] | None = None,
+        *,
+        repeatable: bool = False,
     ) -> None:
         self._connector = connector
         self._size = size
         self._parameters = parameters
         self._prove = prove
         """Raises for a new connection that must not be used."""
+        self._repeatable = repeatable
+        """True if uses are cut when the server is given up: their own limit is far off."""
         self._look_s = answer_s / _LOOKS
         self._idle: list[Any] = []
         self._used: set[Any] = set()
@@ -110,8 +114,9 @@ class Pool:
             self._next()
 
     def give(self, connection: Any, *, broken: bool) -> None:
-        """Hand a connection back."""
+        """Hand a connection back; it is closed if its use left a transaction open."""
         self._used.discard(connection)
+        broken = broken or (not connection.is_closed() and connection.is_in_transaction())
         if broken or (self._given_up and connection in self._given_up):
             self._given_up.discard(connection)
             connection.terminate()
@@ -130,6 +135,9 @@ class Pool:
         for connection in idle:
             connection.terminate()
         self._given_up |= self._used
+        if self._repeatable:
+            for connection in self._used:
+                connection.terminate()
 
     async def close(self) -> None:
         """Let every connection go; those in use are cut, and no new one is made."""

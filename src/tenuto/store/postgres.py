@@ -87,13 +87,15 @@ class _Means:
         writers: int,
         session_for: Callable[[Use], Session],
         answer_s: float,
+        *,
+        repeatable: bool,
     ) -> None:
         self.connector = connector
         self.writing, self.reading = session_for("write"), session_for("read")
-        self.write = _pool(connector, writers, self.writing, answer_s)
+        self.write = _pool(connector, writers, self.writing, answer_s, repeatable=repeatable)
         self.streams = asyncio.Semaphore(max(1, writers - 1))
         """Who makes the statements of a stream may need a connection, too: one is left for that."""
-        self.read = _pool(connector, _READERS, self.reading, answer_s)
+        self.read = _pool(connector, _READERS, self.reading, answer_s, repeatable=repeatable)
         self.compiled: dict[Any, sql.PostgresQuery] = {}
         self.shapes: Counter[str] = Counter()
 
@@ -102,7 +104,9 @@ class _Means:
         return self.write, self.read
 
 
-def _pool(connector: Connector, size: int, session: Session, answer_s: float) -> Pool:
+def _pool(
+    connector: Connector, size: int, session: Session, answer_s: float, *, repeatable: bool
+) -> Pool:
     """Connections that are what the session says, each one asked before it is used."""
 
     async def prove(connection: Any) -> None:
@@ -110,7 +114,7 @@ def _pool(connector: Connector, size: int, session: Session, answer_s: float) ->
         if (wrong := mistake(found, session.role, session.workspace)) is not None:
             raise Incompatible(wrong, "wrong_role")
 
-    return Pool(connector, size, session.parameters, answer_s, prove)
+    return Pool(connector, size, session.parameters, answer_s, prove, repeatable=repeatable)
 
 
 async def _identity(connection: Any, session: Session) -> Identity:
@@ -149,7 +153,7 @@ class PostgresStore:
         self._many = many
         self._pooler = pooler
         self._system = means is None
-        self._means = means or self._made(Connector(url), writers, SYSTEM, None, ANSWER_S)
+        self._means = means or self._made(Connector(url), writers, SYSTEM)
         self._write_opening = _opening(self._means.writing, tenant)
         self._read_opening = _opening(self._means.reading, tenant)
         self._tenants: dict[UUID | None, _Means] = {}
@@ -157,14 +161,22 @@ class PostgresStore:
         self._slow: _Means | None = None
 
     def _made(
-        self, connector: Connector, writers: int, role: str, workspace: UUID | None, answer_s: float
+        self,
+        connector: Connector,
+        writers: int,
+        role: str,
+        workspace: UUID | None = None,
+        answer_s: float | None = None,
     ) -> _Means:
+        """Connections of a role; with a limit of their own they serve what may be repeated."""
+        limit_s = answer_s or ANSWER_S
+
         def session_for(use: Use) -> Session:
             if self._pooler is not None:
-                return sessions.pooled(role, use, answer_s)
-            return sessions.direct(role, workspace, use, answer_s)
+                return sessions.pooled(role, use, limit_s)
+            return sessions.direct(role, workspace, use, limit_s)
 
-        return _Means(connector, writers, session_for, answer_s)
+        return _Means(connector, writers, session_for, limit_s, repeatable=answer_s is not None)
 
     @property
     def connector(self) -> Connector:
@@ -190,7 +202,7 @@ class PostgresStore:
         shared = self._many or self._pooler is not None
         key = None if shared else workspace
         if key not in self._tenants:
-            self._tenants[key] = self._made(self._runtime, self.writers, TENANT, key, ANSWER_S)
+            self._tenants[key] = self._made(self._runtime, self.writers, TENANT, key)
         return PostgresStore(
             self.url,
             self.clock,
@@ -202,7 +214,7 @@ class PostgresStore:
     def unhurried(self) -> "PostgresStore":
         assert self._system, "maintenance is the system's"
         if self._slow is None:
-            self._slow = self._made(self.connector, 1, SYSTEM, None, SLOW_S)
+            self._slow = self._made(self.connector, 1, SYSTEM, answer_s=SLOW_S)
         return PostgresStore(self.url, self.clock, 1, means=self._slow)
 
     async def identity(self) -> Identity:

@@ -14,7 +14,10 @@ LEAVING = (
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
 )
-"""The server shuts down, starts, or is a standby now: its connections are worth nothing."""
+"""The server shuts down, starts, or is a standby now: its connections are worth nothing.
+
+Of a shutdown the driver mostly tells as of a connection that was lost (`GONE`).
+"""
 GONE = (
     ConnectionError,
     asyncpg.ConnectionDoesNotExistError,
@@ -58,7 +61,7 @@ _STATEMENTS = (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedSt
 
 
 def meant(error: Exception) -> Exception:
-    """What the engine should hear of an error of the driver; others as they are."""
+    """What the engine should hear of an error of the driver; others, also ours, as they are."""
     if isinstance(error, asyncpg.DiskFullError):
         return Unavailable(f"the database has no room left: {error}", "storage_full")
     if isinstance(error, asyncpg.UniqueViolationError):
@@ -83,7 +86,7 @@ def _of_statements(error: Exception) -> TenutoError | None:
             "the pooler loses prepared statements; set its max_prepared_statements above 0",
             "pooler_unsuitable",
         )
-    if "startup parameter" in str(error):
+    if isinstance(error, asyncpg.PostgresError) and "startup parameter" in str(error):
         return Incompatible(
             f"a pooler before the database does not take our settings: {first_line(error)};"
             " set pooler=transaction",
