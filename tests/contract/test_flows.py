@@ -371,6 +371,36 @@ async def test_a_child_made_late_hears_of_what_it_waits_for(
     assert await flow_status(engine, flow) == "FAILED"
 
 
+@pytest.mark.parametrize(
+    ("policy", "ends"), [("fail", "FAILED"), ("skip", "SKIPPED"), ("run", "COMPLETED")]
+)
+@pytest.mark.parametrize("early", [True, False], ids=["before it is made", "after"])
+async def test_a_need_that_fails_in_a_group_of_many_decides_about_who_waits_for_it(
+    engine: Engine, agent: AgentProfile, policy: Any, ends: str, early: bool
+) -> None:
+    """The group is made in pieces: its last children may be made after their needs have ended."""
+    names = [f"a{index}" for index in range(600)]
+    flow = await start(
+        engine,
+        "g",
+        group("g", *names, "next", "last", order="parallel", join="all_done"),
+        task("a0", priority=10),
+        *(task(name) for name in names[1:]),
+        task("next", depends_on=["a0"], on_dependency_failure=policy),
+        task("last", depends_on=["next"], on_dependency_failure=policy),
+    )
+    if not early:
+        while await engine.flows.work_once():
+            pass
+    [work] = await engine.claim(agent, "host:1:worker", 1)
+    assert work.key == "a0"
+    await engine.fail(work.fence, failure("syntax"))
+    await worked(engine, agent)
+    found = await statuses(engine, flow)
+    assert (found["a0"], found["next"], found["last"]) == (["FAILED"], [ends], [ends])
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
 async def test_children_wait_for_each_other(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(
         engine,
