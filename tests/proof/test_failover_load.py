@@ -17,9 +17,13 @@ from tenuto.chaos.checker import Verdict
 
 KINDS = ("acknowledged tasks lost", "tasks made twice", "stale commits accepted", "tasks stuck")
 FINE = Outcome(
-    Verdict({kind: [] for kind in KINDS}, {"tasks": TASKS, "executions doubled": 3}),
+    Verdict(
+        {kind: [] for kind in KINDS},
+        {"tasks": TASKS, "executions doubled": 3, "leases taken over": 5},
+    ),
     TASKS,
     2.04,
+    0,
     [],
 )
 
@@ -35,7 +39,9 @@ def test_the_gap_is_the_longest_time_between_two_acknowledgements(tmp_path: Path
 
 def test_an_outcome_is_a_row_of_the_table() -> None:
     FINE.check()
-    assert FINE.line("dies", 16.24) == f"| dies | {TASKS:,} | 16.2 s | 2.0 s | 0 | 0 | 0 | 3 |"
+    assert (
+        FINE.line("dies", 16.24) == f"| dies | {TASKS:,} | 16.2 s | 2.0 s | 0 | 0 | 0 | 3 | 0 | 5 |"
+    )
 
 
 @pytest.mark.parametrize(
@@ -43,6 +49,7 @@ def test_an_outcome_is_a_row_of_the_table() -> None:
     [
         {"gap_s": LONGEST_GAP_S + 0.1},
         {"acknowledged": TASKS - 1},
+        {"never_ran": 1},
         {"ended": ["worker-0.log: exit 1"]},
         {"verdict": Verdict({KINDS[0]: ["submitter.7.short"]}, {"tasks": TASKS})},
         {"verdict": Verdict({}, {"tasks": TASKS + 1})},
@@ -53,9 +60,16 @@ def test_an_outcome_with_a_fault_fails(change: dict[str, Any]) -> None:
         msgspec.structs.replace(FINE, **change).check()
 
 
+def test_an_outage_without_standbys_stops_acknowledgements() -> None:
+    for gap_s, fine in ((39.0, False), (44.0, True), (40 + LONGEST_GAP_S + 1, False)):
+        with nullcontext() if fine else pytest.raises(AssertionError):
+            msgspec.structs.replace(FINE, gap_s=gap_s).check(40.0)
+
+
 def test_a_task_is_the_same_however_often_it_is_asked_for() -> None:
     assert [task(20), task(10), task(3)] == [task(20), task(10), task(3)]
     assert [task(n).task_type for n in (20, 10, 3)] == ["long", "saving", "short"]
+    assert [task(n).max_attempts for n in (20, 10, 3, 5)] == [20, 20, 20, 1]
 
 
 async def test_a_witness_of_a_frozen_machine_is_cut_and_goes_on() -> None:

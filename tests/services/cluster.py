@@ -158,6 +158,15 @@ class Cluster:
         with urllib.request.urlopen(url, plan, timeout=START_S) as answer:
             assert answer.status == 200, answer.read()
 
+    def require_standby(self, *, strict: bool) -> None:
+        """Whether commits wait when there is no standby; without that the leader goes on alone."""
+        change = json.dumps({"synchronous_mode_strict": strict}).encode()
+        place = self._places[self.leader()]
+        url = f"http://{place.outer}:{place.rest}/config"
+        request = urllib.request.Request(url, change, method="PATCH")
+        with urllib.request.urlopen(request, timeout=ASK_S) as answer:
+            assert answer.status == 200, answer.read()
+
     def rejoin(self, machine: int) -> None:
         """Start a machine that was killed, or never ran."""
         home = self._home(machine)

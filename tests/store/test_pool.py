@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 
 import asyncpg
 import pytest
@@ -16,6 +16,7 @@ from tests.waiting import eventually
 from tenuto import app
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Unavailable
+from tenuto.store import connector as connector_module
 from tenuto.store import pool as pool_module
 from tenuto.store import postgres as postgres_module
 from tenuto.store.connector import Connector
@@ -218,12 +219,15 @@ async def no_standby(server: PostgresServer) -> AsyncIterator[asyncpg.Connection
     async def commit_waits() -> bool:
         probe = await asyncpg.connect(server.url("postgres"))
         pid = probe.get_server_pid()
-        with suppress(TimeoutError, asyncpg.PostgresError):
-            await probe.execute("select pg_logical_emit_message(true, 'a', '')", timeout=0.2)
-        probe.terminate()
-        waited = bool(await sessions_without_standby(admin))
+        commit = asyncio.ensure_future(
+            probe.execute("select pg_logical_emit_message(true, 'a', '')")
+        )
+        await asyncio.wait([commit], timeout=0.2)
+        waits = not commit.done()
         await admin.fetchval("select pg_terminate_backend($1, 5000)", pid)
-        return waited
+        await asyncio.gather(commit, return_exceptions=True)
+        probe.terminate()
+        return waits
 
     await admin.execute("alter system set synchronous_standby_names = 'nobody'")
     await admin.execute("select pg_reload_conf()")
@@ -291,6 +295,31 @@ async def test_a_claim_whose_commit_waits_for_a_standby_is_found_when_the_standb
             for work in works:
                 assert work.tries == 1
                 await engine.complete(work.fence)
+
+
+async def test_claims_on_a_server_that_only_reads_go_on_when_it_can_be_written_to(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connector_module, "_GIVE_UP_S", 0)
+    store = app.open_store(postgres_url)
+    assert isinstance(store, PostgresStore)
+    await store.migrate()
+    await store.open()
+    engine = Engine(store)
+    agent = await engine.register_agent(profile())
+    task = (await engine.submit(new(max_attempts=1))).id
+    admin = await asyncpg.connect(postgres_url)
+    name = await admin.fetchval("select quote_ident(current_database())")
+    await admin.execute(f"alter database {name} set default_transaction_read_only = on")
+    store.connector.give_up()
+    for _ in range(3):
+        assert await refusal(engine.claim(agent, "w", 2)) == "database_switching"
+    await admin.execute(f"alter database {name} reset default_transaction_read_only")
+    await admin.close()
+    store.connector.give_up()
+    [work] = await engine.claim(agent, "w", 2)
+    assert (work.fence.task, work.tries) == (task, 1)
+    await store.close()
 
 
 async def test_a_bulk_submit_after_a_cut_has_the_second_connection_that_it_needs(

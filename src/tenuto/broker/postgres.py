@@ -120,10 +120,10 @@ class PostgresWakeups:
                 self._tried_at = self._clock.elapsed()
 
     async def _pause(self) -> None:
-        """Wait if the last connection was refused or ended soon, so that servers are not stormed.
+        """Wait if the last connection was refused or ended soon.
 
-        A server that only reads ends none, but is given up by each write: then all look for work,
-        which is the next write.
+        A server that only reads is given up at each write. A new connection makes everybody look
+        for work, which is a write: without a pause they would never stop.
         """
         last = self._tried_at
         if last is not None and self._clock.elapsed() - last < _YOUNG_S:

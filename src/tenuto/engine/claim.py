@@ -142,7 +142,7 @@ class Claiming:
             return []
         who = (agent.id, worker)
         doubted = n > 0 and token is None and who in self._doubts
-        if doubted and (late := await self._claimed_before(who, n, caller)):
+        if doubted and (late := await self._claimed_before(agent, worker, n, caller)):
             return late
         taken: list[Work] = []
         while len(taken) < n:
@@ -206,18 +206,19 @@ class Claiming:
         return taken.rows
 
     async def _claimed_before(
-        self, who: tuple[UUID, str], n: int, caller: Caller | None
+        self, agent: AgentProfile, worker: str, n: int, caller: Caller | None
     ) -> list[Work]:
         """Up to n tasks that claims of unknown outcome took; surplus tasks are released.
 
         Raises `Unavailable` while an outcome stays unknown: until then nothing else is claimed.
         """
+        who = (agent.id, worker)
         doubt = self._doubts[who]
         taken: list[Work] = []
         async with doubt.asking:
             try:
                 while doubt.tokens:
-                    taken += await self._settled(who[0], doubt.tokens[0], caller)
+                    taken += await self._settled(agent, doubt.tokens[0], caller)
                     doubt.tokens.pop(0)
             except Unavailable:
                 if not taken:
@@ -230,13 +231,17 @@ class Claiming:
                 await self._core.order(work.fence.task, command, actor="engine")
         return taken[:n]
 
-    async def _settled(self, agent: UUID, token: str, caller: Caller | None) -> list[Work]:
+    async def _settled(self, agent: AgentProfile, token: str, caller: Caller | None) -> list[Work]:
         """What a claim took of which nothing was known; `Unavailable` while that may change."""
-        if found := await self.claimed(agent, token, caller):
+        if found := await self.claimed(agent.id, token, caller):
             return found
+
+        def mark() -> Script[None]:
+            yield Statement("commit_mark", {"workspace": agent.workspace})
+
         # Standbys confirm commits in order: after a later one the claim's is visible or lost.
-        await self._core.store.once(_mark)
-        return await self.claimed(agent, token, caller)
+        await self._core.store.once(mark)
+        return await self.claimed(agent.id, token, caller)
 
     async def claimed(self, agent: UUID, token: str, caller: Caller | None = None) -> list[Work]:
         """What an earlier claim took with that token and still holds."""
@@ -384,10 +389,6 @@ class Claiming:
             )
 
         await self._core.store.once(script)
-
-
-def _mark() -> Script[None]:
-    yield Statement("commit_mark", {})
 
 
 def _statement(params: dict[str, Any], lanes: list[int]) -> Statement:

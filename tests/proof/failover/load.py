@@ -4,14 +4,14 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import msgspec
-from tests.proof.crash.system import Process
+from tests.proof.crash.system import Process, frozen
 from tests.services.postgres import ROOT
 from tests.waiting import eventually
 
@@ -60,6 +60,8 @@ class Outcome(msgspec.Struct, frozen=True):
     verdict: Verdict
     acknowledged: int
     gap_s: float
+    never_ran: int
+    """Attempts that were claimed, and of which no run began."""
     ended: list[str]
     """Processes of ours that ended by themselves."""
 
@@ -71,16 +73,18 @@ class Outcome(msgspec.Struct, frozen=True):
         leader = "-" if leader_s is None else f"{leader_s:.1f} s"
         cells = [case, f"{self.acknowledged:,}", leader, f"{self.gap_s:.1f} s", str(lost)]
         cells += [str(double), str(len(breaches["tasks stuck"])), str(told["executions doubled"])]
+        cells += [str(self.never_ran), str(told["leases taken over"])]
         return f"| {' | '.join(cells)} |"
 
-    def check(self) -> None:
-        """AssertionError for whatever must not be."""
+    def check(self, away_s: float = 0.0) -> None:
+        """AssertionError for whatever must not be; nothing is acknowledged for `away_s` seconds."""
         assert self.acknowledged == TASKS
         assert self.verdict.told["tasks"] == TASKS
         broken = {name: cases[:5] for name, cases in self.verdict.breaches.items() if cases}
         assert broken == {}
         assert self.ended == []
-        assert self.gap_s <= LONGEST_GAP_S
+        assert self.never_ran == 0
+        assert away_s <= self.gap_s <= away_s + LONGEST_GAP_S
 
 
 class Load:
@@ -93,13 +97,11 @@ class Load:
         self.record.path.touch()
         program = ("-m", "tenuto.cli.main")
         handlers = ("--app", "tenuto.chaos.handlers:handlers")
-        self._staff = [
-            self._start("coordinator", *program, "coordinator"),
-            *(
-                self._start(f"worker-{n}", *program, "worker", "--agent", "failover", *handlers)
-                for n in range(WORKERS)
-            ),
+        self._workers = [
+            self._start(f"worker-{n}", *program, "worker", "--agent", "failover", *handlers)
+            for n in range(WORKERS)
         ]
+        self._staff = [self._start("coordinator", *program, "coordinator"), *self._workers]
         words = ("-m", "tests.proof.failover.submitter", str(TASKS), str(RATE))
         self._submitter = self._start("submitter", *words)
 
@@ -111,6 +113,15 @@ class Load:
 
         await eventually(there, SUBMITS_S, 0.05)
         assert self._failed() == []
+
+    @asynccontextmanager
+    async def backlog(self, share: float) -> AsyncIterator[None]:
+        """No worker does anything, and that share of the tasks, at least, can be claimed."""
+        with ExitStack() as stack:
+            for worker in self._workers:
+                stack.enter_context(frozen(worker.pid))
+            await self.acknowledged(len(self.record.acknowledged) / TASKS + share)
+            yield
 
     async def outcome(self, url: str) -> Outcome:
         """Wait for the end of the submits and of all tasks, then judge the database there."""
@@ -124,9 +135,12 @@ class Load:
 
             with suppress(AssertionError):  # what is stuck is found by the verdict
                 await eventually(rested, REST_S, 0.25)
-            verdict = await judge(engine, self.record.read())
-        acknowledged = len(self.record.acknowledged)
-        return Outcome(verdict, acknowledged, self.record.gap(), self._failed())
+            record = self.record.read()
+            verdict = await judge(engine, record)
+            tasks = await proof.tasks()
+        never_ran = sum(max(0, task.tries - record.starts[str(task.id)]) for task in tasks)
+        acknowledged = len(record.acknowledged)
+        return Outcome(verdict, acknowledged, self.record.gap(), never_ran, self._failed())
 
     def end(self) -> None:
         """Leave no process."""

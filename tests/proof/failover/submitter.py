@@ -21,15 +21,20 @@ LANES = 8
 """Submits that are under way at once."""
 AGAIN_S = 0.2
 TRIES = 20
+ONCE_EVERY = 4
+"""Of so many tasks one may be tried once: it dies of a claim that comes to nothing."""
 
 
 def task(number: int) -> NewTask:
-    """The task of that number: most are short; each 20th is long, each 20th saves checkpoints."""
+    """The task of that number: most are short; each 20th is long, each 20th saves checkpoints.
+
+    A quarter, all of them short, have one attempt.
+    """
     kind = {0: "long", 10: "saving"}.get(number % 20, "short")
     return NewTask(
         title=kind,
         task_type=kind,
-        max_attempts=TRIES,
+        max_attempts=1 if number % ONCE_EVERY == 1 else TRIES,
         retry=SOON,
         idempotency_key=f"submitter.{number}.{kind}",
     )

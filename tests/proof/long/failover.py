@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.proof.failover.load import Witness, load
+from tests.proof.failover.load import Load, Witness, load
 from tests.services.cluster import Cluster, processes_in
 from tests.services.network import SIZE, Namespaces
 from tests.services.postgres import ROOT
@@ -22,8 +22,15 @@ from tenuto.clock import Clock
 STRIKE = 0.3
 """The share of tasks that are acknowledged before the fault."""
 CUT_S = 15.0
-HEAD = "| case | tasks | new primary | longest gap | lost | doubled | stuck | run twice |"
-Fault = Callable[[Cluster, int], Awaitable[float | None]]
+SETTLES_S = 5.0
+"""Seconds within which a fault of the standbys is complete."""
+NO_STANDBY_S = 40.0
+BACKLOG = 0.1
+HEAD = (
+    "| case | tasks | new primary | longest gap | lost | doubled | stuck | run twice | never run"
+    " | leases lost |"
+)
+Fault = Callable[[Cluster, int, Load], Awaitable[float | None]]
 CLOCK = Clock()
 pytestmark = pytest.mark.timeout(900)
 
@@ -43,34 +50,49 @@ def apart() -> Iterator[Cluster]:
         yield made
 
 
-async def dies(cluster: Cluster, leader: int) -> float:
+async def dies(cluster: Cluster, leader: int, _: Load) -> float:
     return await replaced(cluster, leader, cluster.kill_machine)
 
 
-async def is_switched(cluster: Cluster, leader: int) -> float:
+async def is_switched(cluster: Cluster, leader: int, _: Load) -> float:
     return await replaced(cluster, leader, lambda _: cluster.switchover())
 
 
-async def loses_postmaster(cluster: Cluster, leader: int) -> float:
+async def loses_postmaster(cluster: Cluster, leader: int, _: Load) -> float:
     return await replaced(cluster, leader, cluster.kill_postmaster)
 
 
-async def freezes(cluster: Cluster, leader: int) -> float:
+async def freezes(cluster: Cluster, leader: int, _: Load) -> float:
     return await replaced(cluster, leader, cluster.freeze)
 
 
-async def is_cut_off(cluster: Cluster, leader: int) -> float:
+async def is_cut_off(cluster: Cluster, leader: int, _: Load) -> float:
     net = cluster.net
     assert isinstance(net, Namespaces)
     return await replaced(cluster, leader, lambda n: net.cut("inner", n))
 
 
-async def is_out_of_reach(cluster: Cluster, leader: int) -> None:
+async def is_out_of_reach(cluster: Cluster, leader: int, _: Load) -> None:
     """Clients lose the primary, which goes on leading, for a while."""
     assert isinstance(cluster.net, Namespaces)
     cluster.net.cut("outer", leader)
     await CLOCK.sleep(CUT_S)
     cluster.net.mend("outer", leader)
+
+
+async def loses_standbys(cluster: Cluster, leader: int, running: Load) -> None:
+    """The primary has no standby for a while, without which it may acknowledge nothing.
+
+    There is work for the claims of that time: it is not known what becomes of them.
+    """
+    standbys = [n for n in range(SIZE) if n != leader]
+    await asyncio.to_thread(cluster.require_standby, strict=True)
+    async with running.backlog(BACKLOG):
+        for n in standbys:
+            await asyncio.to_thread(cluster.freeze, n)
+    await CLOCK.sleep(NO_STANDBY_S)
+    for n in standbys:
+        cluster.thaw(n)
 
 
 async def replaced(cluster: Cluster, leader: int, strike: Callable[[int], None]) -> float:
@@ -95,6 +117,14 @@ async def test_the_primary_is_replaced(
     cluster: Cluster, tmp_path: Path, case: str, fault: Fault, place: int
 ) -> None:
     await run(cluster, tmp_path, case, fault, place)
+
+
+async def test_commits_wait_for_a_standby(cluster: Cluster, tmp_path: Path) -> None:
+    case = f"both standbys frozen for {NO_STANDBY_S:.0f} s, strict"
+    try:
+        await run(cluster, tmp_path, case, loses_standbys, 0, away_s=NO_STANDBY_S - SETTLES_S)
+    finally:
+        await asyncio.to_thread(cluster.require_standby, strict=False)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +162,13 @@ signal.pause()
         eventually_sync(lambda: not [*Path("/run/netns").glob(f"{token}-*")], 30)
 
 
-async def run(cluster: Cluster, folder: Path, case: str, fault: Fault, place: int) -> None:
-    """Play one case with the leader at that place of the address, and judge it."""
+async def run(
+    cluster: Cluster, folder: Path, case: str, fault: Fault, place: int, *, away_s: float = 0.0
+) -> None:
+    """Play one case with the leader at that place of the address, and judge it.
+
+    For `away_s` seconds nothing may be acknowledged.
+    """
     await asyncio.to_thread(cluster.heal)
     leader = cluster.leader()
     order = [n for n in range(SIZE) if n != leader]
@@ -145,11 +180,11 @@ async def run(cluster: Cluster, folder: Path, case: str, fault: Fault, place: in
         Witness(cluster.direct(leader, "postgres")).watch() as witness,
     ):
         await running.acknowledged(STRIKE)
-        leader_s = await fault(cluster, leader)
+        leader_s = await fault(cluster, leader, running)
         await running.acknowledged((1 + STRIKE) / 2)
         await asyncio.to_thread(cluster.heal)
         outcome = await running.outcome(anywhere)
     print(f"\n{outcome.line(case, leader_s)}")
-    outcome.check()
+    outcome.check(away_s)
     witness.check(leader_s)
     assert await witness.lost(cluster.address("postgres")) == set()

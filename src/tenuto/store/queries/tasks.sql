@@ -377,16 +377,10 @@ from task moved join task_body body on body.workspace = moved.workspace and body
 where moved.agent = :agent and moved.status in ('ASSIGNED', 'RUNNING')
   and moved.lease_token = :token {own:moved};
 
--- fragment: log_entry only postgres
--- An entry of the write-ahead log makes the commit wait for the standby; it touches no row.
-pg_logical_emit_message(true, 'tenuto', '')::text
-
--- fragment: log_entry only sqlite
-''
-
 -- name: commit_mark
--- Commit something, so that every commit before it is visible afterwards or lost.
-select {fragment:log_entry} as entry;
+-- Write a row as it is: after this commit every commit before it is visible or lost.
+-- params: workspace uuid
+update workspace set lanes_version = lanes_version where workspace.id = :workspace;
 
 -- name: workspace_lock
 -- Hold a workspace's row while what runs in it is counted and added to.
