@@ -2,8 +2,9 @@
 
 import asyncio
 import resource
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ HASTY = Deadlines(head_s=0.3, body_s=0.3, write_s=0.5, linger_s=0.3, sweep_s=0.0
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 LINE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /api/v1/login HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+TASKS = POST.replace(b"login", b"agent-tasks")
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
@@ -249,28 +251,83 @@ async def test_an_address_has_so_many_connections(settings: Settings) -> None:
 
 
 async def test_who_waited_longest_makes_room(settings: Settings) -> None:
+    async with running(replaced(settings, connections=2)) as api:
+        token = await api.token()
+        tasks = (
+            b"POST /api/v1/agent-tasks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        )
+        good = tasks + b"Authorization: Bearer %s\r\nContent-Length: 5\r\n\r\n" % token.encode()
+        async with raw(api) as busy, raw(api, "127.0.0.2") as silent:
+            await busy.send(good)
+            await eventually(lambda: connections(api) == 2 and len(tables[-1]._waiting) == 1)
+            async with raw(api, "127.0.0.3") as new:
+                assert await silent.is_closed()
+                await new.send(good)
+                await eventually(lambda: not tables[-1]._waiting)
+                async with raw(api, "127.0.0.4") as last:
+                    assert await last.refusal() == (503, "too_many_connections")
+
+
+UNPROVEN = {
+    "no token is needed": POST,
+    "no token": TASKS,
+    "no path": b"POST /nowhere HTTP/1.1\r\nHost: x\r\n",
+    "a wrong token": b"POST /api/v1/logout HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer x\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", UNPROVEN)
+async def test_headers_alone_keep_no_place(settings: Settings, kind: str) -> None:
     async with (
         running(replaced(settings, connections=2)) as api,
-        raw(api) as busy,
-        raw(api, "127.0.0.2") as silent,
+        raw(api, "127.0.0.2") as one,
+        raw(api, "127.0.0.3") as two,
     ):
-        await busy.send(POST + b"Content-Length: 5\r\n\r\n")
-        await eventually(lambda: connections(api) == 2 and len(tables[-1]._waiting) == 1)
-        async with raw(api, "127.0.0.3") as new:
-            assert await silent.is_closed()
-            await new.send(POST + b"Content-Length: 5\r\n\r\n")
-            await eventually(lambda: not tables[-1]._waiting)
-            async with raw(api, "127.0.0.4") as last:
-                assert await last.refusal() == (503, "too_many_connections")
+        for each in (one, two):
+            await each.send(UNPROVEN[kind] + b"Content-Length: 60000\r\n\r\n")
+        await eventually(lambda: served(api) == 2)
+        async with raw(api, "127.0.0.4") as honest:
+            await honest.send(LIVE)
+            assert (await honest.answer())[0] == 200
+
+
+async def test_an_answer_that_a_stranger_does_not_read_keeps_no_place(settings: Settings) -> None:
+    async with running(replaced(settings, connections=1)) as api, unread(api) as stranger:
+        await stranger.send(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 16)
+        await eventually(lambda: any(each.flow.write_paused for each in tables[-1]._addresses))
+        async with raw(api, "127.0.0.4") as honest:
+            await honest.send(LIVE)
+            assert (await honest.answer())[0] == 200
+
+
+@asynccontextmanager
+async def unread(api: Api) -> AsyncIterator[Raw]:
+    """A connection whose client side holds next to nothing until it is read."""
+    parts = urlsplit(api.url)
+    with socket.socket() as small:
+        small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        small.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(small, (parts.hostname, parts.port))
+        reader, writer = await asyncio.open_connection(sock=small, limit=1024)
+        try:
+            yield Raw(reader, writer)
+        finally:
+            writer.transport.abort()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+def served(api: Api) -> int:
+    """How many connections have sent the headers of a request."""
+    return sum(bool(each.cycle) for each in tables[-1]._addresses)
 
 
 async def test_a_trailer_is_no_header(settings: Settings) -> None:
     async with running(settings) as api, raw(api) as client:
         token = await api.token()
-        head = b"POST /api/v1/agent-tasks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         trailer = b"Authorization: Bearer %s\r\n" % token.encode()
         chunked = b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
-        await client.send(head + chunked + trailer + b"\r\n")
+        await client.send(TASKS + chunked + trailer + b"\r\n")
         assert (await client.answer())[0] == 401
 
 

@@ -7,13 +7,17 @@ connections once a second for those whose time is over.
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from enum import Enum
 from typing import Any
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.protocols.utils import get_remote_addr
 
 from tenuto.api import problems
@@ -31,6 +35,8 @@ PIPELINED = 16
 """Requests that may wait for the answers before them."""
 LINGER_BYTES = 16 * 1024 * 1024
 """Bytes that a refused client may go on sending before it is cut off."""
+ADMITTED = "tenuto.admitted"
+"""The extension of a request's scope by which the gate says that the token is good."""
 REPORT_S = 60.0
 """Seconds between lines of the log about refusals: strangers must not fill it."""
 
@@ -111,6 +117,10 @@ class Connection(HttpToolsProtocol):
         self._unsent = 0
         self._unsent_since: float | None = None
         self._behind_proxy = False
+        self._open: deque[RequestResponseCycle] = deque()
+        """Requests that are not answered yet, in the order of their answers."""
+        self._is_admitted = False
+        """True if the first of them has a good token."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         address, _ = get_remote_addr(transport) or ("-", 0)
@@ -183,11 +193,13 @@ class Connection(HttpToolsProtocol):
             self._stop(Invalid(f"at most {PIPELINED} requests wait for answers", "invalid_request"))
         if self._behind_proxy:
             self.scope["client"] = client_of(self.client, self.headers, self._edge.proxies)
+        self.scope["extensions"] = {ADMITTED: {"call": self._admit}}
         super().on_headers_complete()
+        self._open.append(self.cycle)
         self.headers = []  # trailers are headers to the parser; they must not reach the request
         self._received = 0
         self._enter(Phase.BODY)
-        self._edge.table.serve(self)
+        self._note_place()
 
     def _stop(self, error: TenutoError) -> None:
         """Makes the parser stop, which leads to the refusal."""
@@ -202,35 +214,49 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._undelivered = 0
         super().on_message_complete()
-        if self._in_progress():
+        if self._open:
             self._phase = Phase.ANSWER
         else:
-            self._rest()
+            self._enter(Phase.IDLE)
+        self._note_place()
 
     def on_response_complete(self) -> None:
+        self._open.popleft()
+        self._is_admitted = False
         super().on_response_complete()
-        if self.pipeline or self._in_progress():
-            return
-        if self._phase is Phase.ANSWER:
-            self._rest()
-        elif self._phase is Phase.HEAD:
+        if self._phase is Phase.ANSWER and not self._open:
+            self._enter(Phase.IDLE)
+        self._note_place()
+
+    def _admit(self) -> None:
+        """The gate found the token of the first open request good."""
+        self._is_admitted = True
+        self._note_place()
+
+    def _note_place(self) -> None:
+        """Keep the place of a connection that has a good token, or waits for this server.
+
+        Any other may be closed for a new one: headers alone, or answers that nobody reads, cost a
+        stranger nothing.
+        """
+        open_, paused = self._open, self.flow.write_paused
+        if open_ and (self._is_admitted or (not open_[0].more_body and not paused)):
+            self._edge.table.serve(self)
+        else:
             self._edge.table.wait(self)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._note_place()
 
     def resume_writing(self) -> None:
         self._unsent_since = None
         super().resume_writing()
-
-    def _rest(self) -> None:
-        self._enter(Phase.IDLE)
-        self._edge.table.wait(self)
+        self._note_place()
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
         self._since = self._edge.clock.elapsed()
-
-    def _in_progress(self) -> bool:
-        cycle = self.cycle
-        return cycle is not None and not cycle.response_complete and not cycle.disconnected
 
     def _is_refused(self) -> bool:
         return self._phase is Phase.REFUSED
@@ -242,7 +268,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             return True
         if self._is_refused():
-            over = now - self._since >= deadlines.linger_s and not self._in_progress()
+            over = not self._open and now - self._since >= deadlines.linger_s
             if over:
                 self.transport.close()
             return over
@@ -259,7 +285,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing() or self.flow.read_paused:
             return False  # it cannot send: this side does not read
         if self._phase is Phase.HEAD:
-            return now - self._since >= deadlines.head_s and not self._in_progress()
+            return not self._open and now - self._since >= deadlines.head_s
         return self._phase is Phase.BODY and now >= deadlines.body_by(self._since, self._received)
 
     def _reads_too_little(self, now: float) -> bool:
@@ -279,12 +305,15 @@ class Connection(HttpToolsProtocol):
         self._enter(Phase.REFUSED)
         self._received = 0
         cycle = self.cycle
-        if self._in_progress() and not in_body:
+        if self._open and not in_body:
             cycle.keep_alive = False  # an answer to an earlier request is under way
             return
         if in_body:
             cycle.disconnected = True
             cycle.message_event.set()
+            if self._open and self._open[-1] is cycle:
+                self._open.pop()
+            self._note_place()
         if in_body and cycle.response_started:
             self.transport.close()
             return

@@ -72,11 +72,11 @@ class ConnectionTable(Generic[K]):
         return Decision(True, closed)
 
     def serve(self, key: K) -> None:
-        """Notes that the connection has a request in progress: it is not closed for another."""
+        """Notes that the connection is being served: it is not closed for another."""
         self._waiting.pop(key, None)
 
     def wait(self, key: K) -> None:
-        """Notes that the connection has no request in progress any more."""
+        """Notes that the connection may be closed for another; a place in the queue stays."""
         if key in self._addresses:
             self._waiting[key] = True
 

@@ -8,6 +8,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from tenuto.api.access import PUBLIC, admit
 from tenuto.api.bodies import Checks
+from tenuto.api.connection import ADMITTED
 from tenuto.model.errors import Invalid
 
 _AT_END = "at_end"
@@ -28,6 +29,8 @@ class Gate:
             await self._app(scope, receive, send)
             return
         access = await admit(scope)
+        if access is not PUBLIC:
+            _tell_connection(scope)
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             try:
                 await self._app(scope, receive, send)
@@ -44,6 +47,13 @@ class Gate:
             await self._checks.check(body)
         scope["state"]["body"] = body
         await self._app(scope, _replay(body, receive), _keeping(scope, send))
+
+
+def _tell_connection(scope: Scope) -> None:
+    """Let the connection keep its place: the token is good."""
+    extensions: Any = scope.get("extensions") or {}
+    if (admitted := extensions.get(ADMITTED)) is not None:
+        admitted["call"]()
 
 
 def at_end(scope: Scope, end: Callable[[], None]) -> None:
