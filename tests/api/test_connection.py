@@ -60,6 +60,11 @@ class Raw:
         """What comes before an answer: a first line and an empty one."""
         return await self._reader.readuntil(b"\r\n\r\n")
 
+    async def until(self, text: bytes) -> bytes:
+        """All that comes up to that text."""
+        async with asyncio.timeout(10):
+            return await self._reader.readuntil(text)
+
     async def refusal(self) -> tuple[int, str]:
         """Status and code of a refusal, after which the server has closed the connection."""
         status, body = await self.answer()

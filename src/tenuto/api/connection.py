@@ -301,25 +301,33 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: TenutoError) -> None:
         """Tells the client why, where that is possible, and reads on until it can know."""
-        in_body = self._phase is Phase.BODY
+        refused = self._open.pop() if self._is_body_open() else None
         self._enter(Phase.REFUSED)
         self._received = 0
-        cycle = self.cycle
-        if self._open and not in_body:
-            cycle.keep_alive = False  # an answer to an earlier request is under way
+        if self._open:
+            self._end_after_answers(refused)
             return
-        if in_body:
-            cycle.disconnected = True
-            cycle.message_event.set()
-            if self._open and self._open[-1] is cycle:
-                self._open.pop()
+        if refused is not None:
+            refused.disconnected = True
+            refused.message_event.set()
             self._note_place()
-        if in_body and cycle.response_started:
-            self.transport.close()
-            return
+            if refused.response_started:
+                self.transport.close()
+                return
         self.transport.write(self._edge.refusal(error))
         self.transport.write_eof()
         self.flow.resume_reading()
+
+    def _is_body_open(self) -> bool:
+        """Whether the last request is not answered and its body not complete."""
+        return self._phase is Phase.BODY and bool(self._open) and self._open[-1] is self.cycle
+
+    def _end_after_answers(self, refused: RequestResponseCycle | None) -> None:
+        """Close after the answers to earlier requests: a refusal would be taken for one of them."""
+        if refused is not None:
+            self.pipeline.popleft()  # it has not begun
+            self.cycle = self._open[-1]
+        self.cycle.keep_alive = False
 
     def _throw_away(self, count: int) -> None:
         self._received += count
