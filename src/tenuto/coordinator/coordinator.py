@@ -162,7 +162,7 @@ class Coordinator:
         await self._duty("fire", self._fire, counts)
         await self._duty("relay", self._relay, counts)
         if self.cycles % SLOW_EVERY == 0:
-            await self._duty("tidy", self._tidy, counts)
+            await self._duty("tidy", self._tidy_and_lead, counts)
         self.cycles += 1
         self._answered()
         return counts
@@ -216,6 +216,21 @@ class Coordinator:
         HERE.count("tenuto_coordinator_conflicts_total")
         data = {"before": before, "epoch": epoch}
         await self.engine.upkeep.note("coordinator.conflict", "WARN", message, self.name, data)
+
+    async def _tidy_and_lead(self, counts: Counts) -> None:
+        """Tidy, and renew the lead every tick meanwhile: whole tables may take minutes.
+
+        A renewal without an answer gives a frozen server up, which ends the tidying there.
+        """
+        tidying = asyncio.ensure_future(self._tidy(counts))
+        try:
+            while not (await asyncio.wait([tidying], timeout=self.settings.tick_s))[0]:
+                with suppress(Unavailable):  # the tidying says so itself, or goes on
+                    if self.settings.leader:
+                        await self._lead()
+        finally:
+            tidying.cancel()
+        await tidying
 
     async def _tidy(self, counts: Counts) -> None:
         """Put away and remove what is old, and look after flows that something was lost of."""
