@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -197,6 +198,35 @@ async def test_a_body_that_keeps_its_rate_may_take_longer(settings: Settings) ->
             await api.service.clock.sleep(0.1)
         assert api.service.clock.elapsed() - begun > hasty.body_s
         assert (await client.answer())[1]["code"] == "invalid_json"
+
+
+async def test_a_body_that_stands_still_is_closed_whatever_its_rate(settings: Settings) -> None:
+    hasty = msgspec.structs.replace(HASTY, body_rate=1.0, body_still_s=0.3)
+    async with running(settings, hasty) as api, raw(api) as client:
+        await client.send(POST + b"Content-Length: 60000\r\n\r\n" + b" " * 50_000)
+        assert await client.refusal() == (408, "request_timeout")
+
+
+async def test_a_body_that_this_side_does_not_read_yet_is_not_late(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = msgspec.structs.replace(HASTY, body_s=60.0, body_still_s=0.2)
+    async with running(settings, hasty) as api, raw(api) as client:
+        known, clock = api.service.callers.of, api.service.clock
+
+        async def slow(token: str, wanted: UUID | None) -> Any:
+            await clock.sleep(0.6)
+            return await known(token, wanted)
+
+        monkeypatch.setattr(api.service.callers, "of", slow)
+        bearer = b"Authorization: Bearer %s\r\n" % (await api.token()).encode()
+        await client.send(TASKS + bearer + b"Content-Length: 13\r\nExpect: 100-continue\r\n\r\n")
+        assert (await client.line()).startswith(b"HTTP/1.1 100 ")
+        await client.send(b'{"title":"a"}')
+        assert (await client.answer())[0] == 201
+        body = b'{"title":"a","prompt":"%b"}' % (b"x" * 200_000)
+        await client.send(TASKS + bearer + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert (await client.answer())[0] == 201
 
 
 async def test_an_idle_connection_is_not_told_that_it_is_late(settings: Settings) -> None:

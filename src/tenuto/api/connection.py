@@ -111,6 +111,8 @@ class Connection(HttpToolsProtocol):
         """When the phase began."""
         self._received = 0
         """Bytes of the body so far; of a refused client, bytes thrown away."""
+        self._heard = 0.0
+        """When the last part of the body came, or could not come because of this side."""
         self._undelivered = 0
         """Bytes since the parser last delivered headers or a part of a body."""
         self._refusal: TenutoError | None = None
@@ -209,6 +211,7 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._undelivered = 0
         self._received += len(body)
+        self._heard = self._edge.clock.elapsed()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -256,7 +259,7 @@ class Connection(HttpToolsProtocol):
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
-        self._since = self._edge.clock.elapsed()
+        self._since = self._heard = self._edge.clock.elapsed()
 
     def _is_refused(self) -> bool:
         return self._phase is Phase.REFUSED
@@ -282,11 +285,16 @@ class Connection(HttpToolsProtocol):
 
     def _is_late(self, now: float) -> bool:
         deadlines = self._edge.deadlines
-        if self.transport.is_closing() or self.flow.read_paused:
-            return False  # it cannot send: this side does not read
+        if self.transport.is_closing():
+            return False
+        if self.flow.read_paused or (self._open and self._open[-1].waiting_for_100_continue):
+            self._heard = now  # it cannot send before this side goes on
+        if self.flow.read_paused:
+            return False
         if self._phase is Phase.HEAD:
             return not self._open and now - self._since >= deadlines.head_s
-        return self._phase is Phase.BODY and now >= deadlines.body_by(self._since, self._received)
+        by = deadlines.body_by(self._since, self._received, self._heard)
+        return self._phase is Phase.BODY and now >= by
 
     def _reads_too_little(self, now: float) -> bool:
         """Whether the client has left an answer unread for too long."""

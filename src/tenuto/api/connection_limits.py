@@ -17,6 +17,8 @@ class Deadlines(msgspec.Struct, frozen=True):
     """From the end of the headers to the end of the body, for a body of no bytes."""
     body_rate: float = 16 * 1024
     """Bytes a second that a longer body must keep up."""
+    body_still_s: float = 10.0
+    """How long no byte of a body may come, whatever its rate was before."""
     write_s: float = 60.0
     """How long an answer may wait for a client that reads less than `write_least` of it."""
     write_least: int = 64 * 1024
@@ -25,9 +27,9 @@ class Deadlines(msgspec.Struct, frozen=True):
     linger_s: float = 2.0
     """How long a refused client may go on sending, so that it can read why."""
 
-    def body_by(self, begun: float, received: int) -> float:
-        """When a body of which so many bytes have come must be complete."""
-        return begun + self.body_s + received / self.body_rate
+    def body_by(self, begun: float, received: int, heard: float) -> float:
+        """When a body of which so many bytes have come, the last at `heard`, is late."""
+        return min(begun + self.body_s + received / self.body_rate, heard + self.body_still_s)
 
 
 class Decision(msgspec.Struct, Generic[K], frozen=True):

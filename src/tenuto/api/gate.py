@@ -8,6 +8,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from tenuto.api.access import PUBLIC, admit
 from tenuto.api.bodies import Checks
+from tenuto.api.body_budget import BodyBudget
 from tenuto.api.connection import ADMITTED
 from tenuto.model.errors import Invalid
 
@@ -19,10 +20,11 @@ STRANGERS_BYTES = 64 * 1024
 class Gate:
     """Lets in who may, then reads a body up to its limit and refuses what is not clear JSON."""
 
-    def __init__(self, app: ASGIApp, limit: int, checks: Checks) -> None:
+    def __init__(self, app: ASGIApp, limit: int, checks: Checks, budget: BodyBudget) -> None:
         self._app = app
         self._limit = limit
         self._checks = checks
+        self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
@@ -38,8 +40,20 @@ class Gate:
                 if (end := scope["state"].get(_AT_END)) is not None:
                     end()
             return
-        limit = min(self._limit, STRANGERS_BYTES) if access is PUBLIC else self._limit
-        body = await _read(scope, receive, limit)
+        if access is PUBLIC:
+            await self._answer(scope, receive, send, min(self._limit, STRANGERS_BYTES), _uncounted)
+            return
+        held = self._budget.of(scope["state"]["desk"].caller)
+        try:
+            await self._answer(scope, receive, send, self._limit, held.grow)
+        finally:
+            held.end()
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, limit: int, grow: Callable[[int], None]
+    ) -> None:
+        """Answer a request with a body, of which `grow` is told how large it is by now."""
+        body = await _read(scope, receive, limit, grow)
         if body is None:
             return
         if body:
@@ -47,6 +61,10 @@ class Gate:
             await self._checks.check(body)
         scope["state"]["body"] = body
         await self._app(scope, _replay(body, receive), _keeping(scope, send))
+
+
+def _uncounted(size: int) -> None:
+    """Small bodies are bounded by the number of connections."""
 
 
 def _tell_connection(scope: Scope) -> None:
@@ -65,7 +83,9 @@ def at_end(scope: Scope, end: Callable[[], None]) -> None:
     scope["state"][_AT_END] = end
 
 
-async def _read(scope: Scope, receive: Receive, limit: int) -> bytes | None:
+async def _read(
+    scope: Scope, receive: Receive, limit: int, grow: Callable[[int], None]
+) -> bytes | None:
     """The body; `None` when the client left."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
@@ -80,6 +100,7 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> bytes | None:
         size += len(part)
         if size > limit:
             raise _too_large(limit)
+        grow(size)
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)
