@@ -10,11 +10,12 @@ from tenuto.api.access import PUBLIC, admit
 from tenuto.api.bodies import Checks
 from tenuto.api.body_budget import BodyBudget
 from tenuto.api.connection import ADMITTED
+from tenuto.model.access import Role
 from tenuto.model.errors import Invalid
 
 _AT_END = "at_end"
-STRANGERS_BYTES = 64 * 1024
-"""Bytes that a body may have where no token is needed."""
+SMALL_BYTES = 64 * 1024
+"""Bytes that a body may have where no token is needed, or one of a VIEWER does: no work is sent."""
 
 
 class Gate:
@@ -41,11 +42,12 @@ class Gate:
                     end()
             return
         if access is PUBLIC:
-            await self._answer(scope, receive, send, min(self._limit, STRANGERS_BYTES), _uncounted)
+            await self._answer(scope, receive, send, min(self._limit, SMALL_BYTES), _uncounted)
             return
+        limit = self._limit if access.role > Role.VIEWER else min(self._limit, SMALL_BYTES)
         held = self._budget.of(scope["state"]["desk"].caller)
         try:
-            await self._answer(scope, receive, send, self._limit, held.grow)
+            await self._answer(scope, receive, send, limit, held.grow)
         finally:
             held.end()
 
@@ -58,7 +60,8 @@ class Gate:
             return
         if body:
             _check_media_type(scope)
-            await self._checks.check(body)
+            desk = scope["state"].get("desk")
+            await self._checks.check(body, None if desk is None else desk.workspace)
         scope["state"]["body"] = body
         await self._app(scope, _replay(body, receive), _keeping(scope, send))
 
