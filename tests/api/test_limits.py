@@ -11,7 +11,8 @@ from tests.waiting import eventually
 
 from tenuto.api import logins
 from tenuto.api.concurrent import Concurrent, Holder
-from tenuto.api.logins import AT_ONCE, FREE_TRIES, Tries
+from tenuto.api.logins import AT_ONCE, FREE_TRIES, Logins, Tries
+from tenuto.clock import Clock
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.access import Role
 from tenuto.model.errors import TooMany
@@ -64,6 +65,68 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(10):
         assert may(tries, (f"192.0.2.{n}", "x"), 0)
     assert [len(each) for each in (tries._tries, tries._buckets, tries._known)] == [3, 3, 1]
+
+
+class Waiting:
+    """Logins that are verified until a test ends them."""
+
+    def __init__(self) -> None:
+        self.logins = Logins(Clock())
+        self.seen: list[str] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._end = asyncio.Semaphore(0)
+
+    async def login(self, address: str, name: str) -> None:
+        async with self.logins.trying(address, name):
+            self.seen.append(name)
+            await self._end.acquire()
+
+    def begin(self, address: str, *names: str) -> None:
+        self._tasks += [asyncio.create_task(self.login(address, name)) for name in names]
+
+    async def end(self) -> None:
+        """Let all of them be verified."""
+        for _ in self._tasks:
+            self._end.release()
+        await asyncio.gather(*self._tasks)
+
+    def known(self, address: str, name: str) -> None:
+        """The user has logged in from there before."""
+        self.logins._tries.succeed((address, f" {name}"))
+
+
+async def test_a_flood_of_logins_does_not_hold_up_others() -> None:
+    waiting = Waiting()
+    waiting.known("192.0.2.9", "ann")
+    for address in ("192.0.2.1", "192.0.2.2"):
+        waiting.begin(address, *(f"{address} {n}" for n in range(6)))
+    await eventually(lambda: waiting.logins._turns.waiting_in_all() == 10)
+    for address in ("192.0.2.1", "192.0.2.2"):
+        with pytest.raises(TooMany, match="from this address at once"):
+            await waiting.login(address, "more")
+    waiting.begin("192.0.2.3", "bob")
+    await eventually(lambda: waiting.logins._turns.waiting_in_all() == 11)
+    waiting.begin("192.0.2.9", "ann")
+    await eventually(lambda: waiting.logins._turns._preferred)
+    await waiting.end()
+    assert waiting.seen[:2] == ["192.0.2.1 0", "192.0.2.2 0"]
+    assert waiting.seen.index("ann") == 2
+    assert waiting.seen.index("bob") <= 4
+
+
+async def test_so_many_logins_wait_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logins, "WAITING", 2)
+    waiting = Waiting()
+    waiting.known("192.0.2.9", "ann")
+    for n in range(4):
+        waiting.begin(f"192.0.2.{n}", f"user {n}")
+    await eventually(lambda: waiting.logins._turns.waiting_in_all() == 2)
+    with pytest.raises(TooMany, match="too many logins wait") as refused:
+        await waiting.login("192.0.2.8", "bob")
+    assert refused.value.code == "rate_limited"
+    waiting.begin("192.0.2.9", "ann")
+    await waiting.end()
+    assert waiting.seen[2] == "ann"
 
 
 def test_what_is_held_is_counted_for_all_holders_or_none() -> None:

@@ -1,6 +1,5 @@
 """Who may try to log in: wrong passwords slow down whoever gives them, and nobody else."""
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
@@ -10,6 +9,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.api.forwarded import place_of
+from tenuto.api.turns import Turns
 from tenuto.clock import Clock
 from tenuto.model.errors import TooMany
 
@@ -22,6 +22,11 @@ AT_ONCE = 60
 PER_S = 1.0
 VERIFIED_AT_ONCE = 2
 """Passwords that are verified at the same time: each takes a core and 64 MB for a moment."""
+RETRY_S = 5.0
+WAITING_OF_HOLDER = 5
+"""Tries of one address, or of one user known there, that may wait to be verified."""
+WAITING = 60
+"""Tries that may wait in all, but for those of users who are known at their addresses."""
 LONGEST_NAME = 200
 
 K = TypeVar("K", bound=Hashable)
@@ -76,6 +81,10 @@ class Tries:
         # Counted before the password is verified: tries that come together count, too.
         self._tries[pair] = _Tries(tries.count + 1, now)
 
+    def is_known(self, pair: Pair) -> bool:
+        """Whether the user has logged in from the address before."""
+        return pair in self._known
+
     def succeed(self, pair: Pair) -> None:
         """Notes that the password was right: the pair is known from now on."""
         self._tries.pop(pair, None)
@@ -95,7 +104,7 @@ class Logins:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._tries = Tries()
-        self._turns = asyncio.Semaphore(VERIFIED_AT_ONCE)
+        self._turns = Turns(VERIFIED_AT_ONCE)
 
     @asynccontextmanager
     async def trying(
@@ -104,10 +113,23 @@ class Logins:
         """Verify the password in the block, which raises `Unauthenticated` if it is wrong."""
         user = f"{_normal(workspace or '')} {name}"
         pair = (place_of(address), user[:LONGEST_NAME])
+        known = self._tries.is_known(pair)
+        holder = pair if known else pair[0]
+        self._check_room(holder, known=known)
         self._tries.begin(pair, self._clock.elapsed())
-        async with self._turns:
+        async with self._turns.turn(holder, preferred=known):
             yield
         self._tries.succeed(pair)
+
+    def _check_room(self, holder: Hashable, *, known: bool) -> None:
+        """Raises `TooMany` if others wait already: a queue without an end would hold up everybody.
+
+        Addresses take turns, so a flood from one makes another wait for one try at a time.
+        """
+        if self._turns.waiting(holder) >= WAITING_OF_HOLDER:
+            raise TooMany("too many logins from this address at once; try again", retry_after=1.0)
+        if not known and self._turns.waiting_in_all() >= WAITING:
+            raise TooMany("too many logins wait; try again", retry_after=RETRY_S)
 
 
 def _normal(workspace: str) -> str:
