@@ -16,7 +16,7 @@ from tests.api.conftest import Api, replaced, running
 from tests.waiting import eventually
 
 from tenuto.api import connection, server
-from tenuto.api.connection_limits import ConnectionTable, Deadlines
+from tenuto.api.connection_limits import ConnectionTable, Deadlines, Reading
 from tenuto.api.forwarded import client_of, holds, place_of
 from tenuto.settings import Settings
 
@@ -428,6 +428,26 @@ def test_the_table_closes_who_waited_longest() -> None:
     table.wait(1)  # an ended one does not come back
     assert not table.add(6, "b").accepted
     assert len(table) == 3
+
+
+def test_what_counts_is_what_a_reader_has_read() -> None:
+    deadlines = Deadlines(write_s=60.0, write_least=64_000)
+
+    def cut_off(per_s: int, standing: int) -> int | None:
+        """The second at which a reader is cut off who is sent and reads so much."""
+        reading = Reading()
+        seconds = (
+            now
+            for now in range(600)
+            if reading.is_too_slow(now, standing + now * per_s, standing, deadlines)
+        )
+        return next(seconds, None)
+
+    assert cut_off(per_s=10_000, standing=20_000) is None  # as fast as the events
+    assert cut_off(per_s=1_100, standing=500_000) is None
+    assert cut_off(per_s=1_000, standing=500_000) == 60
+    assert cut_off(per_s=10, standing=500) is None  # little, but it is read
+    assert cut_off(per_s=0, standing=500) == 60
 
 
 def test_the_client_is_the_rightmost_that_is_no_proxy() -> None:

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.protocols.utils import get_remote_addr
 
 from tenuto.api import problems
-from tenuto.api.connection_limits import ConnectionTable, Deadlines
+from tenuto.api.connection_limits import ConnectionTable, Deadlines, Reading
 from tenuto.api.forwarded import Networks, client_of, holds, place_of
 from tenuto.clock import Clock
 from tenuto.model.errors import Invalid, TenutoError, Unavailable
@@ -100,6 +100,22 @@ class Edge:
         return ended
 
 
+class _Counted:
+    """A transport that counts what is written to it."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.written = 0
+
+    def write(self, data: bytes) -> None:
+        """Writes, and counts."""
+        self.written += len(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class Connection(HttpToolsProtocol):
     """A connection that ends when its client sends too much, too slowly, or reads too little."""
 
@@ -116,8 +132,7 @@ class Connection(HttpToolsProtocol):
         self._undelivered = 0
         """Bytes since the parser last delivered headers or a part of a body."""
         self._refusal: TenutoError | None = None
-        self._unsent = 0
-        self._unsent_since: float | None = None
+        self._reading = Reading()
         self._behind_proxy = False
         self._open: deque[RequestResponseCycle] = deque()
         """Requests that are not answered yet, in the order of their answers."""
@@ -141,7 +156,8 @@ class Connection(HttpToolsProtocol):
             return
         if decision.closed is not None:
             decision.closed.transport.abort()
-        super().connection_made(transport)
+        counted: Any = _Counted(transport)
+        super().connection_made(counted)
         self._since = edge.clock.elapsed()
         edge.connections.add(self)
 
@@ -253,7 +269,6 @@ class Connection(HttpToolsProtocol):
         self._note_place()
 
     def resume_writing(self) -> None:
-        self._unsent_since = None
         super().resume_writing()
         self._note_place()
 
@@ -297,15 +312,10 @@ class Connection(HttpToolsProtocol):
         return self._phase is Phase.BODY and now >= by
 
     def _reads_too_little(self, now: float) -> bool:
-        """Whether the client has left an answer unread for too long."""
-        unsent = self.transport.get_write_buffer_size()
-        if not unsent:
-            self._unsent_since = None
-            return False
-        deadlines = self._edge.deadlines
-        if self._unsent_since is None or unsent <= self._unsent - deadlines.write_least:
-            self._unsent, self._unsent_since = unsent, now
-        return now - self._unsent_since >= deadlines.write_s
+        """Whether the client has left answers unread for too long."""
+        transport: Any = self.transport
+        unsent = transport.get_write_buffer_size()
+        return self._reading.is_too_slow(now, transport.written, unsent, self._edge.deadlines)
 
     def _refuse(self, error: TenutoError) -> None:
         """Tells the client why, where that is possible, and reads on until it can know."""

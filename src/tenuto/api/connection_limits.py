@@ -20,7 +20,7 @@ class Deadlines(msgspec.Struct, frozen=True):
     body_still_s: float = 10.0
     """How long no byte of a body may come, whatever its rate was before."""
     write_s: float = 60.0
-    """How long an answer may wait for a client that reads less than `write_least` of it."""
+    """How long answers may wait for a client that reads less than `write_least` of them."""
     write_least: int = 64 * 1024
     sweep_s: float = 1.0
     """Seconds between looks at all connections."""
@@ -30,6 +30,28 @@ class Deadlines(msgspec.Struct, frozen=True):
     def body_by(self, begun: float, received: int, heard: float) -> float:
         """When a body of which so many bytes have come, the last at `heard`, is late."""
         return min(begun + self.body_s + received / self.body_rate, heard + self.body_still_s)
+
+
+class Reading:
+    """Whether a client reads what it is sent."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._goal = 0
+
+    def is_too_slow(self, now: float, written: int, unsent: int, deadlines: Deadlines) -> bool:
+        """True if for `write_s` neither `write_least` was read nor all that waited before.
+
+        `written` counts all bytes of answers so far, `unsent` those that still wait. New answers
+        may keep something waiting all the time: what counts is what has left.
+        """
+        sent = written - unsent
+        if not unsent:
+            self._since = None
+            return False
+        if self._since is None or sent >= self._goal:
+            self._since, self._goal = now, sent + min(unsent, deadlines.write_least)
+        return now - self._since >= deadlines.write_s
 
 
 class Decision(msgspec.Struct, Generic[K], frozen=True):
