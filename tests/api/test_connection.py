@@ -153,7 +153,7 @@ async def test_refusals_are_logged_together(
 
 
 SLOW = {
-    "silent": b"",
+    "a byte": b"G",
     "half a line": b"GET / HT",
     "half a head": LINE,
     "no body": POST + b"Content-Length: 5\r\n\r\n",
@@ -168,6 +168,13 @@ async def test_a_request_that_stops_is_closed(settings: Settings, kind: str) -> 
     async with running(settings, HASTY) as api, raw(api) as client:
         await client.send(SLOW[kind])
         assert await client.refusal() == (408, "request_timeout")
+
+
+async def test_a_connection_that_was_never_used_is_closed_without_a_word(
+    settings: Settings,
+) -> None:
+    async with running(settings, HASTY) as api, raw(api) as client:
+        assert await client.is_closed()
 
 
 @pytest.mark.parametrize("start", [LINE + b"X: ", POST + b"Content-Length: 9999\r\n\r\n", CHUNKED])
@@ -371,7 +378,9 @@ async def test_pipelined_requests_are_answered_in_turn(settings: Settings) -> No
         await client.send(LIVE * 10)
         assert [(await client.answer())[0] for _ in range(10)] == [200] * 10
         await client.send(LIVE * 5000)
-        assert [(await client.answer())[0] for _ in range(10)] == [200] * 10
+        most = connection.PIPELINED + 1
+        assert [(await client.answer())[0] for _ in range(most)] == [200] * most
+        assert await client.is_closed()
 
 
 async def test_no_other_protocol_is_spoken(

@@ -44,6 +44,8 @@ REPORT_S = 60.0
 class Phase(Enum):
     """What is expected of the client."""
 
+    NEW = 0
+    """A first request: nothing has come yet."""
     IDLE = 1
     """A next request, perhaps."""
     HEAD = 2
@@ -122,7 +124,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, edge: Edge, **given: Any) -> None:
         super().__init__(**given)
         self._edge = edge
-        self._phase = Phase.HEAD
+        self._phase = Phase.NEW
         self._since = 0.0
         """When the phase began."""
         self._received = 0
@@ -169,7 +171,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Feed the parser no more than may be undelivered."""
         self._unset_keepalive_if_required()
-        if self._phase is Phase.IDLE:
+        if self._phase in (Phase.NEW, Phase.IDLE):
             self._enter(Phase.HEAD)
         while data and not self.transport.is_closing():
             if self._is_refused():
@@ -290,13 +292,20 @@ class Connection(HttpToolsProtocol):
             if over:
                 self.transport.close()
             return over
-        if self._phase is Phase.IDLE and now - self._since > self.timeout_keep_alive + 1:
-            self.transport.close()  # uvicorn's timer does not know bodies that outlast their answer
+        if self._is_unused(now):
+            self.transport.close()
             return True
         if not self._is_late(now):
             return False
         self._refuse(Invalid("the request did not arrive in time", "request_timeout"))
         return True
+
+    def _is_unused(self, now: float) -> bool:
+        """Whether the client has begun no request for too long: there is nothing to refuse."""
+        if self._phase is Phase.NEW:
+            return now - self._since >= self._edge.deadlines.head_s
+        # Uvicorn's timer does not know bodies that outlast their answer.
+        return self._phase is Phase.IDLE and now - self._since > self.timeout_keep_alive + 1
 
     def _is_late(self, now: float) -> bool:
         deadlines = self._edge.deadlines

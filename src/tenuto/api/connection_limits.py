@@ -12,7 +12,7 @@ class Deadlines(msgspec.Struct, frozen=True):
     """How long a client may take, in seconds, and how slow it may be."""
 
     head_s: float = 10.0
-    """From the connection's start, or a request's first byte, to the end of the headers."""
+    """From a request's first byte, or a connection's start, to the end of the headers."""
     body_s: float = 60.0
     """From the end of the headers to the end of the body, for a body of no bytes."""
     body_rate: float = 16 * 1024
