@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from uuid import UUID, uuid4
 
+import httpx2
 import pytest
 from tests.api.conftest import V1, Api, problem, replaced, running
 from tests.api.test_streams import stream
@@ -168,6 +169,20 @@ async def test_streams_are_counted_per_token_and_workspace(settings: Settings) -
         for path in (f"/agent-tasks/{uuid4()}/events", "/agent-tasks/x/events"):
             assert problem(await one.get(f"{V1}{path}"))[0] == 404
         await eventually(lambda: api.service.streams.held(DEFAULT_WORKSPACE) == 0)
+
+
+async def test_all_logins_of_a_user_count_together(settings: Settings) -> None:
+    async with running(replaced(settings, streams_per_token=2)) as api:
+        identity = api.service.identity
+        for name in ("ann", "bob"):
+            await identity.make_user(name, "a long password", DEFAULT_WORKSPACE, Role.VIEWER)
+
+        async def client(name: str) -> httpx2.AsyncClient:
+            return await api.client((await identity.login(name, "a long password")).token)
+
+        ann, bob = [await client("ann") for _ in range(3)], await client("bob")
+        async with stream(ann[0], "/events"), stream(ann[1], "/events"), stream(bob, "/events"):
+            assert problem(await ann[2].get(f"{V1}/events")) == (429, "too_many_streams")
 
 
 async def test_claims_that_wait_are_counted_per_token(settings: Settings) -> None:
