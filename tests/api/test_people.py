@@ -376,6 +376,24 @@ async def test_the_name_of_a_removed_user_is_free_again(
     assert (await (await api.client()).post(f"{V1}/login", json=refused)).status_code == 401
 
 
+async def test_the_name_of_a_user_who_stays_elsewhere_is_free_again(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    first = await made(owner, "users", name="ann", password=PASSWORD, role="OWNER")
+    own = await made(await logged_in(api, "ann"), "workspaces", name="hers")
+    assert (await owner.delete(f"{V1}/users/{first['id']}")).status_code == 204
+    again = await made(owner, "users", name="ann", password="another long password")
+    nobody, old = await api.client(), {"name": "ann", "password": PASSWORD}
+    assert problem(await nobody.post(f"{V1}/login", json=old)) == (401, "login_refused")
+    for named in ("hers", own["workspace"]["id"]):
+        kept = await nobody.post(f"{V1}/login", json=old | {"workspace": named})
+        ann = await api.client(kept.json()["token"])
+        assert (await ann.get(f"{V1}/me")).json()["userId"] == first["id"]
+    new = {"name": "ann", "password": "another long password"}
+    ann = await api.client((await nobody.post(f"{V1}/login", json=new)).json()["token"])
+    assert (await ann.get(f"{V1}/me")).json()["userId"] == again["id"]
+
+
 async def test_a_member_beyond_the_first_page_can_be_removed(
     api: Api, owner: httpx2.AsyncClient, database_url: str
 ) -> None:

@@ -95,9 +95,11 @@ on conflict (workspace, user_id) do update set role = excluded.role
 returning user_id as id;
 
 -- name: member_drop
--- Take a user out of a workspace.
+-- Take a user out of a workspace. If it made the user, the name is free there again: a user whose
+-- home is no workspace, but the user's own id, logs in by naming one of the others.
 -- params: workspace uuid, user_id uuid
 delete from member where workspace = :workspace and user_id = :user_id;
+update app_user set home = id where id = :user_id and home = :workspace;
 
 -- name: user_forget
 -- Delete a user who belongs to no workspace any more, with the logins: the name is free again.
