@@ -457,6 +457,20 @@ async def test_a_user_from_before_keeps_the_bare_name(
     assert (await ann.get(f"{V1}/me")).json()["userId"] == first["id"]
 
 
+async def test_a_user_from_before_does_not_shadow_one_of_the_first_workspace(
+    api: Api, owner: httpx2.AsyncClient, database_url: str
+) -> None:
+    theirs = await api.acting(Role.OWNER, await api.workspace("theirs"))
+    for name in ("ann", "bob"):
+        await made(theirs, "users", name=name, password="another long password")
+    await Raw(database_url).execute("update app_user set home = null")
+    mine = await made(owner, "users", name="ann", password=PASSWORD)
+    ann = await logged_in(api, "ann")
+    assert (await ann.get(f"{V1}/me")).json()["userId"] == mine["id"]
+    bob = {"name": "bob", "password": "another long password"}  # nobody else is called so
+    assert (await (await api.client()).post(f"{V1}/login", json=bob)).status_code == 200
+
+
 async def test_workspaces_made_from_one_are_counted(settings: Settings) -> None:
     async with running(replaced(settings, workspaces_per_owner=2)) as api:
         tenant = await api.acting(Role.OWNER, UUID((await of_operator(api))["workspace"]["id"]))
