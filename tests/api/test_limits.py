@@ -12,19 +12,19 @@ from tests.waiting import eventually
 
 from tenuto.api import logins
 from tenuto.api.concurrent import Concurrent, Holder
-from tenuto.api.logins import AT_ONCE, FREE_TRIES, Logins, Tries
+from tenuto.api.logins import AT_ONCE, FREE_TRIES, Logins, Tries, Who
 from tenuto.clock import Clock
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.access import Role
 from tenuto.model.errors import TooMany
 from tenuto.settings import Settings
 
-ANN = ("192.0.2.1", "ann")
+ANN = Who("192.0.2.1", "ann")
 
 
-def may(tries: Tries, pair: tuple[str, str], now: float) -> bool:
+def may(tries: Tries, who: Who, now: float) -> bool:
     try:
-        tries.begin(pair, now)
+        tries.begin(who, now)
     except TooMany:
         return False
     return True
@@ -36,11 +36,11 @@ def test_a_pair_waits_after_failures() -> None:
     assert not may(tries, ANN, 4.9)
     assert may(tries, ANN, 5.1)
     assert not may(tries, ANN, 5.2)
-    assert may(tries, ("192.0.2.2", "ann"), 0)
-    assert may(tries, ("192.0.2.1", "bob"), 0)
+    assert may(tries, Who("192.0.2.2", "ann"), 0)
+    assert may(tries, Who("192.0.2.1", "bob"), 0)
 
 
-def test_a_success_clears_the_pair_and_makes_it_known() -> None:
+def test_a_success_makes_the_pair_known() -> None:
     tries = Tries()
     for _ in range(FREE_TRIES):
         assert may(tries, ANN, 0)
@@ -49,14 +49,25 @@ def test_a_success_clears_the_pair_and_makes_it_known() -> None:
     assert may(tries, ANN, 1.1)
 
 
+def test_a_success_for_a_namesake_gives_no_more_tries() -> None:
+    tries, other = Tries(), Who(ANN.place, ANN.name, "other")
+    for _ in range(FREE_TRIES - 1):
+        assert may(tries, ANN, 0)
+    assert may(tries, other, 0)
+    tries.succeed(other)
+    assert may(tries, other, 0)
+    assert [may(tries, ANN, 0) for _ in range(2)] == [True, False]
+    assert not may(tries, Who(ANN.place, ANN.name, "a third"), 0)
+
+
 def test_an_address_has_a_bucket_that_does_not_hold_up_who_is_known() -> None:
     tries = Tries()
     tries.succeed(ANN)
-    names = [(ANN[0], f"name-{n}") for n in range(AT_ONCE + 1)]
+    names = [Who(ANN.place, f"name-{n}") for n in range(AT_ONCE + 1)]
     assert [may(tries, pair, 0) for pair in names] == [True] * AT_ONCE + [False]
     assert may(tries, ANN, 0)
     assert may(tries, names[-1], 1.1)
-    assert not may(tries, (ANN[0], "another"), 1.2)
+    assert not may(tries, Who(ANN.place, "another"), 1.2)
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,8 +75,16 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     tries = Tries()
     tries.succeed(ANN)
     for n in range(10):
-        assert may(tries, (f"192.0.2.{n}", "x"), 0)
+        assert may(tries, Who(f"192.0.2.{n}", "x"), 0)
     assert [len(each) for each in (tries._tries, tries._buckets, tries._known)] == [3, 3, 1]
+
+
+def test_a_right_password_is_no_try_and_gives_none_back_twice() -> None:
+    tries, other = Tries(), Who(ANN.place, ANN.name, "other")
+    assert may(tries, other, 0)
+    for _ in range(3):
+        tries.succeed(other)
+    assert [may(tries, ANN, 0) for _ in range(FREE_TRIES + 1)] == [True] * FREE_TRIES + [False]
 
 
 class Waiting:
@@ -93,7 +112,7 @@ class Waiting:
 
     def known(self, address: str, name: str) -> None:
         """The user has logged in from there before."""
-        self.logins._tries.succeed((address, f" {name}"))
+        self.logins._tries.succeed(Who(address, name))
 
 
 async def test_a_flood_of_logins_does_not_hold_up_others() -> None:

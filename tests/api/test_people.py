@@ -313,6 +313,21 @@ async def test_wrong_passwords_of_a_namesake_do_not_count_as_known(
     assert codes == [401] * 5 + [429]
 
 
+@pytest.mark.parametrize("name", ["ann", "nobody"])
+async def test_tries_count_together_however_the_workspace_is_named(
+    api: Api, owner: httpx2.AsyncClient, name: str
+) -> None:
+    await made(owner, "users", name="ann", password=PASSWORD)
+    [first] = (await owner.get(f"{V1}/workspaces")).json()
+    spellings = (None, first["name"], first["id"], first["id"].upper())
+    nobody, codes = await api.client(), []
+    for n in range(6):
+        wrong = {"name": name, "password": "wrong password", "workspace": spellings[n % 4]}
+        answer = await nobody.post(f"{V1}/login", json=wrong)
+        codes.append(answer.status_code)
+    assert codes == [401] * 5 + [429]
+
+
 async def test_a_token_with_an_end_makes_nothing_that_lasts_longer(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
