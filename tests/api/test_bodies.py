@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ REFUSED = {
     "no path": (Role.OWNER, "POST", f"{V1}/nothing", (404, "not_found")),
     "no method": (Role.OWNER, "PUT", TASKS, (405, "method_not_allowed")),
     "a stranger's login": (None, "POST", f"{V1}/login", (413, "body_too_large")),
+    "a VIEWER's password": (Role.VIEWER, "PUT", f"{V1}/me/password", (413, "body_too_large")),
+    "a VIEWER's logout": (Role.VIEWER, "POST", f"{V1}/logout", (413, "body_too_large")),
 }
 
 
@@ -102,6 +105,32 @@ async def test_one_limit_decides_how_large_a_body_may_be(api: Api) -> None:
     assert problem(answer)[1] != "body_too_large"  # a task's own bound is lower
     answer = await client.post(TASKS, content=b" " * 17_000_000, headers=JSON)
     assert problem(answer) == (413, "body_too_large")
+
+
+async def test_large_bodies_of_one_workspace_do_not_hold_up_another(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy, free, checked = threading.Event(), threading.Event(), bodies.check_large
+
+    def slow(body: bytes) -> None:
+        if b"slow" in body:
+            busy.set()
+            assert free.wait(20)
+        checked(body)
+
+    monkeypatch.setattr(bodies, "check_large", slow)
+    theirs = await api.acting(Role.MEMBER, await api.workspace("theirs"))
+    mine = await api.acting(Role.MEMBER)
+    many = [
+        asyncio.create_task(theirs.post(TASKS, json={"title": "slow", "prompt": "x" * 70_000}))
+        for _ in range(10)
+    ]
+    await asyncio.to_thread(busy.wait, 20)
+    answer = await mine.post(TASKS, json={"title": "a", "prompt": "x" * 70_000})
+    assert answer.status_code == 201
+    assert not any(task.done() for task in many)
+    free.set()
+    assert {each.status_code for each in await asyncio.gather(*many)} == {201}
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 import asyncio
 import resource
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -14,7 +16,7 @@ from tests.api.conftest import Api, replaced, running
 from tests.waiting import eventually
 
 from tenuto.api import connection, server
-from tenuto.api.connection_limits import ConnectionTable, Deadlines
+from tenuto.api.connection_limits import ConnectionTable, Deadlines, Reading
 from tenuto.api.forwarded import client_of, holds, place_of
 from tenuto.settings import Settings
 
@@ -22,6 +24,7 @@ HASTY = Deadlines(head_s=0.3, body_s=0.3, write_s=0.5, linger_s=0.3, sweep_s=0.0
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 LINE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /api/v1/login HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+TASKS = POST.replace(b"login", b"agent-tasks")
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
@@ -57,6 +60,11 @@ class Raw:
     async def line(self) -> bytes:
         """What comes before an answer: a first line and an empty one."""
         return await self._reader.readuntil(b"\r\n\r\n")
+
+    async def until(self, text: bytes) -> bytes:
+        """All that comes up to that text."""
+        async with asyncio.timeout(10):
+            return await self._reader.readuntil(text)
 
     async def refusal(self) -> tuple[int, str]:
         """Status and code of a refusal, after which the server has closed the connection."""
@@ -145,7 +153,7 @@ async def test_refusals_are_logged_together(
 
 
 SLOW = {
-    "silent": b"",
+    "a byte": b"G",
     "half a line": b"GET / HT",
     "half a head": LINE,
     "no body": POST + b"Content-Length: 5\r\n\r\n",
@@ -160,6 +168,13 @@ async def test_a_request_that_stops_is_closed(settings: Settings, kind: str) -> 
     async with running(settings, HASTY) as api, raw(api) as client:
         await client.send(SLOW[kind])
         assert await client.refusal() == (408, "request_timeout")
+
+
+async def test_a_connection_that_was_never_used_is_closed_without_a_word(
+    settings: Settings,
+) -> None:
+    async with running(settings, HASTY) as api, raw(api) as client:
+        assert await client.is_closed()
 
 
 @pytest.mark.parametrize("start", [LINE + b"X: ", POST + b"Content-Length: 9999\r\n\r\n", CHUNKED])
@@ -190,6 +205,35 @@ async def test_a_body_that_keeps_its_rate_may_take_longer(settings: Settings) ->
             await api.service.clock.sleep(0.1)
         assert api.service.clock.elapsed() - begun > hasty.body_s
         assert (await client.answer())[1]["code"] == "invalid_json"
+
+
+async def test_a_body_that_stands_still_is_closed_whatever_its_rate(settings: Settings) -> None:
+    hasty = msgspec.structs.replace(HASTY, body_rate=1.0, body_still_s=0.3)
+    async with running(settings, hasty) as api, raw(api) as client:
+        await client.send(POST + b"Content-Length: 60000\r\n\r\n" + b" " * 50_000)
+        assert await client.refusal() == (408, "request_timeout")
+
+
+async def test_a_body_that_this_side_does_not_read_yet_is_not_late(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hasty = msgspec.structs.replace(HASTY, body_s=60.0, body_still_s=0.2)
+    async with running(settings, hasty) as api, raw(api) as client:
+        known, clock = api.service.callers.of, api.service.clock
+
+        async def slow(token: str, wanted: UUID | None) -> Any:
+            await clock.sleep(0.6)
+            return await known(token, wanted)
+
+        monkeypatch.setattr(api.service.callers, "of", slow)
+        bearer = b"Authorization: Bearer %s\r\n" % (await api.token()).encode()
+        await client.send(TASKS + bearer + b"Content-Length: 13\r\nExpect: 100-continue\r\n\r\n")
+        assert (await client.line()).startswith(b"HTTP/1.1 100 ")
+        await client.send(b'{"title":"a"}')
+        assert (await client.answer())[0] == 201
+        body = b'{"title":"a","prompt":"%b"}' % (b"x" * 200_000)
+        await client.send(TASKS + bearer + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert (await client.answer())[0] == 201
 
 
 async def test_an_idle_connection_is_not_told_that_it_is_late(settings: Settings) -> None:
@@ -249,28 +293,83 @@ async def test_an_address_has_so_many_connections(settings: Settings) -> None:
 
 
 async def test_who_waited_longest_makes_room(settings: Settings) -> None:
+    async with running(replaced(settings, connections=2)) as api:
+        token = await api.token()
+        tasks = (
+            b"POST /api/v1/agent-tasks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        )
+        good = tasks + b"Authorization: Bearer %s\r\nContent-Length: 5\r\n\r\n" % token.encode()
+        async with raw(api) as busy, raw(api, "127.0.0.2") as silent:
+            await busy.send(good)
+            await eventually(lambda: connections(api) == 2 and len(tables[-1]._waiting) == 1)
+            async with raw(api, "127.0.0.3") as new:
+                assert await silent.is_closed()
+                await new.send(good)
+                await eventually(lambda: not tables[-1]._waiting)
+                async with raw(api, "127.0.0.4") as last:
+                    assert await last.refusal() == (503, "too_many_connections")
+
+
+UNPROVEN = {
+    "no token is needed": POST,
+    "no token": TASKS,
+    "no path": b"POST /nowhere HTTP/1.1\r\nHost: x\r\n",
+    "a wrong token": b"POST /api/v1/logout HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer x\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", UNPROVEN)
+async def test_headers_alone_keep_no_place(settings: Settings, kind: str) -> None:
     async with (
         running(replaced(settings, connections=2)) as api,
-        raw(api) as busy,
-        raw(api, "127.0.0.2") as silent,
+        raw(api, "127.0.0.2") as one,
+        raw(api, "127.0.0.3") as two,
     ):
-        await busy.send(POST + b"Content-Length: 5\r\n\r\n")
-        await eventually(lambda: connections(api) == 2 and len(tables[-1]._waiting) == 1)
-        async with raw(api, "127.0.0.3") as new:
-            assert await silent.is_closed()
-            await new.send(POST + b"Content-Length: 5\r\n\r\n")
-            await eventually(lambda: not tables[-1]._waiting)
-            async with raw(api, "127.0.0.4") as last:
-                assert await last.refusal() == (503, "too_many_connections")
+        for each in (one, two):
+            await each.send(UNPROVEN[kind] + b"Content-Length: 60000\r\n\r\n")
+        await eventually(lambda: served(api) == 2)
+        async with raw(api, "127.0.0.4") as honest:
+            await honest.send(LIVE)
+            assert (await honest.answer())[0] == 200
+
+
+async def test_an_answer_that_a_stranger_does_not_read_keeps_no_place(settings: Settings) -> None:
+    async with running(replaced(settings, connections=1)) as api, unread(api) as stranger:
+        await stranger.send(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 16)
+        await eventually(lambda: any(each.flow.write_paused for each in tables[-1]._addresses))
+        async with raw(api, "127.0.0.4") as honest:
+            await honest.send(LIVE)
+            assert (await honest.answer())[0] == 200
+
+
+@asynccontextmanager
+async def unread(api: Api) -> AsyncIterator[Raw]:
+    """A connection whose client side holds next to nothing until it is read."""
+    parts = urlsplit(api.url)
+    with socket.socket() as small:
+        small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        small.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(small, (parts.hostname, parts.port))
+        reader, writer = await asyncio.open_connection(sock=small, limit=1024)
+        try:
+            yield Raw(reader, writer)
+        finally:
+            writer.transport.abort()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+def served(api: Api) -> int:
+    """How many connections have sent the headers of a request."""
+    return sum(bool(each.cycle) for each in tables[-1]._addresses)
 
 
 async def test_a_trailer_is_no_header(settings: Settings) -> None:
     async with running(settings) as api, raw(api) as client:
         token = await api.token()
-        head = b"POST /api/v1/agent-tasks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         trailer = b"Authorization: Bearer %s\r\n" % token.encode()
         chunked = b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
-        await client.send(head + chunked + trailer + b"\r\n")
+        await client.send(TASKS + chunked + trailer + b"\r\n")
         assert (await client.answer())[0] == 401
 
 
@@ -279,7 +378,9 @@ async def test_pipelined_requests_are_answered_in_turn(settings: Settings) -> No
         await client.send(LIVE * 10)
         assert [(await client.answer())[0] for _ in range(10)] == [200] * 10
         await client.send(LIVE * 5000)
-        assert [(await client.answer())[0] for _ in range(10)] == [200] * 10
+        most = connection.PIPELINED + 1
+        assert [(await client.answer())[0] for _ in range(most)] == [200] * most
+        assert await client.is_closed()
 
 
 async def test_no_other_protocol_is_spoken(
@@ -336,6 +437,26 @@ def test_the_table_closes_who_waited_longest() -> None:
     table.wait(1)  # an ended one does not come back
     assert not table.add(6, "b").accepted
     assert len(table) == 3
+
+
+def test_what_counts_is_what_a_reader_has_read() -> None:
+    deadlines = Deadlines(write_s=60.0, write_least=64_000)
+
+    def cut_off(per_s: int, standing: int) -> int | None:
+        """The second at which a reader is cut off who is sent and reads so much."""
+        reading = Reading()
+        seconds = (
+            now
+            for now in range(600)
+            if reading.is_too_slow(now, standing + now * per_s, standing, deadlines)
+        )
+        return next(seconds, None)
+
+    assert cut_off(per_s=10_000, standing=20_000) is None  # as fast as the events
+    assert cut_off(per_s=1_100, standing=500_000) is None
+    assert cut_off(per_s=1_000, standing=500_000) == 60
+    assert cut_off(per_s=10, standing=500) is None  # little, but it is read
+    assert cut_off(per_s=0, standing=500) == 60
 
 
 def test_the_client_is_the_rightmost_that_is_no_proxy() -> None:

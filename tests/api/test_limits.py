@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from uuid import UUID, uuid4
 
+import httpx2
 import pytest
 from tests.api.conftest import V1, Api, problem, replaced, running
 from tests.api.test_streams import stream
@@ -11,18 +12,19 @@ from tests.waiting import eventually
 
 from tenuto.api import logins
 from tenuto.api.concurrent import Concurrent, Holder
-from tenuto.api.logins import AT_ONCE, FREE_TRIES, Tries
+from tenuto.api.logins import AT_ONCE, FREE_TRIES, Logins, Tries, Who
+from tenuto.clock import Clock
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.access import Role
 from tenuto.model.errors import TooMany
 from tenuto.settings import Settings
 
-ANN = ("192.0.2.1", "ann")
+ANN = Who("192.0.2.1", "ann")
 
 
-def may(tries: Tries, pair: tuple[str, str], now: float) -> bool:
+def may(tries: Tries, who: Who, now: float) -> bool:
     try:
-        tries.begin(pair, now)
+        tries.begin(who, now)
     except TooMany:
         return False
     return True
@@ -34,11 +36,11 @@ def test_a_pair_waits_after_failures() -> None:
     assert not may(tries, ANN, 4.9)
     assert may(tries, ANN, 5.1)
     assert not may(tries, ANN, 5.2)
-    assert may(tries, ("192.0.2.2", "ann"), 0)
-    assert may(tries, ("192.0.2.1", "bob"), 0)
+    assert may(tries, Who("192.0.2.2", "ann"), 0)
+    assert may(tries, Who("192.0.2.1", "bob"), 0)
 
 
-def test_a_success_clears_the_pair_and_makes_it_known() -> None:
+def test_a_success_makes_the_pair_known() -> None:
     tries = Tries()
     for _ in range(FREE_TRIES):
         assert may(tries, ANN, 0)
@@ -47,14 +49,25 @@ def test_a_success_clears_the_pair_and_makes_it_known() -> None:
     assert may(tries, ANN, 1.1)
 
 
+def test_a_success_for_a_namesake_gives_no_more_tries() -> None:
+    tries, other = Tries(), Who(ANN.place, ANN.name, "other")
+    for _ in range(FREE_TRIES - 1):
+        assert may(tries, ANN, 0)
+    assert may(tries, other, 0)
+    tries.succeed(other)
+    assert may(tries, other, 0)
+    assert [may(tries, ANN, 0) for _ in range(2)] == [True, False]
+    assert not may(tries, Who(ANN.place, ANN.name, "a third"), 0)
+
+
 def test_an_address_has_a_bucket_that_does_not_hold_up_who_is_known() -> None:
     tries = Tries()
     tries.succeed(ANN)
-    names = [(ANN[0], f"name-{n}") for n in range(AT_ONCE + 1)]
+    names = [Who(ANN.place, f"name-{n}") for n in range(AT_ONCE + 1)]
     assert [may(tries, pair, 0) for pair in names] == [True] * AT_ONCE + [False]
     assert may(tries, ANN, 0)
     assert may(tries, names[-1], 1.1)
-    assert not may(tries, (ANN[0], "another"), 1.2)
+    assert not may(tries, Who(ANN.place, "another"), 1.2)
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,8 +75,78 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     tries = Tries()
     tries.succeed(ANN)
     for n in range(10):
-        assert may(tries, (f"192.0.2.{n}", "x"), 0)
+        assert may(tries, Who(f"192.0.2.{n}", "x"), 0)
     assert [len(each) for each in (tries._tries, tries._buckets, tries._known)] == [3, 3, 1]
+
+
+def test_a_right_password_is_no_try_and_gives_none_back_twice() -> None:
+    tries, other = Tries(), Who(ANN.place, ANN.name, "other")
+    assert may(tries, other, 0)
+    for _ in range(3):
+        tries.succeed(other)
+    assert [may(tries, ANN, 0) for _ in range(FREE_TRIES + 1)] == [True] * FREE_TRIES + [False]
+
+
+class Waiting:
+    """Logins that are verified until a test ends them."""
+
+    def __init__(self) -> None:
+        self.logins = Logins(Clock())
+        self.seen: list[str] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._end = asyncio.Semaphore(0)
+
+    async def login(self, address: str, name: str) -> None:
+        async with self.logins.trying(address, name):
+            self.seen.append(name)
+            await self._end.acquire()
+
+    def begin(self, address: str, *names: str) -> None:
+        self._tasks += [asyncio.create_task(self.login(address, name)) for name in names]
+
+    async def end(self) -> None:
+        """Let all of them be verified."""
+        for _ in self._tasks:
+            self._end.release()
+        await asyncio.gather(*self._tasks)
+
+    def known(self, address: str, name: str) -> None:
+        """The user has logged in from there before."""
+        self.logins._tries.succeed(Who(address, name))
+
+
+async def test_a_flood_of_logins_does_not_hold_up_others() -> None:
+    waiting = Waiting()
+    waiting.known("192.0.2.9", "ann")
+    for address in ("192.0.2.1", "192.0.2.2"):
+        waiting.begin(address, *(f"{address} {n}" for n in range(6)))
+    await eventually(lambda: waiting.logins._turns.waiting_in_all() == 10)
+    for address in ("192.0.2.1", "192.0.2.2"):
+        with pytest.raises(TooMany, match="from this address at once"):
+            await waiting.login(address, "more")
+    waiting.begin("192.0.2.3", "bob")
+    await eventually(lambda: waiting.logins._turns.waiting_in_all() == 11)
+    waiting.begin("192.0.2.9", "ann")
+    await eventually(lambda: waiting.logins._turns._preferred)
+    await waiting.end()
+    assert waiting.seen[:2] == ["192.0.2.1 0", "192.0.2.2 0"]
+    assert waiting.seen.index("ann") == 2
+    assert waiting.seen.index("bob") <= 4
+
+
+async def test_so_many_logins_wait_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logins, "WAITING", 2)
+    waiting = Waiting()
+    waiting.known("192.0.2.9", "ann")
+    for n in range(4):
+        waiting.begin(f"192.0.2.{n}", f"user {n}")
+    await eventually(lambda: waiting.logins._turns.waiting_in_all() == 2)
+    with pytest.raises(TooMany, match="too many logins wait") as refused:
+        await waiting.login("192.0.2.8", "bob")
+    assert refused.value.code == "rate_limited"
+    waiting.begin("192.0.2.9", "ann")
+    await waiting.end()
+    assert waiting.seen[2] == "ann"
 
 
 def test_what_is_held_is_counted_for_all_holders_or_none() -> None:
@@ -105,6 +188,20 @@ async def test_streams_are_counted_per_token_and_workspace(settings: Settings) -
         for path in (f"/agent-tasks/{uuid4()}/events", "/agent-tasks/x/events"):
             assert problem(await one.get(f"{V1}{path}"))[0] == 404
         await eventually(lambda: api.service.streams.held(DEFAULT_WORKSPACE) == 0)
+
+
+async def test_all_logins_of_a_user_count_together(settings: Settings) -> None:
+    async with running(replaced(settings, streams_per_token=2)) as api:
+        identity = api.service.identity
+        for name in ("ann", "bob"):
+            await identity.make_user(name, "a long password", DEFAULT_WORKSPACE, Role.VIEWER)
+
+        async def client(name: str) -> httpx2.AsyncClient:
+            return await api.client((await identity.login(name, "a long password")).token)
+
+        ann, bob = [await client("ann") for _ in range(3)], await client("bob")
+        async with stream(ann[0], "/events"), stream(ann[1], "/events"), stream(bob, "/events"):
+            assert problem(await ann[2].get(f"{V1}/events")) == (429, "too_many_streams")
 
 
 async def test_claims_that_wait_are_counted_per_token(settings: Settings) -> None:

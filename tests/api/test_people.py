@@ -313,6 +313,21 @@ async def test_wrong_passwords_of_a_namesake_do_not_count_as_known(
     assert codes == [401] * 5 + [429]
 
 
+@pytest.mark.parametrize("name", ["ann", "nobody"])
+async def test_tries_count_together_however_the_workspace_is_named(
+    api: Api, owner: httpx2.AsyncClient, name: str
+) -> None:
+    await made(owner, "users", name="ann", password=PASSWORD)
+    [first] = (await owner.get(f"{V1}/workspaces")).json()
+    spellings = (None, first["name"], first["id"], first["id"].upper())
+    nobody, codes = await api.client(), []
+    for n in range(6):
+        wrong = {"name": name, "password": "wrong password", "workspace": spellings[n % 4]}
+        answer = await nobody.post(f"{V1}/login", json=wrong)
+        codes.append(answer.status_code)
+    assert codes == [401] * 5 + [429]
+
+
 async def test_a_token_with_an_end_makes_nothing_that_lasts_longer(
     api: Api, owner: httpx2.AsyncClient
 ) -> None:
@@ -376,6 +391,24 @@ async def test_the_name_of_a_removed_user_is_free_again(
     assert (await (await api.client()).post(f"{V1}/login", json=refused)).status_code == 401
 
 
+async def test_the_name_of_a_user_who_stays_elsewhere_is_free_again(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    first = await made(owner, "users", name="ann", password=PASSWORD, role="OWNER")
+    own = await made(await logged_in(api, "ann"), "workspaces", name="hers")
+    assert (await owner.delete(f"{V1}/users/{first['id']}")).status_code == 204
+    again = await made(owner, "users", name="ann", password="another long password")
+    nobody, old = await api.client(), {"name": "ann", "password": PASSWORD}
+    assert problem(await nobody.post(f"{V1}/login", json=old)) == (401, "login_refused")
+    for named in ("hers", own["workspace"]["id"]):
+        kept = await nobody.post(f"{V1}/login", json=old | {"workspace": named})
+        ann = await api.client(kept.json()["token"])
+        assert (await ann.get(f"{V1}/me")).json()["userId"] == first["id"]
+    new = {"name": "ann", "password": "another long password"}
+    ann = await api.client((await nobody.post(f"{V1}/login", json=new)).json()["token"])
+    assert (await ann.get(f"{V1}/me")).json()["userId"] == again["id"]
+
+
 async def test_a_member_beyond_the_first_page_can_be_removed(
     api: Api, owner: httpx2.AsyncClient, database_url: str
 ) -> None:
@@ -437,6 +470,20 @@ async def test_a_user_from_before_keeps_the_bare_name(
     await made(theirs, "users", name="ann", password="another long password")
     ann = await logged_in(api, "ann")
     assert (await ann.get(f"{V1}/me")).json()["userId"] == first["id"]
+
+
+async def test_a_user_from_before_does_not_shadow_one_of_the_first_workspace(
+    api: Api, owner: httpx2.AsyncClient, database_url: str
+) -> None:
+    theirs = await api.acting(Role.OWNER, await api.workspace("theirs"))
+    for name in ("ann", "bob"):
+        await made(theirs, "users", name=name, password="another long password")
+    await Raw(database_url).execute("update app_user set home = null")
+    mine = await made(owner, "users", name="ann", password=PASSWORD)
+    ann = await logged_in(api, "ann")
+    assert (await ann.get(f"{V1}/me")).json()["userId"] == mine["id"]
+    bob = {"name": "bob", "password": "another long password"}  # nobody else is called so
+    assert (await (await api.client()).post(f"{V1}/login", json=bob)).status_code == 200
 
 
 async def test_workspaces_made_from_one_are_counted(settings: Settings) -> None:

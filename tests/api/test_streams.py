@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 from tests.api.conftest import V1, Api, problem
 from tests.api.test_access import claimed
+from tests.waiting import eventually
 
 from tenuto.api.hub import BUFFER
 
@@ -99,7 +100,7 @@ async def test_a_stream_ends_with_the_right_to_read(api: Api, owner: httpx2.Asyn
     async with stream(reader, "/events") as events:
         assert (await owner.delete(f"{V1}/tokens/{made['id']}")).status_code == 204
         assert await events.next() == ("closed", None)
-    assert api.service.hub.readers == 0
+    await eventually(lambda: api.service.hub.readers == 0)
 
 
 async def test_a_reader_who_reads_hears_of_many_tasks_at_once(owner: httpx2.AsyncClient) -> None:

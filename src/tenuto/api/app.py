@@ -32,6 +32,7 @@ from tenuto.api import (
 )
 from tenuto.api.access import V1, desk_of, guard
 from tenuto.api.bodies import Checks
+from tenuto.api.body_budget import BodyBudget
 from tenuto.api.gate import Gate
 from tenuto.api.metrics import Watch, metrics
 from tenuto.api.middleware import OuterMiddleware
@@ -85,7 +86,7 @@ def make_app(service: Service) -> Litestar:
             idempotency.Repeated: idempotency.repeated,
             Exception: problems.respond,
         },
-        middleware=[DefineMiddleware(Gate, limit=service.settings.body_kb * 1024, checks=Checks())],
+        middleware=[_gate(service)],
         request_max_body_size=None,
         openapi_config=OpenAPIConfig(title="Tenuto", version=__version__, path="/_schema"),
         on_app_init=[_quiet],
@@ -95,6 +96,12 @@ def make_app(service: Service) -> Litestar:
     # Around all of it, the framework's refusals of unknown paths included.
     app.asgi_handler = OuterMiddleware(Watch(app.asgi_handler, service.clock))
     return app
+
+
+def _gate(service: Service) -> DefineMiddleware:
+    """One gate per route: what it counts with is made once."""
+    limit = service.settings.body_kb * 1024
+    return DefineMiddleware(Gate, limit=limit, checks=Checks(), budget=BodyBudget(limit))
 
 
 def _quiet(config: AppConfig) -> AppConfig:

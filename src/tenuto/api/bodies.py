@@ -5,9 +5,11 @@ import json
 import re
 from collections import Counter
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
+from tenuto.api.turns import Turns
 from tenuto.model.errors import Invalid
 
 INLINE_BYTES = 64 * 1024
@@ -30,14 +32,17 @@ class Checks:
     """Checks bodies: small ones at once, large ones in a thread while the loop goes on."""
 
     def __init__(self) -> None:
-        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._turns = Turns(AT_ONCE)
 
-    async def check(self, body: bytes) -> None:
-        """Raises `Invalid` unless the body is JSON that has one meaning."""
+    async def check(self, body: bytes, holder: UUID | None) -> None:
+        """Raises `Invalid` unless the body is JSON that has one meaning.
+
+        Large bodies of one holder, a workspace, are checked one after the other.
+        """
         if len(body) <= INLINE_BYTES:
             check_small(body)
             return
-        async with self._turns:
+        async with self._turns.turn(holder):
             await asyncio.to_thread(check_large, body)
 
 

@@ -7,17 +7,21 @@ connections once a second for those whose time is over.
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from enum import Enum
 from typing import Any
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.protocols.utils import get_remote_addr
 
 from tenuto.api import problems
-from tenuto.api.connection_limits import ConnectionTable, Deadlines
+from tenuto.api.connection_limits import ConnectionTable, Deadlines, Reading
 from tenuto.api.forwarded import Networks, client_of, holds, place_of
 from tenuto.clock import Clock
 from tenuto.model.errors import Invalid, TenutoError, Unavailable
@@ -31,6 +35,8 @@ PIPELINED = 16
 """Requests that may wait for the answers before them."""
 LINGER_BYTES = 16 * 1024 * 1024
 """Bytes that a refused client may go on sending before it is cut off."""
+ADMITTED = "tenuto.admitted"
+"""The extension of a request's scope by which the gate says that the token is good."""
 REPORT_S = 60.0
 """Seconds between lines of the log about refusals: strangers must not fill it."""
 
@@ -38,6 +44,8 @@ REPORT_S = 60.0
 class Phase(Enum):
     """What is expected of the client."""
 
+    NEW = 0
+    """A first request: nothing has come yet."""
     IDLE = 1
     """A next request, perhaps."""
     HEAD = 2
@@ -94,23 +102,44 @@ class Edge:
         return ended
 
 
+class _Counted:
+    """A transport that counts what is written to it."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.written = 0
+
+    def write(self, data: bytes) -> None:
+        """Writes, and counts."""
+        self.written += len(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class Connection(HttpToolsProtocol):
     """A connection that ends when its client sends too much, too slowly, or reads too little."""
 
     def __init__(self, edge: Edge, **given: Any) -> None:
         super().__init__(**given)
         self._edge = edge
-        self._phase = Phase.HEAD
+        self._phase = Phase.NEW
         self._since = 0.0
         """When the phase began."""
         self._received = 0
         """Bytes of the body so far; of a refused client, bytes thrown away."""
+        self._heard = 0.0
+        """When the last part of the body came, or could not come because of this side."""
         self._undelivered = 0
         """Bytes since the parser last delivered headers or a part of a body."""
         self._refusal: TenutoError | None = None
-        self._unsent = 0
-        self._unsent_since: float | None = None
+        self._reading = Reading()
         self._behind_proxy = False
+        self._open: deque[RequestResponseCycle] = deque()
+        """Requests that are not answered yet, in the order of their answers."""
+        self._is_admitted = False
+        """True if the first of them has a good token."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         address, _ = get_remote_addr(transport) or ("-", 0)
@@ -129,7 +158,8 @@ class Connection(HttpToolsProtocol):
             return
         if decision.closed is not None:
             decision.closed.transport.abort()
-        super().connection_made(transport)
+        counted: Any = _Counted(transport)
+        super().connection_made(counted)
         self._since = edge.clock.elapsed()
         edge.connections.add(self)
 
@@ -141,7 +171,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Feed the parser no more than may be undelivered."""
         self._unset_keepalive_if_required()
-        if self._phase is Phase.IDLE:
+        if self._phase in (Phase.NEW, Phase.IDLE):
             self._enter(Phase.HEAD)
         while data and not self.transport.is_closing():
             if self._is_refused():
@@ -183,11 +213,13 @@ class Connection(HttpToolsProtocol):
             self._stop(Invalid(f"at most {PIPELINED} requests wait for answers", "invalid_request"))
         if self._behind_proxy:
             self.scope["client"] = client_of(self.client, self.headers, self._edge.proxies)
+        self.scope["extensions"] = {ADMITTED: {"call": self._admit}}
         super().on_headers_complete()
+        self._open.append(self.cycle)
         self.headers = []  # trailers are headers to the parser; they must not reach the request
         self._received = 0
         self._enter(Phase.BODY)
-        self._edge.table.serve(self)
+        self._note_place()
 
     def _stop(self, error: TenutoError) -> None:
         """Makes the parser stop, which leads to the refusal."""
@@ -197,40 +229,54 @@ class Connection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._undelivered = 0
         self._received += len(body)
+        self._heard = self._edge.clock.elapsed()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._undelivered = 0
         super().on_message_complete()
-        if self._in_progress():
+        if self._open:
             self._phase = Phase.ANSWER
         else:
-            self._rest()
+            self._enter(Phase.IDLE)
+        self._note_place()
 
     def on_response_complete(self) -> None:
+        self._open.popleft()
+        self._is_admitted = False
         super().on_response_complete()
-        if self.pipeline or self._in_progress():
-            return
-        if self._phase is Phase.ANSWER:
-            self._rest()
-        elif self._phase is Phase.HEAD:
+        if self._phase is Phase.ANSWER and not self._open:
+            self._enter(Phase.IDLE)
+        self._note_place()
+
+    def _admit(self) -> None:
+        """The gate found the token of the first open request good."""
+        self._is_admitted = True
+        self._note_place()
+
+    def _note_place(self) -> None:
+        """Keep the place of a connection that has a good token, or waits for this server.
+
+        Any other may be closed for a new one: headers alone, or answers that nobody reads, cost a
+        stranger nothing.
+        """
+        open_, paused = self._open, self.flow.write_paused
+        if open_ and (self._is_admitted or (not open_[0].more_body and not paused)):
+            self._edge.table.serve(self)
+        else:
             self._edge.table.wait(self)
 
-    def resume_writing(self) -> None:
-        self._unsent_since = None
-        super().resume_writing()
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._note_place()
 
-    def _rest(self) -> None:
-        self._enter(Phase.IDLE)
-        self._edge.table.wait(self)
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._note_place()
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
-        self._since = self._edge.clock.elapsed()
-
-    def _in_progress(self) -> bool:
-        cycle = self.cycle
-        return cycle is not None and not cycle.response_complete and not cycle.disconnected
+        self._since = self._heard = self._edge.clock.elapsed()
 
     def _is_refused(self) -> bool:
         return self._phase is Phase.REFUSED
@@ -242,55 +288,73 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             return True
         if self._is_refused():
-            over = now - self._since >= deadlines.linger_s and not self._in_progress()
+            over = not self._open and now - self._since >= deadlines.linger_s
             if over:
                 self.transport.close()
             return over
-        if self._phase is Phase.IDLE and now - self._since > self.timeout_keep_alive + 1:
-            self.transport.close()  # uvicorn's timer does not know bodies that outlast their answer
+        if self._is_unused(now):
+            self.transport.close()
             return True
         if not self._is_late(now):
             return False
         self._refuse(Invalid("the request did not arrive in time", "request_timeout"))
         return True
 
+    def _is_unused(self, now: float) -> bool:
+        """Whether the client has begun no request for too long: there is nothing to refuse."""
+        if self._phase is Phase.NEW:
+            return now - self._since >= self._edge.deadlines.head_s
+        # Uvicorn's timer does not know bodies that outlast their answer.
+        return self._phase is Phase.IDLE and now - self._since > self.timeout_keep_alive + 1
+
     def _is_late(self, now: float) -> bool:
         deadlines = self._edge.deadlines
-        if self.transport.is_closing() or self.flow.read_paused:
-            return False  # it cannot send: this side does not read
+        if self.transport.is_closing():
+            return False
+        if self.flow.read_paused or (self._open and self._open[-1].waiting_for_100_continue):
+            self._heard = now  # it cannot send before this side goes on
+        if self.flow.read_paused:
+            return False
         if self._phase is Phase.HEAD:
-            return now - self._since >= deadlines.head_s and not self._in_progress()
-        return self._phase is Phase.BODY and now >= deadlines.body_by(self._since, self._received)
+            return not self._open and now - self._since >= deadlines.head_s
+        by = deadlines.body_by(self._since, self._received, self._heard)
+        return self._phase is Phase.BODY and now >= by
 
     def _reads_too_little(self, now: float) -> bool:
-        """Whether the client has left an answer unread for too long."""
-        unsent = self.transport.get_write_buffer_size()
-        if not unsent:
-            self._unsent_since = None
-            return False
-        deadlines = self._edge.deadlines
-        if self._unsent_since is None or unsent <= self._unsent - deadlines.write_least:
-            self._unsent, self._unsent_since = unsent, now
-        return now - self._unsent_since >= deadlines.write_s
+        """Whether the client has left answers unread for too long."""
+        transport: Any = self.transport
+        unsent = transport.get_write_buffer_size()
+        return self._reading.is_too_slow(now, transport.written, unsent, self._edge.deadlines)
 
     def _refuse(self, error: TenutoError) -> None:
         """Tells the client why, where that is possible, and reads on until it can know."""
-        in_body = self._phase is Phase.BODY
+        refused = self._open.pop() if self._is_body_open() else None
         self._enter(Phase.REFUSED)
         self._received = 0
-        cycle = self.cycle
-        if self._in_progress() and not in_body:
-            cycle.keep_alive = False  # an answer to an earlier request is under way
+        if self._open:
+            self._end_after_answers(refused)
             return
-        if in_body:
-            cycle.disconnected = True
-            cycle.message_event.set()
-        if in_body and cycle.response_started:
-            self.transport.close()
-            return
+        if refused is not None:
+            refused.disconnected = True
+            refused.message_event.set()
+            self._note_place()
+            if refused.response_started:
+                self.transport.close()
+                return
         self.transport.write(self._edge.refusal(error))
         self.transport.write_eof()
         self.flow.resume_reading()
+
+    def _is_body_open(self) -> bool:
+        """Whether the last request is not answered and its body not complete."""
+        return self._phase is Phase.BODY and bool(self._open) and self._open[-1] is self.cycle
+
+    def _end_after_answers(self, refused: RequestResponseCycle | None) -> None:
+        """Close after the answers to earlier requests: a refusal would be taken for one of them."""
+        if refused is not None:
+            self.pipeline.popleft()  # it has not begun
+            self.cycle = self._open[-1]
+        self.cycle.keep_alive = False
 
     def _throw_away(self, count: int) -> None:
         self._received += count

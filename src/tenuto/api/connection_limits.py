@@ -12,22 +12,46 @@ class Deadlines(msgspec.Struct, frozen=True):
     """How long a client may take, in seconds, and how slow it may be."""
 
     head_s: float = 10.0
-    """From the connection's start, or a request's first byte, to the end of the headers."""
+    """From a request's first byte, or a connection's start, to the end of the headers."""
     body_s: float = 60.0
     """From the end of the headers to the end of the body, for a body of no bytes."""
     body_rate: float = 16 * 1024
     """Bytes a second that a longer body must keep up."""
+    body_still_s: float = 10.0
+    """How long no byte of a body may come, whatever its rate was before."""
     write_s: float = 60.0
-    """How long an answer may wait for a client that reads less than `write_least` of it."""
+    """How long answers may wait for a client that reads less than `write_least` of them."""
     write_least: int = 64 * 1024
     sweep_s: float = 1.0
     """Seconds between looks at all connections."""
     linger_s: float = 2.0
     """How long a refused client may go on sending, so that it can read why."""
 
-    def body_by(self, begun: float, received: int) -> float:
-        """When a body of which so many bytes have come must be complete."""
-        return begun + self.body_s + received / self.body_rate
+    def body_by(self, begun: float, received: int, heard: float) -> float:
+        """When a body of which so many bytes have come, the last at `heard`, is late."""
+        return min(begun + self.body_s + received / self.body_rate, heard + self.body_still_s)
+
+
+class Reading:
+    """Whether a client reads what it is sent."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._goal = 0
+
+    def is_too_slow(self, now: float, written: int, unsent: int, deadlines: Deadlines) -> bool:
+        """True if for `write_s` neither `write_least` was read nor all that waited before.
+
+        `written` counts all bytes of answers so far, `unsent` those that still wait. New answers
+        may keep something waiting all the time: what counts is what has left.
+        """
+        sent = written - unsent
+        if not unsent:
+            self._since = None
+            return False
+        if self._since is None or sent >= self._goal:
+            self._since, self._goal = now, sent + min(unsent, deadlines.write_least)
+        return now - self._since >= deadlines.write_s
 
 
 class Decision(msgspec.Struct, Generic[K], frozen=True):
@@ -72,11 +96,11 @@ class ConnectionTable(Generic[K]):
         return Decision(True, closed)
 
     def serve(self, key: K) -> None:
-        """Notes that the connection has a request in progress: it is not closed for another."""
+        """Notes that the connection is being served: it is not closed for another."""
         self._waiting.pop(key, None)
 
     def wait(self, key: K) -> None:
-        """Notes that the connection has no request in progress any more."""
+        """Notes that the connection may be closed for another; a place in the queue stays."""
         if key in self._addresses:
             self._waiting[key] = True
 

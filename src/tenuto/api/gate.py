@@ -8,26 +8,32 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from tenuto.api.access import PUBLIC, admit
 from tenuto.api.bodies import Checks
+from tenuto.api.body_budget import BodyBudget
+from tenuto.api.connection import ADMITTED
+from tenuto.model.access import Role
 from tenuto.model.errors import Invalid
 
 _AT_END = "at_end"
-STRANGERS_BYTES = 64 * 1024
-"""Bytes that a body may have where no token is needed."""
+SMALL_BYTES = 64 * 1024
+"""Bytes that a body may have where no token is needed, or one of a VIEWER does: no work is sent."""
 
 
 class Gate:
     """Lets in who may, then reads a body up to its limit and refuses what is not clear JSON."""
 
-    def __init__(self, app: ASGIApp, limit: int, checks: Checks) -> None:
+    def __init__(self, app: ASGIApp, limit: int, checks: Checks, budget: BodyBudget) -> None:
         self._app = app
         self._limit = limit
         self._checks = checks
+        self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
         access = await admit(scope)
+        if access is not PUBLIC:
+            _tell_connection(scope)
         if scope["method"] in ("GET", "HEAD", "OPTIONS"):
             try:
                 await self._app(scope, receive, send)
@@ -35,15 +41,40 @@ class Gate:
                 if (end := scope["state"].get(_AT_END)) is not None:
                     end()
             return
-        limit = min(self._limit, STRANGERS_BYTES) if access is PUBLIC else self._limit
-        body = await _read(scope, receive, limit)
+        if access is PUBLIC:
+            await self._answer(scope, receive, send, min(self._limit, SMALL_BYTES), _uncounted)
+            return
+        limit = self._limit if access.role > Role.VIEWER else min(self._limit, SMALL_BYTES)
+        held = self._budget.of(scope["state"]["desk"].caller)
+        try:
+            await self._answer(scope, receive, send, limit, held.grow)
+        finally:
+            held.end()
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, limit: int, grow: Callable[[int], None]
+    ) -> None:
+        """Answer a request with a body, of which `grow` is told how large it is by now."""
+        body = await _read(scope, receive, limit, grow)
         if body is None:
             return
         if body:
             _check_media_type(scope)
-            await self._checks.check(body)
+            desk = scope["state"].get("desk")
+            await self._checks.check(body, None if desk is None else desk.workspace)
         scope["state"]["body"] = body
         await self._app(scope, _replay(body, receive), _keeping(scope, send))
+
+
+def _uncounted(size: int) -> None:
+    """Small bodies are bounded by the number of connections."""
+
+
+def _tell_connection(scope: Scope) -> None:
+    """Let the connection keep its place: the token is good."""
+    extensions: Any = scope.get("extensions") or {}
+    if (admitted := extensions.get(ADMITTED)) is not None:
+        admitted["call"]()
 
 
 def at_end(scope: Scope, end: Callable[[], None]) -> None:
@@ -55,7 +86,9 @@ def at_end(scope: Scope, end: Callable[[], None]) -> None:
     scope["state"][_AT_END] = end
 
 
-async def _read(scope: Scope, receive: Receive, limit: int) -> bytes | None:
+async def _read(
+    scope: Scope, receive: Receive, limit: int, grow: Callable[[int], None]
+) -> bytes | None:
     """The body; `None` when the client left."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
@@ -70,6 +103,7 @@ async def _read(scope: Scope, receive: Receive, limit: int) -> bytes | None:
         size += len(part)
         if size > limit:
             raise _too_large(limit)
+        grow(size)
         parts.append(part)
         if not message.get("more_body"):
             return b"".join(parts)

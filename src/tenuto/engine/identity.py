@@ -468,7 +468,7 @@ def _person(rows: Rows, wanted: UUID | None) -> Caller:
         role=Role[row["role"]],
         scopes=frozenset(SCOPES),
         actor=f"user:{row['name']}",
-        key=str(row["id"]),
+        key=str(row["user_id"]),
         user=row["user_id"],
         session=row["id"],
     )

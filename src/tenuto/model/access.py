@@ -36,7 +36,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     actor: str
     """The name that the audit trail shows."""
     key: str
-    """What its rate is counted by."""
+    """What its rate, streams and bytes are counted by: a token, a user whatever the login."""
     user: UUID | None = None
     session: UUID | None = None
     """The login, where a person asks."""

@@ -82,6 +82,7 @@ CODES: dict[str, str] = {
     "text_invalid": "Text holds NUL or half a surrogate pair, which no database can keep.",
     "too_deep": "The JSON value is nested too deep.",
     "too_large": "The value is larger than its limit.",
+    "too_many_bytes": "Large bodies are in progress, of the token, the workspace or all together.",
     "too_many_children": "The task has as many children as it may have.",
     "too_many_connections": "The server or the client's address has as many connections as it may.",
     "too_many_lanes": "The workspace has too many distinct sets of task requirements.",

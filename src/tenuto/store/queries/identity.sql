@@ -40,11 +40,15 @@ on conflict do nothing
 returning id;
 
 -- name: user_by_name
--- The user of that name whom the first workspace made, or anybody before users had a home.
+-- The user of that name whom a login without a workspace means: a member of the first workspace, else
+-- one whom it made, else anybody from before users had a home.
 -- params: name text, first uuid
-select id, password, disabled_at from app_user
-where name = :name and (home is null or home = :first)
-order by created_at, id limit 1;
+select u.id, u.password, u.disabled_at from app_user u
+left join member m on m.user_id = u.id and m.workspace = :first
+where u.name = :name and (u.home is null or u.home = :first)
+order by case when m.user_id is not null then 0 when u.home = :first then 1 else 2 end,
+  u.created_at, u.id
+limit 1;
 
 -- name: user_in_workspace
 -- The user of that name who belongs to the workspace of that id or, of several workspaces of that
@@ -95,9 +99,11 @@ on conflict (workspace, user_id) do update set role = excluded.role
 returning user_id as id;
 
 -- name: member_drop
--- Take a user out of a workspace.
+-- Take a user out of a workspace. If it made the user, the name is free there again: a user whose
+-- home is no workspace, but the user's own id, logs in by naming one of the others.
 -- params: workspace uuid, user_id uuid
 delete from member where workspace = :workspace and user_id = :user_id;
+update app_user set home = id where id = :user_id and home = :workspace;
 
 -- name: user_forget
 -- Delete a user who belongs to no workspace any more, with the logins: the name is free again.
