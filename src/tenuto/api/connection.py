@@ -166,6 +166,10 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._edge.table.remove(self)
         self._edge.connections.discard(self)
+        for cycle in self._open:  # uvicorn tells the last request alone
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self.pipeline.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

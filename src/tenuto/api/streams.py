@@ -56,8 +56,8 @@ async def publish(desk: AtDesk, data: JSONBody[EventBody], key: Key = None) -> E
 @get("/events", media_type="text/event-stream")
 async def workspace_events(desk: AtDesk, request: Request[Any, Any, Any]) -> Stream:
     """What happens in the workspace, as it happens."""
-    _count(desk, request)
     reader = Reader(desk.workspace, None)
+    _count(desk, request, reader)
     return Stream(_live(desk, reader, _workspace_parts(reader)), media_type="text/event-stream")
 
 
@@ -71,20 +71,30 @@ async def task_events(
     """A task's status, progress and lines, as they come; goes on after `Last-Event-ID`."""
     place = _place(last_event_id)
     await desk.engine.show(task_id)
-    _count(desk, request)
     reader = Reader(desk.workspace, task_id)
+    _count(desk, request, reader)
     watch = _Watch(desk, task_id, place)
     return Stream(_live(desk, reader, watch.parts), media_type="text/event-stream")
 
 
-def _count(desk: AtDesk, request: Request[Any, Any, Any]) -> None:
-    """Count a stream for its token and workspace until the request is over, however it ends."""
-    settings = desk.service.settings
+def _count(desk: AtDesk, request: Request[Any, Any, Any], reader: Reader) -> None:
+    """Count a stream for its token and workspace until the request is over, however it ends.
+
+    The reader is dropped then, too: of a generator that was cancelled in a `yield`, or never begun,
+    no `finally` runs before it is collected.
+    """
+    service, settings = desk.service, desk.service.settings
     bounds: dict[Holder, int] = {
         desk.caller.key: settings.streams_per_token,
         desk.workspace: settings.streams_per_workspace,
     }
-    at_end(request.scope, desk.service.streams.take(bounds))
+    give_back = service.streams.take(bounds)
+
+    def end() -> None:
+        give_back()
+        service.hub.drop(reader)
+
+    at_end(request.scope, end)
 
 
 def _place(text: str | None) -> tuple[int, int, int]:
@@ -180,20 +190,17 @@ async def _live(desk: AtDesk, reader: Reader, parts: Parts) -> AsyncIterator[byt
     """The stream's bytes until its end, the reader's, the right to read, or the server's."""
     service = desk.service
     told = service.clock.elapsed()
-    try:
-        await service.hub.add(reader)
-        yield b": open\n\n"
-        async for pending in _turns(desk, reader, parts):
-            now = service.clock.elapsed()
-            if not pending and now - told >= ALIVE_S:
-                pending = [b": alive\n\n"]  # noqa: PLW2901
-            for message in pending:
-                reader.sending = asyncio.current_task()
-                yield message
-                reader.sending = None
-                told = now
-    finally:
-        service.hub.drop(reader)
+    await service.hub.add(reader)
+    yield b": open\n\n"
+    async for pending in _turns(desk, reader, parts):
+        now = service.clock.elapsed()
+        if not pending and now - told >= ALIVE_S:
+            pending = [b": alive\n\n"]  # noqa: PLW2901
+        for message in pending:
+            reader.sending = asyncio.current_task()
+            yield message
+            reader.sending = None
+            told = now
 
 
 async def _turns(desk: AtDesk, reader: Reader, parts: Parts) -> AsyncIterator[list[bytes]]:
