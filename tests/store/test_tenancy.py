@@ -54,6 +54,7 @@ SYSTEM = {
     "session_by_hash": IDENTITY,
     "token_by_hash": IDENTITY,
     "tokens_any": IDENTITY,
+    "user_by_name": IDENTITY,
     "user_forget": "a user belongs to several workspaces",
     "user_in_workspace": IDENTITY,
     "workspaces": IDENTITY,
