@@ -423,6 +423,8 @@ class Worker:
             held.stop("drain")
         if self._running:
             await asyncio.wait(self._running, timeout=self.settings.grace_s + 30)
+        if self._claims:  # what they bring is given back
+            await asyncio.wait(self._claims, timeout=_SIGN_OFF_S)
 
     def holds(self, task: UUID) -> bool:
         """Whether this worker runs an attempt of the task."""
