@@ -222,7 +222,7 @@ class Coordinator:
 
         A renewal without an answer gives a frozen server up, which ends the tidying there.
         """
-        tidying = asyncio.ensure_future(self._tidy(counts))
+        tidying = asyncio.ensure_future(self._tidied(counts))
         try:
             while not (await asyncio.wait([tidying], timeout=self.settings.tick_s))[0]:
                 with suppress(Unavailable):  # the tidying says so itself, or goes on
@@ -230,7 +230,16 @@ class Coordinator:
                         await self._lead()
         finally:
             tidying.cancel()
-        await tidying
+        if (error := await tidying) is not None:
+            raise error
+
+    async def _tidied(self, counts: Counts) -> TenutoError | None:
+        """Why the tidying could not go on, if it could not."""
+        try:
+            await self._tidy(counts)
+        except TenutoError as error:
+            return error
+        return None
 
     async def _tidy(self, counts: Counts) -> None:
         """Put away and remove what is old, and look after flows that something was lost of."""
