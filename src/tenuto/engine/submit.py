@@ -147,7 +147,8 @@ class Submitting:
 
         What a task names may be gone, and rules may be stricter, since it was accepted.
         """
-        with suppress(Invalid):  # nobody can have submitted what has no fingerprint
+        # Nobody can have submitted what has no fingerprint or a key that cannot be stored.
+        with suppress(Invalid, ValueError, TypeError, msgspec.MsgspecError):
             if (made := await self._made_before(news, workspace)) is not None:
                 return made
         raise refused
@@ -158,6 +159,8 @@ class Submitting:
         """What is stored of the same submit; `None` unless it is all of its tasks."""
         if not all(new.id or new.idempotency_key for new in news):
             return None
+        for new in news:
+            limits.text("idempotencyKey", new.idempotency_key or "", limits.MAX_TEXT)
         fresh = self._core.clock.new_ids(len(news))
         ids = [new.id or each for new, each in zip(news, fresh, strict=True)]
         hidden = self._sealing.hide(news, ids, workspace)
