@@ -222,7 +222,7 @@ class Coordinator:
 
         A renewal without an answer gives a frozen server up, which ends the tidying there.
         """
-        tidying = asyncio.ensure_future(self._tidied(counts))
+        tidying = asyncio.ensure_future(self._try_to_tidy(counts))
         try:
             while not (await asyncio.wait([tidying], timeout=self.settings.tick_s))[0]:
                 with suppress(Unavailable):  # the tidying says so itself, or goes on
@@ -233,8 +233,8 @@ class Coordinator:
         if (error := await tidying) is not None:
             raise error
 
-    async def _tidied(self, counts: Counts) -> TenutoError | None:
-        """Why the tidying could not go on, if it could not."""
+    async def _try_to_tidy(self, counts: Counts) -> TenutoError | None:
+        """Tidies up; returns the error that stopped it, or `None`."""
         try:
             await self._tidy(counts)
         except TenutoError as error:

@@ -98,8 +98,8 @@ class ClaimOutcomeUnknown(Exception):
         self.why = why
 
 
-class _Doubt(msgspec.Struct, eq=False):
-    """Claims of one agent and worker of which nobody knows yet what they took."""
+class _UnknownClaims(msgspec.Struct, eq=False):
+    """Tokens of claims by one agent and worker whose outcome is not known yet."""
 
     tokens: list[str]
     asking: asyncio.Lock
@@ -116,7 +116,7 @@ class Claiming:
         self._dressing = Dressing(core.plans)
         self._kind = Kind("claim", self._script, one_statement=True, alone=True)
         self._counted = Kind("claim_counted", self._counted_script, alone=True)
-        self._doubts: dict[tuple[UUID, str], _Doubt] = {}
+        self._doubts: dict[tuple[UUID, str], _UnknownClaims] = {}
         """Claims whose outcome is unknown, by agent and worker."""
 
     async def claim(
@@ -155,7 +155,7 @@ class Claiming:
                     rows = await self._take(found.agent, params, found, repeats=token is not None)
                 except ClaimOutcomeUnknown as error:
                     if token is None:
-                        doubt = self._doubts.setdefault(who, _Doubt([], asyncio.Lock()))
+                        doubt = self._doubts.setdefault(who, _UnknownClaims([], asyncio.Lock()))
                         doubt.tokens.append(mine)
                     raise error.why from error
                 taken += await self._understand(rows, mine, Claimant(agent.id, caller))

@@ -23,7 +23,7 @@ from tenuto.engine.references import check_references
 from tenuto.engine.secret_use import check_tasks, check_value, runs_the_same
 from tenuto.model import limits
 from tenuto.model.access import Caller
-from tenuto.model.complexity import gated, restricted
+from tenuto.model.complexity import gated, require_subagents
 from tenuto.model.definition import MAX_STEPS, STEPS, GroupSpec
 from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
 from tenuto.model.fingerprint import fingerprint, fingerprints
@@ -457,7 +457,8 @@ def _is_repeated(stored: str, new: NewTask) -> bool:
     """
     plan = msgspec.json.decode(stored, type=Plan)
     before = plan.tasks.get(plan.root)
-    return before is not None and fingerprint(before) in map(fingerprint, (new, restricted(new)))
+    known = map(fingerprint, (new, require_subagents(new)))
+    return before is not None and fingerprint(before) in known
 
 
 def _check_open(new: NewTask) -> None:

@@ -57,11 +57,11 @@ def gated(new: NewTask, rules: ComplexityRules) -> NewTask:
     """The task with what its complexity requires of an agent."""
     if rules.policy != "require" or not is_hard(new, rules):
         return new
-    return restricted(new)
+    return require_subagents(new)
 
 
-def restricted(new: NewTask) -> NewTask:
-    """The task for agents that call sub-agents alone."""
+def require_subagents(new: NewTask) -> NewTask:
+    """Returns the task with the capability to call sub-agents among those it requires."""
     if CALLS_SUBAGENTS in new.capabilities:
         return new
     return msgspec.structs.replace(new, capabilities=[*new.capabilities, CALLS_SUBAGENTS])
