@@ -6,20 +6,25 @@ what may run.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import msgspec
 from hypothesis import strategies as st
-from tests.contract.flowing import group, task
+from tests.contract import flowing
+from tests.contract.flowing import group
 
-from tenuto.model.definition import Condition, Foreach
+from tenuto.model.definition import Approval, Condition, Foreach
 from tenuto.model.plan import Spec
 
 Ends = Literal["success", "failure", "neither"]
 JOINS = ("all_succeeded", "all_done", "any_failed", "first_succeeded")
+POLICIES = ("fail", "skip", "run")
 DEEPEST = 3
+
+task = partial(flowing.task, max_attempts=50)
+"""Nothing of a plan ends for want of attempts, whatever happens to it."""
 
 
 class Step(msgspec.Struct, kw_only=True):
@@ -30,13 +35,17 @@ class Step(msgspec.Struct, kw_only=True):
 
 
 class Job(Step, kw_only=True):
-    """Something that an agent runs."""
+    """Something that an agent runs, or a person decides."""
 
     works: bool
+    asks: bool = False
+    """A person says yes or no, in place of an agent."""
     needs: str | None = None
     policy: Any = "fail"
     to_sibling: bool = False
     """Its `next` is the child after it in its sequence, which runs anyway."""
+    again: str | None = None
+    """Its `next` is another job of its group: that runs in this one's place, and in its own."""
 
 
 class Choice(Step, kw_only=True):
@@ -70,53 +79,73 @@ class _Keys:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Node:
-    """A tree of steps."""
-    return _node(draw, _Keys(), 0)
+def plans(draw: st.DrawFn, joins: Sequence[str] = JOINS) -> Node:
+    """A tree of steps, whose groups have these joins."""
+    return _Drawing(draw, joins).node(0)
 
 
-def _node(draw: st.DrawFn, keys: _Keys, depth: int) -> Node:
-    kinds = ["job", "job", "choice", "items", "block", "block", "block"]
-    kind = "block" if depth == 0 else draw(st.sampled_from(kinds if depth < DEEPEST else ["job"]))
-    follower = _maybe(draw, keys, depth + 1)
-    if kind == "job":
-        return Job(
-            key=keys.new("job"), works=draw(st.sampled_from([True, True, False])), next=follower
+class _Drawing:
+    """One plan while it is drawn."""
+
+    def __init__(self, draw: st.DrawFn, joins: Sequence[str]) -> None:
+        self._draw = draw
+        self._joins = joins
+        self._keys = _Keys()
+
+    def node(self, depth: int) -> Node:
+        draw, keys = self._draw, self._keys
+        kinds = ["job", "job", "choice", "items", "block", "block", "block"]
+        kinds = ["block"] if depth == 0 else kinds if depth < DEEPEST else ["job"]
+        kind = draw(st.sampled_from(kinds))
+        follower = self._maybe(depth + 1)
+        if kind == "job":
+            works = draw(st.sampled_from([True, True, False]))
+            asks = draw(st.integers(0, 4)) == 0
+            return Job(key=keys.new("job"), works=works, asks=asks, next=follower)
+        order = draw(st.sampled_from(["sequential", "parallel"]))
+        join = draw(st.sampled_from(self._joins))
+        if kind == "choice":
+            return Choice(
+                key=keys.new("if"),
+                holds=draw(st.booleans()),
+                yes=self._maybe(depth + 1),
+                no=self._maybe(depth + 1),
+                next=follower,
+            )
+        if kind == "items":
+            items = draw(st.lists(st.booleans(), max_size=3))
+            return Items(key=keys.new("each"), works=items, order=order, join=join, next=follower)
+        children = [self.node(depth + 1) for _ in range(draw(st.integers(0, 4)))]
+        self._tie(children, order)
+        return Block(
+            key=keys.new("block"), children=children, order=order, join=join, next=follower
         )
-    order = draw(st.sampled_from(["sequential", "parallel"]))
-    join = draw(st.sampled_from(JOINS))
-    if kind == "choice":
-        return Choice(
-            key=keys.new("if"),
-            holds=draw(st.booleans()),
-            yes=_maybe(draw, keys, depth + 1),
-            no=_maybe(draw, keys, depth + 1),
-            next=follower,
-        )
-    if kind == "items":
-        works = draw(st.lists(st.booleans(), max_size=3))
-        return Items(key=keys.new("each"), works=works, order=order, join=join, next=follower)
-    children = [_node(draw, keys, depth + 1) for _ in range(draw(st.integers(0, 4)))]
-    _tie(draw, children, order)
-    return Block(key=keys.new("block"), children=children, order=order, join=join, next=follower)
 
+    def _maybe(self, depth: int) -> Node | None:
+        wanted = depth <= DEEPEST and self._draw(st.integers(0, 3)) == 0
+        return self.node(depth) if wanted else None
 
-def _maybe(draw: st.DrawFn, keys: _Keys, depth: int) -> Node | None:
-    return _node(draw, keys, depth) if depth <= DEEPEST and draw(st.integers(0, 3)) == 0 else None
-
-
-def _tie(draw: st.DrawFn, children: list[Node], order: str) -> None:
-    """Let some children wait for others, and some name the next one as their own."""
-    for index, child in enumerate(children):
-        if not isinstance(child, Job):
-            continue
-        before = [each.key for each in children[:index] if isinstance(each, Job)]
-        if before and draw(st.integers(0, 2)) == 0:
-            child.needs = draw(st.sampled_from(before))
-            child.policy = draw(st.sampled_from(["fail", "skip", "run"]))
-        last = index == len(children) - 1
-        if order == "sequential" and not last and child.next is None and draw(st.booleans()):
-            child.to_sibling = True
+    def _tie(self, children: list[Node], order: str) -> None:
+        """Let some children wait for others, and some name a later one as their `next`."""
+        draw: st.DrawFn = self._draw
+        for index, child in enumerate(children):
+            if not isinstance(child, Job):
+                continue
+            before = [each.key for each in children[:index] if isinstance(each, Job)]
+            if before and draw(st.integers(0, 2)) == 0:
+                child.needs = draw(st.sampled_from(before))
+                child.policy = draw(st.sampled_from(POLICIES))
+            if child.next is not None:
+                continue
+            first = index + 1 if order == "parallel" else index + 2
+            later = [each.key for each in children[first:] if isinstance(each, Job)]
+            last = index == len(children) - 1
+            following = draw(st.booleans())
+            other = draw(st.booleans())
+            if order == "sequential" and not last and following:
+                child.to_sibling = True
+            elif later and other:
+                child.again = draw(st.sampled_from(later))
 
 
 def specs(node: Node, sibling: str | None = None) -> list[Spec]:
@@ -126,10 +155,16 @@ def specs(node: Node, sibling: str | None = None) -> list[Spec]:
     match node:
         case Job():
             needs = [] if node.needs is None else [node.needs]
-            if node.to_sibling:
-                after = sibling
+            if node.to_sibling or node.again is not None:
+                after = node.again or sibling
             found.append(
-                task(node.key, next=after, depends_on=needs, on_dependency_failure=node.policy)
+                task(
+                    node.key,
+                    next=after,
+                    depends_on=needs,
+                    on_dependency_failure=node.policy,
+                    control=Approval(message=node.key) if node.asks else None,
+                )
             )
         case Choice():
             control = Condition(
@@ -151,13 +186,30 @@ def specs(node: Node, sibling: str | None = None) -> list[Spec]:
     return found + (specs(node.next) if node.next is not None else [])
 
 
+def steps(node: Node | None) -> Iterator[Node]:
+    """All steps of a plan."""
+    if node is None:
+        return
+    yield node
+    yield from steps(node.next)
+    if isinstance(node, Choice):
+        yield from steps(node.yes)
+        yield from steps(node.no)
+    if isinstance(node, Block):
+        for child in node.children:
+            yield from steps(child)
+
+
 class Forecast:
     """What a plan comes to: `runs` for certain, `may` at most, and how groups end."""
 
     def __init__(self, root: Node) -> None:
         self.runs: Counter[str] = Counter()
         self.may: Counter[str] = Counter()
-        self.groups: dict[str, str] = {}
+        self.groups: dict[str, list[str]] = {}
+        self.unsure: set[str] = set()
+        """Groups of which nobody can say whether and how they end."""
+        self._jobs = {each.key: each for each in steps(root) if isinstance(each, Job)}
         self._sure = True
         self.end = "FAILED" if self._slot(root) == "failure" else "COMPLETED"
 
@@ -186,6 +238,8 @@ class Forecast:
         return "success" if works else "failure"
 
     def _then(self, node: Node) -> Ends:
+        if isinstance(node, Job) and node.again is not None:
+            return self._slot(self._jobs[node.again])  # that one waits for nobody here
         return "success" if node.next is None else self._slot(node.next)
 
     def _joined(
@@ -203,7 +257,9 @@ class Forecast:
         self._sure = sure
         status = _status(join, ends)
         if sure:
-            self.groups[node.key] = status
+            self.groups.setdefault(node.key, []).append(status)
+        else:
+            self.unsure.add(node.key)
         if status == "COMPLETED":
             return self._then(node)
         return "failure" if status == "FAILED" else "neither"

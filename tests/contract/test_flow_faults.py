@@ -344,3 +344,22 @@ async def test_a_child_made_in_a_pause_has_its_turn_after_it(
     assert await worked(engine, agent) == []
     await engine.flows.resume(flow)
     assert await worked(engine, agent) == keys[len(there) :]
+
+
+async def test_an_approval_made_after_what_it_waits_for_is_asked(
+    engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in a later portion of its group: nobody will tell it of an end that was before."""
+    monkeypatch.setattr("tenuto.engine.births.CASCADE", 2)
+    approval = task("yes", depends_on=["a"], control=Approval(message="yes?"))
+    specs = [task("a"), task("b"), task("c"), approval]
+    flow = await start(
+        engine, "g", group("g", *(each.key or "" for each in specs), order="parallel"), *specs
+    )
+    for work in await engine.claim(agent, WORKER, 4):
+        assert work.key in ("a", "b")
+        await engine.complete(work.fence)
+    assert await worked(engine, agent) == ["c"]
+    [item] = await engine.inbox.list()
+    await engine.inbox.answer(item.id, approve=True)
+    assert await flow_status(engine, flow) == "COMPLETED"

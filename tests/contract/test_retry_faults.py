@@ -431,3 +431,35 @@ async def test_all_of_a_cancelled_flow_is_tried_again_unless_it_is_cancelled_mea
         await engine.flows.cancel(flow)
     assert len(await worked(engine, agent)) == (0 if meanwhile else 10)
     assert await flow_status(engine, flow) == "CANCELLED"
+
+
+@pytest.mark.parametrize("second", ["COMPLETED", "FAILED", "DEAD", "CANCELLED"])
+async def test_what_ended_for_a_task_knows_how_that_ended_meanwhile(
+    engine: Engine,
+    agent: AgentProfile,
+    clock: ManualClock,
+    second: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The task is tried again and ends before those that ended because of it are."""
+    monkeypatch.setattr("tenuto.engine.revival.CASCADE", 1)
+    specs = [task("a", max_attempts=1), task("b", depends_on=["a"])]
+    flow = await start(engine, "g", group("g", "a", "b", order="parallel"), *specs)
+    [work] = await engine.claim(agent, WORKER, 1)
+    await engine.fail(work.fence, failure(retryable=False))
+    clock.advance(1)
+    await engine.flows.revive(flow)
+    clock.advance(1)
+    [work] = await engine.claim(agent, WORKER, 1)
+    match second:
+        case "COMPLETED":
+            await engine.complete(work.fence)
+        case "CANCELLED":
+            await engine.cancel(work.fence.task)
+            await engine.confirm_cancel(work.fence, {"state": "killed"})
+        case _:
+            await engine.fail(work.fence, failure(retryable=second == "DEAD"))
+    assert await status(engine, work.fence.task) == second
+    good = second == "COMPLETED"
+    assert await worked(engine, agent) == (["b"] if good else [])
+    assert await flow_status(engine, flow) == ("COMPLETED" if good else "FAILED")

@@ -426,7 +426,7 @@ class Births:
             hot = rows["hot"][-1]
             if hot[STATUS] is Status.PENDING:
                 grown.lanes.add(hot[2])
-            elif child.hold == "act" and not child.needs:
+            elif child.hold == "act" and all(met for _, met in child.needs):
                 grown.acts.append((child.id, flow.workspace))
         stale = {n: lane for n, lane in lanes.items() if not self._is_fresh(n, self._now)}
         if stale:

@@ -4,7 +4,6 @@ A slot of a group or flow that ended badly is open again; a group that failed fo
 what never had its turn waits for it again. So whatever waits for the join gets it once, in the end.
 """
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -117,11 +116,14 @@ class Revival:
         rows = yield Statement("places", rows={"wanted": [(task, self._workspace)]})
         return bool(rows) and is_by_engine(rows[0])
 
-    def victims(self, tasks: Sequence[UUID]) -> Script[None]:
-        """Go on reviving what ended because of these."""
-        yield from self._victims(list(tasks))
+    def victims(self, cause: UUID, *, completed: bool) -> Script[None]:
+        """Go on reviving what ended because of this one, which may have COMPLETED meanwhile.
 
-    def _victims(self, causes: list[UUID]) -> Script[None]:
+        The caller holds its row.
+        """
+        yield from self._victims([cause], completed=completed)
+
+    def _victims(self, causes: list[UUID], *, completed: bool = False) -> Script[None]:
         while causes:
             if self._cascade.spent >= CASCADE:
                 self._leave(causes)
@@ -133,11 +135,17 @@ class Revival:
             pairs = sorted({(row["id"], row["needs"]) for row in rows})
             if not pairs:
                 return
-            yield Statement("dependency_reopen", rows={"pair": pairs})
-            unmet = yield Statement("unmet", {"ids": sorted({task for task, _ in pairs})})
+            if completed:  # its end was told before they waited for it again
+                settled = [(task, need, True) for task, need in pairs]
+                yield Statement("dependency_settle", rows={"pair": settled})
+                completed = False
+            else:
+                yield Statement("dependency_reopen", rows={"pair": pairs})
+            tasks = {task for task, _ in pairs}
+            unmet = yield Statement("unmet", {"ids": sorted(tasks)})
             left = {row["id"]: row["n"] for row in unmet}
             # Who waits for something else that failed would wait for ever.
-            causes = sorted(row["id"] for row in unmet if not row["failed"])
+            causes = sorted(tasks - {row["id"] for row in unmet if row["failed"]})
             rows = yield Statement("work_forget", {"ids": causes})
             untold = {row["id"] for row in rows}
             places = {}
@@ -388,7 +396,9 @@ def go_on_from_failed(cascade: Cascade, work: Row) -> Script[None]:
 
 def go_on(cascade: Cascade, work: Row) -> Script[None]:
     """A piece of work: revive what is left of what ended because of a task."""
-    rows = yield Statement("task_state", {"ids": [work["subject"]]})
-    if rows and Status(rows[0]["status"]) in _REVIVED:
+    rows = yield Statement("tasks_locked", {"ids": [work["subject"]]})
+    status = Status(rows[0]["status"]) if rows else None
+    if status in _ENDED_BADLY:
         return  # it has failed again meanwhile
-    yield from Revival(cascade, work["workspace"], deep=True).victims([work["subject"]])
+    again = Revival(cascade, work["workspace"], deep=True)
+    yield from again.victims(work["subject"], completed=status is Status.COMPLETED)
