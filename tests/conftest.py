@@ -11,11 +11,18 @@ import pytest
 from tests.services.postgres import PostgresServer
 
 from tenuto import app
+from tenuto.engine import identity
 
 
 def pytest_configure() -> None:
     """Let SIGINT arrive: a shell starts what runs in its background with SIGINT ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cheap_passwords() -> None:
+    """A tenth of a second for each password is for thieves, not for tests."""
+    identity.PASSWORD_COST = (1, 64, 1)
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,11 @@ import httpx2
 import jwt
 import pytest
 from tests.api.conftest import V1, Api, problem, replaced, running
-from tests.api.test_contract import contract
 
 from tenuto.api.access import PUBLIC, ROUTES, Access
+from tenuto.api.app import routes
 from tenuto.api.attempt_tokens import AUDIENCE, ISSUER, KIND, PURPOSE, AttemptTokens
+from tenuto.api.openapi import document
 from tenuto.app import key_folder
 from tenuto.engine import identity
 from tenuto.engine.engine import DEFAULT_WORKSPACE
@@ -26,7 +27,7 @@ NOT_IN_THE_CONTRACT = {"GET /openapi.json", "GET /docs"}
 
 
 def test_the_table_names_every_route_and_no_other() -> None:
-    paths = contract()["paths"]
+    paths = document(routes())["paths"]
     served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
     assert served | NOT_IN_THE_CONTRACT == set(ROUTES)
 

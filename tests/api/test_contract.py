@@ -22,13 +22,9 @@ from schemathesis.specs.openapi.checks import (
 )
 from tests.api.conftest import running
 
-from tenuto.api.app import make_app
+from tenuto.api.app import routes
 from tenuto.api.openapi import document
-from tenuto.api.service import Service
-from tenuto.broker.memory import MemoryWakeups
 from tenuto.settings import Settings
-from tenuto.store.sqlite import SqliteStore
-from tenuto.vault import Vault
 
 CASES = int(os.environ.get("TENUTO_PROOF_CASES", "30"))
 """Requests of each kind to each route."""
@@ -89,18 +85,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def contract() -> dict[str, Any]:
-    """The document that a server gives, without one."""
-    store = SqliteStore(":memory:")
-
-    async def no_url(url: str) -> None:
-        raise AssertionError(url)
-
-    service = Service(store, MemoryWakeups(), Vault({"k": bytes(range(32))}), Settings(), no_url)
-    return document(make_app(service))
-
-
-schema = schemathesis.openapi.from_dict(contract())
+schema = schemathesis.openapi.from_dict(document(routes()))
 OPERATIONS = {
     found.ok().label: found.ok()
     for found in schema.get_all_operations()

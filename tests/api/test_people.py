@@ -1,6 +1,8 @@
 """Rights follow people: what tokens are worth, who acts on whom, and who is meant by a name."""
 
 import asyncio
+import subprocess
+import sys
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -503,3 +505,10 @@ async def test_workspaces_made_from_one_are_counted(settings: Settings) -> None:
 
 async def of_operator(api: Api) -> dict[str, Any]:
     return await made(await api.acting(), "workspaces", name="tenant")
+
+
+def test_passwords_are_dear_to_guess() -> None:
+    """As a program has it: the tests of this folder pay less."""
+    code = "from tenuto.engine import identity; print(identity._hash('x' * 10))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("$argon2id$v=19$m=65536,t=3,p=4$")

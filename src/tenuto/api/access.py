@@ -11,7 +11,7 @@ from litestar.exceptions import MethodNotAllowedException
 from litestar.handlers import BaseRouteHandler
 
 from tenuto.api import idempotency, own
-from tenuto.api.service import Desk, Service
+from tenuto.api.service import Desk, service_of
 from tenuto.model.access import Caller, Role, Scope
 from tenuto.model.errors import Forbidden, Invalid, NotFound, Unauthenticated
 
@@ -237,7 +237,7 @@ async def _repeatable(scope: Any, route: str, key: str) -> None:
 
 
 async def _admit(connection: ASGIConnection[Any, Any, Any, Any], access: Access) -> None:
-    service: Service = connection.app.state.service
+    service = service_of(connection.scope)
     token = _token(connection)
     caller = await service.callers.of(token, _wanted(connection))
     service.rates.request(caller.key)

@@ -8,7 +8,7 @@ import msgspec
 from litestar import Request, delete, get, patch, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from tenuto.api.service import AtDesk, Service
+from tenuto.api.service import AtDesk, service_of
 from tenuto.api.shapes import (
     LoginBody,
     PasswordBody,
@@ -52,7 +52,7 @@ async def login(request: Request[Any, Any, Any], data: JSONBody[LoginBody]) -> L
 
     Names are unique in a workspace: without one the users of the first workspace are meant.
     """
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     async with service.logins.trying(_address(request), data.name, data.workspace):
         made = await service.identity.login(data.name, data.password, data.workspace)
     return LoginToken(made.id, made.token, made.expires_at, made.workspace)

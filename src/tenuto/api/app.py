@@ -1,13 +1,13 @@
 """The application: routes, guard, problems, OpenAPI."""
 
+from functools import cache
 from typing import Any
 
 from litestar import Litestar, Request, Response, Router, get
 from litestar.config.app import AppConfig
-from litestar.datastructures import State
 from litestar.di import Provide
-from litestar.middleware import DefineMiddleware
 from litestar.openapi.config import OpenAPIConfig
+from litestar.types import Receive, Scope, Send
 
 from tenuto import __version__
 from tenuto.api import (
@@ -31,13 +31,11 @@ from tenuto.api import (
     work,
 )
 from tenuto.api.access import V1, desk_of, guard
-from tenuto.api.bodies import Checks
-from tenuto.api.body_budget import BodyBudget
 from tenuto.api.gate import Gate
 from tenuto.api.metrics import Watch, metrics
 from tenuto.api.middleware import OuterMiddleware
 from tenuto.api.openapi import document, page
-from tenuto.api.service import Desk, Service
+from tenuto.api.service import Desk, Service, bind
 
 
 async def provide_desk(request: Request[Any, Any, Any]) -> Desk:
@@ -57,8 +55,22 @@ async def docs(request: Request[Any, Any, Any]) -> Response[str]:
     return Response(page(document(request.app)), media_type="text/html")
 
 
-def make_app(service: Service) -> Litestar:
+class Application:
     """The API over a service that is open."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        # Around all of it, the framework's refusals of unknown paths included.
+        self._app = OuterMiddleware(Watch(routes(), service.clock))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        bind(scope, self._service)
+        await self._app(scope, receive, send)
+
+
+@cache
+def routes() -> Litestar:
+    """All routes; building them takes a quarter of a second, so that servers share them."""
     handlers = [
         *admin.PUBLIC,
         *admin.HANDLERS,
@@ -78,7 +90,7 @@ def make_app(service: Service) -> Litestar:
         *streams.HANDLERS,
         *triggers.HANDLERS,
     ]
-    app = Litestar(
+    return Litestar(
         route_handlers=[Router(V1, route_handlers=handlers), *ops.PUBLIC, metrics, openapi, docs],
         guards=[guard],
         dependencies={"desk": Provide(provide_desk)},
@@ -86,22 +98,12 @@ def make_app(service: Service) -> Litestar:
             idempotency.Repeated: idempotency.repeated,
             Exception: problems.respond,
         },
-        middleware=[_gate(service)],
+        middleware=[Gate],
         request_max_body_size=None,
         openapi_config=OpenAPIConfig(title="Tenuto", version=__version__, path="/_schema"),
         on_app_init=[_quiet],
         logging_config=None,
-        state=State({"service": service}),
     )
-    # Around all of it, the framework's refusals of unknown paths included.
-    app.asgi_handler = OuterMiddleware(Watch(app.asgi_handler, service.clock))
-    return app
-
-
-def _gate(service: Service) -> DefineMiddleware:
-    """One gate per route: what it counts with is made once."""
-    limit = service.settings.body_kb * 1024
-    return DefineMiddleware(Gate, limit=limit, checks=Checks(), budget=BodyBudget(limit))
 
 
 def _quiet(config: AppConfig) -> AppConfig:

@@ -7,9 +7,8 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from tenuto.api.access import PUBLIC, admit
-from tenuto.api.bodies import Checks
-from tenuto.api.body_budget import BodyBudget
 from tenuto.api.connection import ADMITTED
+from tenuto.api.service import service_of
 from tenuto.model.access import Role
 from tenuto.model.errors import Invalid
 
@@ -21,11 +20,8 @@ SMALL_BYTES = 64 * 1024
 class Gate:
     """Lets in who may, then reads a body up to its limit and refuses what is not clear JSON."""
 
-    def __init__(self, app: ASGIApp, limit: int, checks: Checks, budget: BodyBudget) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._limit = limit
-        self._checks = checks
-        self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != ScopeType.HTTP:
@@ -41,11 +37,15 @@ class Gate:
                 if (end := scope["state"].get(_AT_END)) is not None:
                     end()
             return
+        service = service_of(scope)
         if access is PUBLIC:
-            await self._answer(scope, receive, send, min(self._limit, SMALL_BYTES), _uncounted)
+            small = min(service.body_bytes, SMALL_BYTES)
+            await self._answer(scope, receive, send, small, _uncounted)
             return
-        limit = self._limit if access.role > Role.VIEWER else min(self._limit, SMALL_BYTES)
-        held = self._budget.of(scope["state"]["desk"].caller)
+        limit = service.body_bytes
+        if access.role <= Role.VIEWER:
+            limit = min(limit, SMALL_BYTES)
+        held = service.body_budget.of(scope["state"]["desk"].caller)
         try:
             await self._answer(scope, receive, send, limit, held.grow)
         finally:
@@ -61,7 +61,9 @@ class Gate:
         if body:
             _check_media_type(scope)
             desk = scope["state"].get("desk")
-            await self._checks.check(body, None if desk is None else desk.workspace)
+            await service_of(scope).body_checks.check(
+                body, None if desk is None else desk.workspace
+            )
         scope["state"]["body"] = body
         await self._app(scope, _replay(body, receive), _keeping(scope, send))
 

@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from tenuto import tracing
 from tenuto.api.problems import FAULT
-from tenuto.api.service import Service
+from tenuto.api.service import Service, service_of
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import ALERTS, NAME
 from tenuto.engine.core import Core
@@ -39,7 +39,7 @@ _GOOD_ID = re.compile(rb"[\w.:-]{1,64}", flags=re.A)
 @get("/metrics", media_type=MediaType.TEXT)
 async def metrics(request: Request[Any, Any, Any]) -> Response[str]:
     """The metrics of this process, as Prometheus reads them."""
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     if wanted := service.settings.metrics_token:
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {wanted}".encode()):

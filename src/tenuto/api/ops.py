@@ -8,7 +8,7 @@ import msgspec
 from litestar import Request, Response, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from tenuto.api.service import AtDesk, Desk, Service
+from tenuto.api.service import AtDesk, Desk, service_of
 from tenuto.api.shapes import RecoverBody
 from tenuto.api.tasks import Limit, Lines
 from tenuto.coordinator.coordinator import NAME
@@ -98,7 +98,7 @@ async def live() -> Live:
 @get("/health/ready")
 async def ready(request: Request[Any, Any, Any]) -> Response[Live]:
     """Whether requests can be served: the database answers."""
-    service: Service = request.app.state.service
+    service = service_of(request.scope)
     try:
         await service.store.fetch(Statement("tokens_any"))
     except TenutoError:
@@ -109,17 +109,16 @@ async def ready(request: Request[Any, Any, Any]) -> Response[Live]:
 @get("/health/coordinator")
 async def coordinator_health(request: Request[Any, Any, Any]) -> Response[Health]:
     """How the parts are."""
-    service: Service = request.app.state.service
-    state = request.app.state
+    service = service_of(request.scope)
     try:
         leader = await service.system.leader(NAME)
         gateway = worst(await service.gateways.states(), service.clock.now())
     except TenutoError:
-        state.down_since = state.get("down_since") or service.clock.now()
+        service.down_since = service.down_since or service.clock.now()
         part = CoordinatorPart(active=False, last_cycle=None, cycle_count=0)
-        health = Health("unavailable", part, "unreachable", down_since=state.down_since)
+        health = Health("unavailable", part, "unreachable", down_since=service.down_since)
         return Response(health, status_code=503)
-    state.down_since = None
+    service.down_since = None
     active = leader is not None and leader.until > service.clock.now()
     part = CoordinatorPart(
         active=active,

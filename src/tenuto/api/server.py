@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from litestar import Litestar
 
 from tenuto import private
-from tenuto.api.app import make_app
+from tenuto.api.app import Application
 from tenuto.api.connection import Connection, Edge
 from tenuto.api.connection_limits import ConnectionTable, Deadlines
 from tenuto.api.metrics import watch
@@ -65,7 +64,6 @@ async def serve(
     service: Service,
     stop: asyncio.Event,
     ready: Callable[[str], None] | None = None,
-    make: Callable[[Service], Litestar] = make_app,
     deadlines: Deadlines | None = None,
 ) -> None:
     """Answer requests until `stop`; open streams and long polls end, other requests finish."""
@@ -74,7 +72,7 @@ async def serve(
     edge = _edge(service, deadlines)
     http: Any = partial(Connection, edge)
     config = uvicorn.Config(
-        make(service),
+        Application(service),
         http=http,
         ws="none",
         log_config=None,

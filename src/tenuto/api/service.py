@@ -3,12 +3,16 @@
 import asyncio
 import copy
 from collections import OrderedDict
+from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import msgspec
 from litestar.di import NamedDependency
 
 from tenuto.api.attempt_tokens import AttemptTokens
+from tenuto.api.bodies import Checks
+from tenuto.api.body_budget import BodyBudget
 from tenuto.api.callers import Callers
 from tenuto.api.concurrent import Concurrent
 from tenuto.api.hub import Hub
@@ -55,6 +59,17 @@ class Desk(msgspec.Struct, frozen=True):
         return Registry(self.engine.core, self.workspace)
 
 
+def service_of(scope: Any) -> "Service":
+    """The service that a request was sent to."""
+    service: Service = scope["state"]["service"]
+    return service
+
+
+def bind(scope: Any, service: "Service") -> None:
+    """Say which service a request was sent to."""
+    scope.setdefault("state", {})["service"] = service
+
+
 AtDesk = NamedDependency[Desk]
 """How a handler asks for its request's means."""
 
@@ -83,11 +98,17 @@ class Service:
         self.streams = Concurrent("live streams", "too_many_streams")
         self.polls = Concurrent("waiting claims", "too_many_polls")
         self.hub = Hub(store)
+        self.body_bytes = settings.body_kb * 1024
+        """How large a body may be."""
+        self.body_budget = BodyBudget(self.body_bytes)
+        self.body_checks = Checks()
         core = Core(store, wakeups, vault)
         self.system = Upkeep(core)
         self.gateways = Gateways(core)
         self.stopping = asyncio.Event()
         """Set when the server ends: streams and long polls end with it."""
+        self.down_since: datetime | None = None
+        """Since when the database does not answer those who ask for the coordinator's health."""
         self._engines: OrderedDict[UUID, Engine] = OrderedDict()
 
     @property

@@ -10,14 +10,13 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 import msgspec
-from litestar import Litestar, post
+from litestar import post
 from litestar.params import JSONBody
 
 from tenuto import app
 from tenuto.api import server as api_server
 from tenuto.api.access import PUBLIC, ROUTES
-from tenuto.api.app import make_app
-from tenuto.api.service import Service
+from tenuto.api.app import routes
 from tenuto.api.shapes import TaskBody
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.engine.views import TaskView, fresh_view
@@ -34,16 +33,15 @@ async def echo(data: JSONBody[TaskBody]) -> TaskView:
     return fresh_view(data.task(), UUID(int=1), _AT, DEFAULT_WORKSPACE, "bench")
 
 
-def echoing(service: Service) -> Litestar:
-    """The API with the route that only answers."""
-    made = make_app(service)
+def add_echo() -> None:
+    """Add the route that only answers to the API of this process."""
     ROUTES[f"POST {ECHO}"] = PUBLIC
-    made.register(echo)
-    return made
+    routes().register(echo)
 
 
 async def main(folder: str, database: str) -> None:
     """Serve until standard input ends."""
+    add_echo()
     settings = Settings(database=database, data=folder, port=0, rate_per_s=0)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -54,7 +52,7 @@ async def main(folder: str, database: str) -> None:
         def ready(url: str) -> None:
             print(msgspec.json.encode({"url": url, "token": made.token}).decode(), flush=True)
 
-        await api_server.serve(service, stop, ready, make=echoing)
+        await api_server.serve(service, stop, ready)
 
 
 if __name__ == "__main__":

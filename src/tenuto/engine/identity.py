@@ -29,6 +29,8 @@ from tenuto.store.protocol import Row, Rows, Script, Statement, Store
 API = "tnt_"
 LOGIN = "tns_"
 SESSION_LASTS = timedelta(hours=12)
+PASSWORD_COST = (3, 65_536, 4)
+"""Passes, KiB and lanes of argon2id (RFC 9106): the cost of one guess at a stolen hash."""
 MIN_PASSWORD = 10
 MAX_PASSWORD = 1000
 
@@ -485,7 +487,7 @@ async def _hashed(password: str) -> str:
 def _hash(password: str) -> str:
     from argon2 import PasswordHasher  # noqa: PLC0415  slow to load, rarely needed
 
-    return PasswordHasher().hash(password)
+    return PasswordHasher(*PASSWORD_COST).hash(password)
 
 
 def _verify(stored: str, password: str) -> bool:
