@@ -2,9 +2,9 @@
 
 import ast
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -48,22 +48,13 @@ def read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def files() -> Iterator[Path]:
-    """Every file of the tree except what .gitignore names, with or without git."""
-    ignored = [*read(ROOT / ".gitignore").split(), ".git", ".git/"]
-
-    def is_ignored(path: Path) -> bool:
-        place = path.relative_to(ROOT).as_posix()
-        patterns = (p.strip("/") for p in ignored if path.is_dir() or not p.endswith("/"))
-        return any(fnmatch(path.name, p) or place == p for p in patterns)
-
-    def walk(folder: Path) -> Iterator[Path]:
-        for path in sorted(folder.iterdir()):
-            if path.is_symlink() or is_ignored(path):
-                continue
-            yield from walk(path) if path.is_dir() else [path]
-
-    return walk(ROOT)
+def files() -> list[Path]:
+    """Every file that git tracks: an environment or a download beside them is nobody's text."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z"], check=True, capture_output=True, text=True
+    )
+    paths = (ROOT / name for name in listed.stdout.split("\0") if name)
+    return [path for path in paths if path.is_file() and not path.is_symlink()]
 
 
 def lines() -> Iterator[tuple[str, str]]:

@@ -1,7 +1,8 @@
 """`make mutants [AREA=name]`: plants each fault in a copy of the tree, and runs the tests for it.
 
 Prints the rate by area and what no test noticed; the exit code is 1 if that was anything without a
-reason. `--only NAME` plants one fault.
+reason. `--only NAME` plants one fault; `--tests REVISION` runs the tests of an earlier commit, to
+show what tests that were added since are worth.
 """
 
 import argparse
@@ -29,13 +30,15 @@ class Planted(NamedTuple):
     """noticed, survived, or why its tests could not be run."""
 
 
-def plant_all(chosen: Iterable[tuple[str, str, Fault]], jobs: int) -> list[Planted]:
+def plant_all(
+    chosen: Iterable[tuple[str, str, Fault]], jobs: int, tests: str | None
+) -> list[Planted]:
     """Plants the faults, as many at a time as there are copies."""
     with tempfile.TemporaryDirectory(prefix="tenuto-mutants-") as place:
         copies: queue.Queue[Path] = queue.Queue()
         passed: set[tuple[str, ...]] = set()
         for number in range(jobs):
-            make_copy(folder := Path(place) / str(number))
+            make_copy(folder := Path(place) / str(number), tests)
             copies.put(folder)
 
         def plant(one: tuple[str, str, Fault]) -> Planted:
@@ -48,7 +51,7 @@ def plant_all(chosen: Iterable[tuple[str, str, Fault]], jobs: int) -> list[Plant
                     passed.add(tests)
                 result = "noticed" if is_noticed(folder, fault) else "survived"
             except (RuntimeError, ValueError, OSError) as error:
-                result = str(error)
+                result = str(error) or "error"
             finally:
                 copies.put(folder)
             told, _, _ = result.partition("\n")
@@ -82,6 +85,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("areas", nargs="*", help=f"some of: {', '.join(known)}")
     parser.add_argument("--only", metavar="NAME", help="plant this fault alone")
+    parser.add_argument("--tests", metavar="REVISION", help="run the tests of this commit")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="copies of the tree")
     given = parser.parse_args()
     if unknown := set(given.areas) - known.keys():
@@ -92,7 +96,7 @@ def main() -> int:
         for name, fault in known[area].items()
         if given.only in (None, name)
     ]
-    return report(plant_all(chosen, min(given.jobs, max(len(chosen), 1))))
+    return report(plant_all(chosen, min(given.jobs, max(len(chosen), 1)), given.tests))
 
 
 if __name__ == "__main__":

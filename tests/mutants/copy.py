@@ -9,12 +9,19 @@ from pathlib import Path
 
 from tests.mutants.faults import ROOT, Fault, planted
 
+TEST_S = 60
+"""Seconds for one test: a fault may make it wait for what never comes."""
 LIMIT_S = 600
 """Seconds after which a fault that makes tests wait for ever counts as noticed."""
+_PASSED, _FAILED, _NONE_CHOSEN = 0, 1, 5
+"""How pytest ends."""
 
 
-def make_copy(folder: Path) -> None:
-    """Write what git tracks, and an environment whose `tenuto` is that of the copy."""
+def make_copy(folder: Path, tests: str | None = None) -> None:
+    """Write what git tracks, and an environment whose `tenuto` is that of the copy.
+
+    The tests are those of the revision `tests`, if one is named.
+    """
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         check=True,
@@ -26,7 +33,17 @@ def make_copy(folder: Path) -> None:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
+    if tests is not None:
+        shutil.rmtree(folder / "tests")
+        _extract(folder, tests)
     _make_environment(folder)
+
+
+def _extract(folder: Path, revision: str) -> None:
+    """Write the tests of a revision; raises `CalledProcessError` if git does not know it."""
+    archive = ["git", "-C", str(ROOT), "archive", revision, "tests"]
+    packed = subprocess.run(archive, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=packed, check=True)
 
 
 def _make_environment(folder: Path) -> None:
@@ -60,8 +77,12 @@ def is_noticed(folder: Path, fault: Fault) -> bool:
 
 
 def _fails(folder: Path, fault: Fault) -> bool:
+    # A revision of the tests may lack some of them.
+    tests = [each for each in fault.tests if (folder / each.partition("::")[0]).exists()]
+    if not tests:
+        return False
     command = [str(folder / ".venv" / "bin" / "python"), "-m", "pytest", "-q", "-x"]
-    command += ["-p", "no:cacheprovider", "-p", "no:randomly", *fault.tests]
+    command += ["-p", "no:cacheprovider", "-p", "no:randomly", f"--timeout={TEST_S}", *tests]
     command += ["-k", fault.only] if fault.only else []
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -76,6 +97,6 @@ def _fails(folder: Path, fault: Fault) -> bool:
         )
     except subprocess.TimeoutExpired:
         return True
-    if done.returncode not in (0, 1):
+    if done.returncode not in (_PASSED, _FAILED, _NONE_CHOSEN):
         raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-2000:]}")
-    return done.returncode == 1
+    return done.returncode == _FAILED
