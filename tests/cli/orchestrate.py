@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.cli import fork_server
 from tests.waiting import eventually_sync
 
 PROGRAM = Path(sys.executable).with_name("orchestrate")
@@ -42,16 +43,14 @@ class Orchestrate:
 
     def __call__(self, *words: str, stdin: str | bytes = b"", **environment: str) -> Answer:
         """The answer to a command line."""
-        done = subprocess.run(
-            [PROGRAM, *words],
-            input=stdin.encode() if isinstance(stdin, str) else stdin,
-            capture_output=True,
-            cwd=self.home,
-            env=self.environment | environment,
-            timeout=PATIENCE,
-            check=False,
+        command = fork_server.Command(
+            [os.fsencode(word) for word in (PROGRAM, *words)],
+            str(self.home),
+            self.environment | environment,
         )
-        answer = Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        done = fork_server.run(command, given, PATIENCE)
+        answer = Answer(done.code, done.out.decode(), done.err.decode())
         assert "Traceback" not in answer.out + answer.err
         return answer
 

@@ -1,0 +1,194 @@
+"""Runs short commands in forks of one process that has imported the program.
+
+A command costs its own work then, not the import of everything below it, which takes longer. Each
+is a process of its own with its own arguments, environment, folder and standard files, and runs the
+same entry as the installed program. Run as a program this module is the server.
+"""
+
+import atexit
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+_MODULES = (
+    "asyncio asyncpg click httpx2 msgspec rich.console rich.table rich.tree uvloop yaml"
+    " tenuto.app tenuto.cli.create tenuto.cli.embedded tenuto.cli.manifest tenuto.cli.read"
+    " tenuto.cli.render tenuto.cli.root tenuto.cli.task tenuto.client.remote"
+)
+"""What most commands import, by themselves or on first use."""
+_MOST_BYTES = 1 << 20
+
+
+class Command(msgspec.Struct):
+    """A command line and what it starts with; its standard files travel beside it."""
+
+    words: list[bytes]
+    folder: str
+    environment: dict[str, str]
+
+
+class Ended(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+
+def run(command: Command, given: bytes, patience_s: float) -> Ended:
+    """Runs a command; raises `TimeoutExpired` if it takes longer."""
+    with tempfile.TemporaryFile() as source, socket.socket(socket.AF_UNIX) as link:
+        source.write(given)
+        source.seek(0)
+        link.settimeout(patience_s)
+        link.connect(_server())
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        try:
+            files = [source.fileno(), out_end, err_end]
+            socket.send_fds(link, [msgspec.msgpack.encode(command)], files)
+            link.shutdown(socket.SHUT_WR)
+        finally:
+            os.close(out_end)
+            os.close(err_end)
+        pid = int(_line(link))
+        try:
+            said = _read([out, err], patience_s)
+            return Ended(int(_line(link)), said[out], said[err])
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            raise subprocess.TimeoutExpired(command.words, patience_s) from None
+
+
+def _line(link: socket.socket) -> bytes:
+    found = b""
+    while not found.endswith(b"\n"):
+        part = link.recv(64)
+        assert part, "the fork server ended"
+        found += part
+    return found
+
+
+def _read(ends: list[int], patience_s: float) -> dict[int, bytes]:
+    """All that is written to some pipes; closes them."""
+    found = dict.fromkeys(ends, b"")
+    with selectors.DefaultSelector() as selector:
+        try:
+            for end in ends:
+                selector.register(end, selectors.EVENT_READ)
+            while selector.get_map():
+                ready = selector.select(patience_s)
+                if not ready:
+                    raise TimeoutError
+                for key, _ in ready:
+                    if part := os.read(key.fd, 65536):
+                        found[key.fd] += part
+                    else:
+                        selector.unregister(key.fd)
+        finally:
+            for end in ends:
+                os.close(end)
+    return found
+
+
+@cache
+def _server() -> str:
+    """The address of this process's server, which ends with it."""
+    folder = tempfile.mkdtemp(prefix="tenuto-forks-")
+    address = f"{folder}/socket"
+    # Its standard input ends when this process does, however that ends.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.cli.fork_server", address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+
+    def end() -> None:
+        process.communicate()
+        Path(folder).rmdir()
+
+    atexit.register(end)
+    return address
+
+
+def _serve(address: str) -> Command:
+    """Forks for each command, and returns it in the fork; ends when standard input does."""
+    for name in _MODULES.split():
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    links: dict[int, tuple[int, socket.socket]] = {}
+    with socket.socket(socket.AF_UNIX) as listening, selectors.DefaultSelector() as selector:
+        listening.bind(address)
+        listening.listen(16)
+        os.write(1, b"ready\n")
+        selector.register(0, selectors.EVENT_READ)
+        selector.register(listening, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fd == 0:
+                    Path(address).unlink()
+                    raise SystemExit(0)
+                if key.fd != listening.fileno():
+                    selector.unregister(key.fd)
+                    _tell_end(key.fd, *links.pop(key.fd))
+                    continue
+                link, _ = listening.accept()
+                command, files = _received(link)
+                if (child := os.fork()) == 0:
+                    for number, file in enumerate(files):
+                        os.dup2(file, number)
+                    return command
+                for file in files:
+                    os.close(file)
+                link.sendall(b"%d\n" % child)
+                ended = os.pidfd_open(child)
+                links[ended] = (child, link)
+                selector.register(ended, selectors.EVENT_READ)
+
+
+def _received(link: socket.socket) -> tuple[Command, list[int]]:
+    found, files, _, _ = socket.recv_fds(link, _MOST_BYTES, 3)
+    while part := link.recv(_MOST_BYTES):
+        found += part
+    return msgspec.msgpack.decode(found, type=Command), files
+
+
+def _tell_end(ended: int, child: int, link: socket.socket) -> None:
+    os.close(ended)
+    _, status = os.waitpid(child, 0)
+    with link:
+        link.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+
+
+def _become(command: Command) -> None:
+    """Gives this process what the command starts with; its standard files it has."""
+    os.closerange(3, 256)
+    sys.argv = [os.fsdecode(word) for word in command.words]
+    os.chdir(command.folder)
+    os.environ.clear()
+    os.environ.update(command.environment)
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+if __name__ == "__main__":
+    _become(_serve(sys.argv[1]))
+    from tenuto.cli.main import main
+
+    sys.exit(main())
