@@ -41,6 +41,7 @@ MEMORY = "/dev/shm"
 MEMORY_ROOM = 1 << 30
 PORTS = range(20_000, 32_000)  # below the ports that outgoing connections are given
 
+_ANSWERED = "answered"
 _server_numbers = itertools.count()
 
 
@@ -61,6 +62,7 @@ class PostgresServer:
         self._port = free_port()
         self._password = secrets.token_hex(16)
         self._process: subprocess.Popen[bytes] | None = None
+        self._psql: subprocess.Popen[str] | None = None
         self._database_numbers = itertools.count(1)
 
     def __enter__(self) -> Self:
@@ -112,6 +114,7 @@ class PostgresServer:
 
     def stop(self, mode: str = "fast") -> None:
         """Return when the server is gone; its data stays. `immediate` is a crash."""
+        self._end_psql()
         if self._process is not None:
             self._end(SIGNALS[mode])
 
@@ -221,16 +224,48 @@ class PostgresServer:
 
     def _execute(self, statement: str) -> None:
         """Run one statement; through psql, so that it works with and without an event loop."""
-        command = [str(self.program("psql")), "-X", "-q", "-d", self.url("postgres")]
-        done = subprocess.run(
-            [*command, "-c", statement],
-            env=environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"{statement!r} failed: {done.stderr.strip()}")
+        told = self._ask_psql(statement)
+        if told is None:
+            told = self._ask_psql(statement)
+        if told is None:
+            raise RuntimeError(f"{statement!r} failed: psql ended")
+        if told:
+            raise RuntimeError(f"{statement!r} failed: {told}")
+
+    def _ask_psql(self, statement: str) -> str | None:
+        """What psql says of the statement, nothing if all is well; `None` if it has ended.
+
+        One psql serves all statements: to start it takes longer than most of them. It ends by
+        itself with a server that crashes.
+        """
+        if self._psql is None:
+            self._psql = subprocess.Popen(
+                [str(self.program("psql")), "-X", "-q", "-d", self.url("postgres")],
+                env=environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        assert self._psql.stdin is not None
+        assert self._psql.stderr is not None
+        said: list[str] = []
+        with suppress(BrokenPipeError):
+            self._psql.stdin.write(f"{statement};\n\\warn {_ANSWERED}\n")
+            self._psql.stdin.flush()
+            for line in self._psql.stderr:
+                if line.strip() == _ANSWERED:
+                    return "".join(said).strip()
+                said.append(line)
+        self._end_psql()
+        return None
+
+    def _end_psql(self) -> None:
+        if self._psql is not None:
+            with suppress(BrokenPipeError):
+                self._psql.communicate()
+            self._psql = None
 
 
 def environment() -> dict[str, str]:
