@@ -1,4 +1,4 @@
-"""Runs short commands in forks of one process that has imported the program.
+"""Runs commands in forks of one process that has imported the program.
 
 A command costs its own work then, not the import of everything below it, which takes longer. Each
 is a process of its own with its own arguments, environment, folder and standard files, and runs the
@@ -21,11 +21,12 @@ from typing import NamedTuple
 
 import msgspec
 
-_MODULES = (
-    "asyncio asyncpg click httpx2 msgspec rich.console rich.table rich.tree uvloop yaml"
-    " tenuto.app tenuto.cli.create tenuto.cli.embedded tenuto.cli.manifest tenuto.cli.read"
-    " tenuto.cli.render tenuto.cli.root tenuto.cli.task tenuto.client.remote"
-)
+_MODULES = """
+asyncio asyncpg click httpx2 msgspec rich.console rich.table rich.tree uvicorn uvloop yaml
+tenuto.api.app tenuto.api.server tenuto.app tenuto.cli.create tenuto.cli.embedded
+tenuto.cli.manifest tenuto.cli.read tenuto.cli.render tenuto.cli.root tenuto.cli.serve
+tenuto.cli.task tenuto.client.remote tenuto.coordinator.coordinator tenuto.worker.worker
+"""
 """What most commands import, by themselves or on first use."""
 _MOST_BYTES = 1 << 20
 
@@ -38,6 +39,31 @@ class Command(msgspec.Struct):
     environment: dict[str, str]
 
 
+class Forked:
+    """A command that was started."""
+
+    def __init__(self, command: Command, files: list[int]) -> None:
+        """Starts a command with these standard files."""
+        self._link = socket.socket(socket.AF_UNIX)
+        self._link.connect(_server())
+        socket.send_fds(self._link, [msgspec.msgpack.encode(command)], files)
+        self._link.shutdown(socket.SHUT_WR)
+        self.pid = int(_line(self._link))
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    def wait(self, patience_s: float) -> int:
+        """The exit code once it ended, negative for a signal; kills it after that time."""
+        self._link.settimeout(patience_s)
+        with self._link:
+            try:
+                return int(_line(self._link))
+            except TimeoutError:
+                os.kill(self.pid, signal.SIGKILL)
+                raise
+
+
 class Ended(NamedTuple):
     """What a command left behind."""
 
@@ -47,28 +73,19 @@ class Ended(NamedTuple):
 
 
 def run(command: Command, given: bytes, patience_s: float) -> Ended:
-    """Runs a command; raises `TimeoutExpired` if it takes longer."""
-    with tempfile.TemporaryFile() as source, socket.socket(socket.AF_UNIX) as link:
-        source.write(given)
-        source.seek(0)
-        link.settimeout(patience_s)
-        link.connect(_server())
-        out, out_end = os.pipe()
-        err, err_end = os.pipe()
-        try:
-            files = [source.fileno(), out_end, err_end]
-            socket.send_fds(link, [msgspec.msgpack.encode(command)], files)
-            link.shutdown(socket.SHUT_WR)
-        finally:
-            os.close(out_end)
-            os.close(err_end)
-        pid = int(_line(link))
-        try:
-            said = _read([out, err], patience_s)
-            return Ended(int(_line(link)), said[out], said[err])
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            raise subprocess.TimeoutExpired(command.words, patience_s) from None
+    """Runs a command to its end; raises `TimeoutError` and kills it if that takes longer."""
+    out, out_end = os.pipe()
+    err, err_end = os.pipe()
+    try:
+        with tempfile.TemporaryFile() as source:
+            source.write(given)
+            source.seek(0)
+            forked = Forked(command, [source.fileno(), out_end, err_end])
+    finally:
+        os.close(out_end)
+        os.close(err_end)
+    said = _read([out, err], patience_s)
+    return Ended(forked.wait(patience_s), said[out], said[err])
 
 
 def _line(link: socket.socket) -> bytes:
@@ -81,16 +98,13 @@ def _line(link: socket.socket) -> bytes:
 
 
 def _read(ends: list[int], patience_s: float) -> dict[int, bytes]:
-    """All that is written to some pipes; closes them."""
+    """All that is written to some pipes, until nothing comes for so long; closes them."""
     found = dict.fromkeys(ends, b"")
     with selectors.DefaultSelector() as selector:
         try:
             for end in ends:
                 selector.register(end, selectors.EVENT_READ)
-            while selector.get_map():
-                ready = selector.select(patience_s)
-                if not ready:
-                    raise TimeoutError
+            while selector.get_map() and (ready := selector.select(patience_s)):
                 for key, _ in ready:
                     if part := os.read(key.fd, 65536):
                         found[key.fd] += part
@@ -151,6 +165,7 @@ def _serve(address: str) -> Command:
                 link, _ = listening.accept()
                 command, files = _received(link)
                 if (child := os.fork()) == 0:
+                    os.setsid()
                     for number, file in enumerate(files):
                         os.dup2(file, number)
                     return command

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,13 +43,8 @@ class Orchestrate:
 
     def __call__(self, *words: str, stdin: str | bytes = b"", **environment: str) -> Answer:
         """The answer to a command line."""
-        command = fork_server.Command(
-            [os.fsencode(word) for word in (PROGRAM, *words)],
-            str(self.home),
-            self.environment | environment,
-        )
         given = stdin.encode() if isinstance(stdin, str) else stdin
-        done = fork_server.run(command, given, PATIENCE)
+        done = fork_server.run(self._command(words, environment), given, PATIENCE)
         answer = Answer(done.code, done.out.decode(), done.err.decode())
         assert "Traceback" not in answer.out + answer.err
         return answer
@@ -64,8 +59,21 @@ class Orchestrate:
         """The document that a command that must succeed prints with `--json`."""
         return json.loads(self.ok("--json", *words))
 
+    def fork(self, *words: str, log: Path) -> fork_server.Forked:
+        """A command that runs on and writes to a file; whoever starts it ends it."""
+        with log.open("wb") as out, Path(os.devnull).open("rb") as nothing:
+            files = [nothing.fileno(), out.fileno(), out.fileno()]
+            return fork_server.Forked(self._command(words, {}), files)
+
+    def _command(self, words: Sequence[str], environment: dict[str, str]) -> fork_server.Command:
+        return fork_server.Command(
+            [os.fsencode(word) for word in (str(PROGRAM), *words)],
+            str(self.home),
+            self.environment | environment,
+        )
+
     def start(self, *words: str, **streams: Any) -> "subprocess.Popen[bytes]":
-        """A command that runs on; whoever starts it ends it."""
+        """The installed program, which runs on; whoever starts it ends it."""
         pipes: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
         pipes |= {"stdin": subprocess.DEVNULL, **streams}
         return subprocess.Popen(
@@ -92,8 +100,7 @@ class Remote(Orchestrate):
 def started(cli: Orchestrate, *words: str) -> Iterator[Path]:
     """A command that runs until the block ends, and then ends well; answers where it logs."""
     log = cli.home / f"{words[0]}.log"
-    with log.open("wb") as out:
-        process = cli.start(*words, stdout=out, stderr=out)
+    process = cli.fork(*words, log=log)
     try:
         yield log
     finally:
