@@ -1,9 +1,8 @@
-"""`orchestrate chaos`: short runs hold, planted faults are found, faults that never were are told.
+"""`orchestrate chaos`: short runs hold, and faults that never struck are reported.
 
 Longer ones by hand: `orchestrate chaos --minutes 10 --database postgresql:`.
 """
 
-import os
 import signal
 import subprocess
 import tempfile
@@ -13,13 +12,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.proof.crash.system import PROGRAM, ROOT
-from tests.proof.planted_chaos import PLANTS
+from tests.proof.crash.system import PROGRAM
 from tests.services.postgres import PostgresServer, alive
 from tests.waiting import eventually_sync
 
 from tenuto.chaos.faults import POINTS as STRUCK
-from tenuto.chaos.plan import EVERY_S, ON_OWN_SERVER, Dice, Plan
+from tenuto.chaos.plan import Dice, Plan
 from tenuto.chaos.record import Record
 from tenuto.chaos.report import Report, document, lines
 from tenuto.chaos.run import perform
@@ -54,14 +52,6 @@ def test_a_run_on_sqlite_holds_without_a_leader() -> None:
     assert "acknowledged" in done.stderr
 
 
-def test_a_run_on_a_private_postgres_holds_under_every_fault() -> None:
-    plan = Plan(tasks=150, database="postgresql:", seed=5, every_s=EVERY_S | HURRY)
-    report = perform(plan, lambda _: None)
-    hold(report)
-    assert set(report.faults) == set(ON_OWN_SERVER)
-    assert report.verdict.told["leases taken over"] > 0
-
-
 def test_a_database_of_its_own_on_the_users_server(postgres: PostgresServer) -> None:
     url = postgres.create_database()
     plan = Plan(
@@ -78,49 +68,6 @@ def postgres_names(server: PostgresServer) -> list[str]:
     command = [str(server._binaries / "psql"), "-XAt", "-d", server.url("postgres")]
     asked = [*command, "-c", "select datname from pg_database"]
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
-
-
-WRONG = {
-    "complete_guarded_by_owner": "stale commits accepted",
-    "expiry_not_audited": "audit mismatches",
-    "reaper_without_a_cap": "tries above the limit|tasks stuck|tasks that ended otherwise",
-    "acknowledged_before_the_commit": "acknowledged tasks lost",
-}
-UNDER: dict[str, dict[str, Any]] = {
-    "complete_guarded_by_owner": {
-        "faults": ("stop",),
-        "victims": ("worker",),
-        "mixture": {"long": 1},
-        "tasks": 250,
-        "rate": 15.0,
-    },
-    "expiry_not_audited": {"faults": ("kill",), "victims": ("worker",), "mixture": {"long": 1}},
-    "reaper_without_a_cap": {"faults": ("kill",), "mixture": {"poison": 1, "short": 9}},
-    "acknowledged_before_the_commit": {
-        "faults": ("kill",),
-        "victims": ("client",),
-        "mixture": {"short": 1},
-    },
-}
-
-
-def test_every_plant_is_tried() -> None:
-    assert set(PLANTS) == set(WRONG) == set(UNDER)
-
-
-@pytest.mark.parametrize("name", PLANTS)
-def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    options: dict[str, Any] = {"tasks": 60, "every_s": HURRY, "rest_s": 8.0} | UNDER[name]
-    staff = {"worker": 3, "coordinator": 1, "client": 1}
-    program = ("tests.proof.planted_chaos", name)
-    for seed in (1, 2, 3):  # faults strike by chance: a run may miss what the next one meets
-        plan = Plan(program=program, staff=staff, seed=seed, **options)
-        if not (report := perform(plan, lambda _: None)).holds:
-            break
-    assert not report.holds
-    found = [kind for kind, cases in report.verdict.breaches.items() if cases]
-    assert set(found) & set(WRONG[name].split("|")), "\n".join(lines(report))
 
 
 def test_a_fault_that_never_happened_makes_the_run_invalid() -> None:

@@ -1,4 +1,7 @@
-"""A thousand small worlds with faults, each of which has to come out right."""
+"""Small worlds with faults, each of which has to come out right.
+
+`make proof AREA=simulation` plays thousands.
+"""
 
 import os
 import random
@@ -15,7 +18,7 @@ from tests.proof.sim.world import Result, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 REGRESSIONS = Path(__file__).parent / "sim" / "regressions.txt"
-CHUNKS, SIZE = 20, 50
+CHUNKS, SIZE = 4, 50
 
 
 def regressions() -> list[int]:
@@ -48,12 +51,16 @@ def test_whatever_happens_every_task_ends_once(chunk: int) -> None:
     assert [what for what in HAPPENS if not happened[what]] == []
 
 
-@pytest.mark.parametrize("chunk", range(4))
-def test_attempts_that_outlive_their_leases_change_nothing(chunk: int) -> None:
-    for seed in range(chunk * 25, (chunk + 1) * 25):
-        result = simulate(seed, make_harsh_plan(seed))
-        assert not result.broken, complaint(result)
-        assert not result.missed()
+def play_harsh(seed: int) -> None:
+    """Play one seed whose attempts often outlive their leases."""
+    result = simulate(seed, make_harsh_plan(seed))
+    assert not result.broken, complaint(result)
+    assert not result.missed()
+
+
+def test_attempts_that_outlive_their_leases_change_nothing() -> None:
+    for seed in range(25):
+        play_harsh(seed)
 
 
 @pytest.mark.parametrize("seed", regressions())
@@ -104,7 +111,7 @@ def calm(seed: int, *moments: Moment) -> Plan:
 
 
 def test_without_faults_no_attempt_is_lost() -> None:
-    for seed in range(20):
+    for seed in range(10):
         result = simulate(seed, calm(seed))
         assert not result.broken, complaint(result)
         if not result.happened["worker ended itself"]:
@@ -113,7 +120,7 @@ def test_without_faults_no_attempt_is_lost() -> None:
 
 def test_when_everything_stands_still_nothing_runs_again() -> None:
     """A closed lid, a stopped virtual machine: every owner is still there when it goes on."""
-    for seed in range(80):
+    for seed in range(20):
         rng = random.Random(f"lid {seed}")
         plan = calm(seed, Moment(rng.uniform(2, 8), "close lid", rng.uniform(20, 600), 1))
         led = msgspec.structs.replace(plan.settings, leader=True)
