@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from tests.moved_time import MovedTime, movable
 from tests.services.postgres import PostgresServer
 
 from tenuto import app
@@ -23,6 +24,16 @@ def pytest_configure() -> None:
 def cheap_passwords() -> None:
     """A tenth of a second for each password is for thieves, not for tests."""
     identity.PASSWORD_COST = (1, 64, 1)
+
+
+@pytest.fixture
+def moved_time() -> Iterator[MovedTime]:
+    """Deadlines and timers of this process come due when the test moves the time.
+
+    A test names it first: what another fixture started must not see time run back.
+    """
+    with movable() as moved:
+        yield moved
 
 
 @pytest.fixture(scope="session")

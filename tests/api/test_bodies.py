@@ -15,9 +15,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.api.conftest import V1, Api, problem, replaced, running
 from tests.api.test_connection import raw
+from tests.moved_time import MovedTime
 
 from tenuto.api import bodies
 from tenuto.api.bodies import check_large, check_small
+from tenuto.api.middleware import PATIENCE_S
 from tenuto.model.access import Role
 from tenuto.model.errors import Invalid
 from tenuto.settings import Settings
@@ -88,13 +90,16 @@ async def test_too_many_requests_are_refused_before_the_body(settings: Settings)
         assert problem(answer) == (429, "rate_limited")
 
 
-async def test_an_unread_body_does_not_spoil_the_next_request(api: Api) -> None:
+async def test_an_unread_body_does_not_spoil_the_next_request(
+    moved_time: MovedTime, api: Api
+) -> None:
     async with raw(api) as client:
         await client.send(
             f"POST {TASKS} HTTP/1.1\r\nHost: x\r\nContent-Length: 40\r\n\r\n".encode()
         )
         assert (await client.answer())[0] == 401
         await client.send(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        moved_time.advance(PATIENCE_S)
         assert await client.is_closed()
 
 

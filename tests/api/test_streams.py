@@ -9,9 +9,11 @@ from typing import Any
 import httpx2
 from tests.api.conftest import V1, Api, problem
 from tests.api.test_access import claimed
+from tests.moved_time import MovedTime
 from tests.waiting import eventually
 
 from tenuto.api.hub import BUFFER
+from tenuto.api.streams import RECHECK_S
 
 PATIENCE_S = 20
 
@@ -94,11 +96,14 @@ async def test_a_workspace_hears_of_its_own_tasks_alone(
         assert (name, data["taskId"], data["newStatus"]) == ("task", made.json()["id"], "PENDING")
 
 
-async def test_a_stream_ends_with_the_right_to_read(api: Api, owner: httpx2.AsyncClient) -> None:
+async def test_a_stream_ends_with_the_right_to_read(
+    moved_time: MovedTime, api: Api, owner: httpx2.AsyncClient
+) -> None:
     made = (await owner.post(f"{V1}/tokens", json={"name": "t", "scopes": ["read"]})).json()
     reader = await api.client(made["token"])
     async with stream(reader, "/events") as events:
         assert (await owner.delete(f"{V1}/tokens/{made['id']}")).status_code == 204
+        moved_time.advance(RECHECK_S)
         assert await events.next() == ("closed", None)
     await eventually(lambda: api.service.hub.readers == 0)
 
