@@ -18,6 +18,7 @@ from tenuto.api.service import Service
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.access import SCOPES, Role
 from tenuto.settings import Settings
+from tenuto.tls import trusted_for
 
 V1 = "/api/v1"
 Caller = Callable[..., Any]
@@ -34,7 +35,9 @@ class Api:
     async def client(self, token: str | None = None) -> httpx2.AsyncClient:
         """A client that bears the token."""
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        client = httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=30)
+        client = httpx2.AsyncClient(
+            base_url=self.url, headers=headers, timeout=30, verify=trusted_for(self.url)
+        )
         return await self._stack.enter_async_context(client)
 
     async def workspace(self, name: str) -> UUID:

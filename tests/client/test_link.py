@@ -1,6 +1,7 @@
 """Lost answers, busy servers and long outages: what may be repeated is, and happens once."""
 
 import asyncio
+import ssl
 from typing import Any
 
 import httpx2
@@ -16,6 +17,7 @@ from tenuto.client.remote import RemoteEngine, reach
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Invalid, TooMany, Unavailable
 from tenuto.model.submission import NewTask
+from tenuto.tls import trusted_for
 
 WORKER = "host:1:worker"
 SOON = 10
@@ -213,3 +215,11 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         Link(url)
     with pytest.raises(Invalid):
         Link("http://x", "a\nb")
+
+
+def test_only_an_address_with_tls_has_certificates_loaded() -> None:
+    assert trusted_for("http://host:8484") is False
+    found = trusted_for("https://host")
+    assert isinstance(found, ssl.SSLContext)
+    assert (found.verify_mode, found.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert trusted_for("https://other") is found

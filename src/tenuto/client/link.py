@@ -12,6 +12,7 @@ from tenuto import __version__, tracing
 from tenuto.client.problems import may_pass, raised_by, retry_after, unreachable
 from tenuto.clock import Clock
 from tenuto.model.errors import Invalid, Unavailable
+from tenuto.tls import trusted_for
 
 T = TypeVar("T")
 
@@ -64,6 +65,7 @@ class Link:
             base_url=self.url,
             headers=headers,
             timeout=httpx2.Timeout(deadline_s, connect=CONNECT_S),
+            verify=trusted_for(self.url),
         )
 
     async def close(self) -> None:

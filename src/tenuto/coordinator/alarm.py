@@ -12,6 +12,7 @@ import msgspec
 from tenuto.clock import Clock
 from tenuto.metrics import HERE
 from tenuto.model.printable import printable
+from tenuto.tls import trusted_for
 
 log = logging.getLogger("tenuto.coordinator")
 
@@ -69,7 +70,8 @@ class Alarm:
         """Post once; answers why it was in vain, if it was."""
         headers = {"content-type": "application/json"}
         try:
-            async with asyncio.timeout(POST_S), httpx2.AsyncClient() as client:
+            client = httpx2.AsyncClient(verify=trusted_for(self._url))
+            async with asyncio.timeout(POST_S), client:
                 answer = await client.post(self._url, content=body, headers=headers)
         except TimeoutError:
             return f"no answer within {POST_S:g} s"

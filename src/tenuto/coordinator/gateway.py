@@ -11,6 +11,7 @@ import msgspec
 from tenuto.model import limits
 from tenuto.model.errors import Invalid
 from tenuto.model.redact import Redactor
+from tenuto.tls import trusted_for
 
 MAX_READ = 64 * 1024
 MAX_SAID = 200
@@ -49,7 +50,11 @@ class Gateway:
         if token:
             self._headers["authorization"] = f"Bearer {token}"
         self._client = httpx2.AsyncClient(
-            timeout=None, trust_env=False, follow_redirects=False, headers=self._headers
+            timeout=None,
+            trust_env=False,
+            follow_redirects=False,
+            headers=self._headers,
+            verify=trusted_for(url),
         )
 
     async def close(self) -> None:

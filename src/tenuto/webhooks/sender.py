@@ -11,6 +11,7 @@ import msgspec
 from tenuto.model import limits
 from tenuto.model.errors import Invalid
 from tenuto.model.webhooks import MAX_SAID
+from tenuto.tls import trusted
 from tenuto.webhooks.guard import Address, Checked, Guard
 
 DEADLINE_S = 10.0
@@ -49,7 +50,7 @@ class Sender:
     ) -> None:
         self._guard = guard
         self.deadline_s = deadline_s
-        self._tls = tls or httpx2.create_ssl_context()
+        self._tls = tls
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
         """Post the body; whatever the other side does is an answer, within the deadline."""
@@ -109,7 +110,7 @@ class Sender:
         )
         # Redirects, cookies and proxies are a client's; a transport has none. It is not kept: two
         # names may share an address, and must not share a connection.
-        async with httpx2.AsyncHTTPTransport(verify=self._tls) as transport:
+        async with httpx2.AsyncHTTPTransport(verify=self._tls or trusted()) as transport:
             response = await transport.handle_async_request(request)
             heard.status = response.status_code
             try:
