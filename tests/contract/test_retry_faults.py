@@ -19,7 +19,7 @@ from tests.contract.conftest import (
 from tests.contract.flowing import WORKER, flow_status, group, start, task, worked
 
 from tenuto.engine.engine import Engine
-from tenuto.model.definition import Approval
+from tenuto.model.definition import Approval, Condition, Control
 from tenuto.model.errors import Conflict
 from tenuto.model.matching import AgentProfile
 
@@ -463,3 +463,30 @@ async def test_what_ended_for_a_task_knows_how_that_ended_meanwhile(
     good = second == "COMPLETED"
     assert await worked(engine, agent) == (["b"] if good else [])
     assert await flow_status(engine, flow) == ("COMPLETED" if good else "FAILED")
+
+
+@pytest.mark.parametrize("control", [Approval(message="yes?"), Condition(expression="true")])
+async def test_a_control_task_retried_after_what_it_waits_for_is_acted_on(
+    engine: Engine,
+    agent: AgentProfile,
+    clock: ManualClock,
+    control: Control,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The dependency completes before the control task is retried: nobody will tell it again."""
+    monkeypatch.setattr("tenuto.engine.revival.CASCADE", 1)
+    specs = [task("a", max_attempts=1), task("b", depends_on=["a"], control=control)]
+    flow = await start(engine, "g", group("g", "a", "b", order="parallel"), *specs)
+    [work] = await engine.claim(agent, WORKER, 1)
+    await engine.fail(work.fence, failure(retryable=False))
+    clock.advance(1)
+    await engine.flows.revive(flow)
+    clock.advance(1)
+    [work] = await engine.claim(agent, WORKER, 1)
+    await engine.complete(work.fence)
+    while await engine.flows.work_once():
+        pass
+    for item in await engine.inbox.list():
+        if item.status == "OPEN" and item.kind == "approval":
+            await engine.inbox.answer(item.id, approve=True)
+    assert await flow_status(engine, flow) == "COMPLETED"

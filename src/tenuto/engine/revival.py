@@ -169,7 +169,7 @@ class Revival:
                 hold = "act" if hold is None else f"{hold}:act"
             return commands.Revive(hold=hold, unmet=unmet.get(task.id, 0))
 
-        changed = yield from self._cascade.each(ids, again, ended=True)
+        changed = yield from self._cascade.each(ids, again, acts=True, ended=True)
         self.revived += len(changed)
         if paused := [task for task in ids if places[task].paused]:
             yield from self._cascade.each(paused, held)
