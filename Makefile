@@ -17,9 +17,9 @@ help: ## Print this help
 demo: .venv/.installed ## Start Tenuto with example agents and tasks, and show where to look
 	.venv/bin/orchestrate up --demo
 
-# One more process than there are cores: many tests wait for processes of their own.
+# Two processes for each core: many tests wait for processes of their own.
 test: check ## Check, then run every test; CI runs this
-	$(PY) -m pytest -n $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 4 )) --dist loadgroup
+	$(PY) -m pytest -n $$(( $$(nproc) < 4 ? $$(nproc) * 2 : 8 )) --dist loadgroup
 
 # An area is a file of tests/proof/long. Its tests run in their order: each leaves its cluster to the next.
 proof: .venv/failover/.installed ## Run the long tests, or those of one AREA=name; CI runs this, too

@@ -48,7 +48,7 @@ async def test_an_agent_that_ends_is_left_alone_and_its_worker_lives(database_ur
     async with working(database_url, {None: work}) as inside:
         first = await inside.submit(input=1)
         await inside.ended(first)
-        [worker] = await inside.engine.workers()
+        [worker] = await eventually(inside.engine.workers)
         agents = await inside.engine.query.agents(inside.engine.workspace)
         mine = agents[worker.agents[0]]
         await inside.engine.terminate_agent(mine.id)
