@@ -32,7 +32,7 @@ USER = "tenuto"
 SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 SETTINGS = {"shared_buffers": "128MB", "max_connections": "200", "listen_addresses": "127.0.0.1"}
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
-FAST = dict.fromkeys(DURABLE, "off") | {"max_wal_size": "256MB"}
+FAST = dict.fromkeys(DURABLE, "off") | {"max_wal_size": "256MB", "deadlock_timeout": "100ms"}
 PATIENCE = 60.0  # seconds for a start, a recovery or a stop on a slow, loaded machine
 # A socket's path has at most 107 characters, of which the folder's name and the socket's take 40.
 LONGEST_BASE = 67
