@@ -5,6 +5,7 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ DRIVERS = {
 EVASIONS = re.compile(
     r"pytest\.(skip|xfail|importorskip|mark\.(skip|skipif|xfail))|unittest\.(skip|expected)\w*"
 )
+pytestmark = pytest.mark.xdist_group("tidy")  # one process parses the tree, once
 SLEEPS = re.compile(r"(time|asyncio)\.sleep")
 FILE_LINES = 560
 FUNCTION_LINES = 70
@@ -68,9 +70,9 @@ def lines() -> Iterator[tuple[str, str]]:
             yield f"{path.relative_to(ROOT)}:{number}", line
 
 
-def modules(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
-    for path in sorted(folder.rglob("*.py")):
-        yield path, ast.parse(read(path))
+@cache
+def modules(folder: Path) -> list[tuple[Path, ast.Module]]:
+    return [(path, ast.parse(read(path))) for path in sorted(folder.rglob("*.py"))]
 
 
 def at(path: Path, node: ast.stmt | ast.expr) -> str:

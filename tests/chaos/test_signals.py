@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -14,12 +13,6 @@ from tests.services.postgres import alive
 from tests.waiting import eventually_sync
 
 from tenuto.cli.signals import as_ctrl_c
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        yield Path(folder)
 
 
 def state_of(pid: int) -> str:
@@ -35,9 +28,18 @@ def _set_signals(*, ignored: bool) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("ignored", [False, True], ids=["", "in the background of a script"])
-def test_a_signal_leaves_nothing(place: Path, number: signal.Signals, ignored: bool) -> None:
+def test_a_signal_leaves_nothing() -> None:
+    """`make proof AREA=chaos` tries another signal, and one in the background of a script."""
+    leaves_nothing(signal.SIGTERM, ignored=False)
+
+
+def leaves_nothing(number: signal.Signals, *, ignored: bool) -> None:
+    """Run a chaos run that the signal ends, with SIGINT `ignored` as by a script or not."""
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        _end_by(number, Path(folder), ignored=ignored)
+
+
+def _end_by(number: signal.Signals, place: Path, *, ignored: bool) -> None:
     running = subprocess.Popen(
         [PROGRAM, "chaos", "--minutes", "5", "--faults", "stop"],
         env={"PATH": os.defpath, "TMPDIR": str(place)},

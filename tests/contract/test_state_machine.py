@@ -323,7 +323,7 @@ async def _relayed(engine: Engine) -> list[Any]:
 SETTINGS = settings(
     deadline=None,
     derandomize="CI" in os.environ,
-    max_examples=60,
+    max_examples=int(os.environ.get("TENUTO_EXAMPLES", "25")),
     stateful_step_count=40,
     suppress_health_check=list(HealthCheck),
 )

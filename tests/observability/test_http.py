@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.api.conftest import Api, problem, replaced, running
+from tests.moved_time import MovedTime
 from tests.waiting import eventually
 
+from tenuto.api.metrics import SAMPLE_S
 from tenuto.metrics import HERE, TABLE
 from tenuto.settings import Settings
 from tenuto.telemetry import handler
@@ -58,17 +60,20 @@ def observed(**labels: str) -> float:
     return HERE.value("tenuto_http_request_seconds_count", **labels)
 
 
-async def test_the_metrics_are_read_as_prometheus_does(database_url: str, tmp_path: Path) -> None:
+async def test_the_metrics_are_read_as_prometheus_does(
+    moved_time: MovedTime, database_url: str, tmp_path: Path
+) -> None:
     chosen = Settings(database=database_url, data=str(tmp_path), port=0)
     async with running(chosen) as api:
-        await _read_as_prometheus(api)
+        await _read_as_prometheus(api, moved_time)
 
 
-async def _read_as_prometheus(api: Api) -> None:
+async def _read_as_prometheus(api: Api, moved_time: MovedTime) -> None:
     client = await api.acting()
     before = HERE.value("tenuto_tasks_submitted_total")
     assert (await client.post(f"{V1}/agent-tasks", json={"title": "t"})).status_code == 201
     await eventually(lambda: HERE.value("tenuto_tasks_submitted_total") == before + 1)
+    moved_time.advance(SAMPLE_S)
     await eventually(lambda: HERE.value("tenuto_tasks", status="PENDING") == 1)
     answer = await (await api.client()).get("/metrics")
     assert answer.status_code == 200

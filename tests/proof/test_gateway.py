@@ -206,7 +206,7 @@ async def test_a_silent_session_is_lost_killed_and_its_task_runs_again(world: Wo
 
 async def test_a_gateway_that_is_restarted_loses_its_sessions_and_no_task(world: World) -> None:
     await world.agent(stale_threshold_s=2)
-    slow = {"steps": 40, "stepSeconds": 0.2, "beatSeconds": 0.4}
+    slow = {"steps": 20, "stepSeconds": 0.2, "beatSeconds": 0.4}
     gateway = await world.gateway()
     await world.open()
     tasks = await world.submit(4, input=slow)

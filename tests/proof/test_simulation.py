@@ -18,7 +18,7 @@ from tests.proof.sim.world import Result, simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 REGRESSIONS = Path(__file__).parent / "sim" / "regressions.txt"
-CHUNKS, SIZE = 4, 50
+CHUNKS, SIZE = 2, 50
 
 
 def regressions() -> list[int]:

@@ -129,9 +129,9 @@ def spin(seconds: float) -> None:
 @pytest.mark.parametrize("kind", ["later", "now"])
 async def test_a_busy_handler_keeps_its_lease(database_url: str, kind: str) -> None:
     async def later(_ctx: Any) -> None:
-        spin(4)
+        spin(3)
 
-    handler: Any = later if kind == "later" else lambda _ctx: spin(4)
+    handler: Any = later if kind == "later" else lambda _ctx: spin(3)
     async with working(database_url, {None: handler}, lease_s=2) as inside:
         task = await inside.submit()
         async with reaping(database_url):

@@ -1,9 +1,11 @@
 """Chaos: a run under every fault holds, and a run finds each planted fault."""
 
 import os
+import signal
 from typing import Any
 
 import pytest
+from tests.chaos.test_signals import leaves_nothing
 from tests.proof.crash.system import ROOT
 from tests.proof.planted_chaos import PLANTS
 from tests.proof.test_chaos import HURRY, hold
@@ -61,3 +63,9 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     assert not report.holds
     found = [kind for kind, cases in report.verdict.breaches.items() if cases]
     assert set(found) & set(WRONG[name].split("|")), "\n".join(lines(report))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "in the background of a script"])
+def test_a_signal_leaves_nothing(number: signal.Signals, ignored: bool) -> None:
+    leaves_nothing(number, ignored=ignored)
