@@ -206,6 +206,19 @@ async def test_the_last_way_in_stays(api: Api, owner: httpx2.AsyncClient) -> Non
     assert (await eve.delete(f"{V1}/users/{user}")).status_code == 204
 
 
+async def test_an_owner_who_is_disabled_is_no_way_in(api: Api, database_url: str) -> None:
+    workspace, identity = await api.workspace("w"), api.service.identity
+    ann, _ = [
+        await identity.make_user(name, PASSWORD, workspace, Role.OWNER) for name in ("ann", "bob")
+    ]
+    await Raw(database_url).execute(
+        "update app_user set disabled_at = created_at where name = 'bob'"
+    )
+    client = await logged_in(api, "ann", "w")
+    refused = await client.patch(f"{V1}/users/{ann}", json={"role": "ADMIN"})
+    assert problem(refused) == (409, "last_owner")
+
+
 async def test_two_owners_do_not_end_each_other_at_once(
     postgres_url: str, settings: Settings
 ) -> None:

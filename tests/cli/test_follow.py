@@ -11,8 +11,12 @@ import pytest
 
 from tenuto import app
 from tenuto.cli import follow
+from tenuto.cli.base import Globals
+from tenuto.cli.run import _follow
 from tenuto.client.follow import OUTAGE_S, PAGE
 from tenuto.engine.engine import Engine
+from tenuto.model import commands
+from tenuto.model.commands import Failure
 from tenuto.model.errors import Unavailable
 from tenuto.model.matching import AgentProfile
 from tenuto.model.submission import NewTask
@@ -120,6 +124,24 @@ async def test_an_outage_is_waited_for_but_not_for_ever(
     faults = iter(range(10))
     with pytest.raises(Unavailable):
         await follow.watch(engine, task, Notebook(), output=True)
+
+
+@pytest.mark.parametrize("ends", ["COMPLETED", "CANCELLED", "SKIPPED", "FAILED", "DEAD"])
+async def test_only_what_completed_is_exit_code_0(
+    engine: Engine, ends: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = (await engine.submit(NewTask(title="x", max_attempts=1))).id
+    if ends == "CANCELLED":
+        await engine.cancel(task)
+    elif ends == "SKIPPED":
+        await engine.core.order(task, commands.Skip())
+    elif ends == "COMPLETED":
+        await engine.complete(await claimed(engine))
+    else:
+        failure = Failure(message="no", retryable=ends == "DEAD")
+        await engine.fail(await claimed(engine), failure)
+    assert await _follow(Globals(), engine, str(task)) == (0 if ends == "COMPLETED" else 1)
+    assert capsys.readouterr().err.splitlines()[-1].split()[0] == ends
 
 
 async def test_a_wait_is_explained_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

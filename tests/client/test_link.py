@@ -9,6 +9,7 @@ import pytest
 from tests.api.conftest import Api
 from tests.client.faults import Line, line_to
 from tests.client.test_remote import an_agent
+from tests.contract.conftest import ManualClock
 from tests.waiting import eventually
 
 from tenuto.api import remote
@@ -196,6 +197,30 @@ async def test_a_write_is_repeated_only_when_it_was_refused(
     with pytest.raises(TooMany) as refused:
         await link.ask(list[int], Ask(method="POST", path="/"))
     assert refused.value.retry_after == 900
+    await link.close()
+
+
+async def test_a_wait_that_is_cut_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time for which a server was asked to wait is no part of the time for its answer."""
+    clock, cuts = ManualClock(), iter(range(1))
+    link = Link("http://server", "tnt_x", deadline_s=10, clock=clock)
+    patience: list[float] = []
+
+    async def request(*_: Any, **asked: Any) -> httpx2.Response:
+        patience.append(asked["timeout"].read)
+        clock.advance(25)
+        if next(cuts, None) is not None:
+            raise httpx2.ReadError("cut")
+        return httpx2.Response(200, content=b"[1]")
+
+    monkeypatch.setattr(link._http, "request", request)
+    wait = Ask(method="GET", path="/", repeatable=True, wait_s=20)
+    assert await link.ask(list[int], wait) == [1]
+    assert patience == [30, 30]
+    cuts = iter(range(3))
+    with pytest.raises(Unavailable):
+        await link.ask(list[int], wait)
+    assert len(patience) == 4
     await link.close()
 
 

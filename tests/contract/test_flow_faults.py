@@ -1,10 +1,12 @@
 """Flows when much happens at once or out of turn, on both stores."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
-from tests.contract.conftest import Another, ManualClock, Raw, claim_all, failure, status
+from tests.contract.conftest import Another, ManualClock, Raw, claim_all, failure, refusal, status
 from tests.contract.flowing import (
     WORKER,
     Wrong,
@@ -22,6 +24,8 @@ from tenuto.engine.engine import Engine
 from tenuto.model.definition import Approval, Condition, Foreach, Goto
 from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.matching import AgentProfile
+
+Control = Callable[[UUID], Awaitable[None]]
 
 
 async def events(raw: Raw, kind: str) -> int:
@@ -323,6 +327,37 @@ async def test_a_turn_that_comes_in_a_pause_is_had_after_it(
     await (flows.resume(flow) if run is None else flows.resume_group(run))
     assert await worked(engine, agent) == ["b"]
     assert await status(engine, ids["b"]) == "COMPLETED"
+
+
+@pytest.mark.parametrize("approve", [True, False])
+@pytest.mark.parametrize("what", ["task", "flow", "g"])
+async def test_an_approval_that_is_paused_stays_open_and_is_heard_after_it(
+    engine: Engine, agent: AgentProfile, what: str, approve: bool
+) -> None:
+    flow = await start(
+        engine,
+        "g",
+        group("g", "ok", "then"),
+        task("ok", control=Approval(message="?")),
+        task("then"),
+    )
+    [item] = await engine.inbox.list()
+    assert item.task is not None
+    flows, run = engine.flows, await engine.flows.live_group("g")
+    pauses: dict[str, tuple[Control, Control, UUID]] = {
+        "task": (engine.pause, engine.resume, item.task),
+        "flow": (flows.pause, flows.resume, flow),
+        "g": (flows.pause_group, flows.resume_group, run),
+    }
+    pause, resume, held = pauses[what]
+    await pause(held)
+    assert await status(engine, item.task) == "PAUSED"
+    assert await refusal(engine.inbox.answer(item.id, approve=approve)) == "out_of_turn"
+    assert (await engine.inbox.show(item.id)).status == "OPEN"
+    await resume(held)
+    await engine.inbox.answer(item.id, approve=approve)
+    assert await worked(engine, agent) == (["then"] if approve else [])
+    assert await flow_status(engine, flow) == ("COMPLETED" if approve else "FAILED")
 
 
 async def test_a_child_made_in_a_pause_has_its_turn_after_it(

@@ -1,27 +1,45 @@
 """PostgreSQL: what passes over rows that another transaction holds, and answers at once."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
-from tests.contract.conftest import WORKER, claim_all, claim_one, new, profile, status
+from tests.contract.conftest import (
+    AGENT,
+    WORKER,
+    ManualClock,
+    Raw,
+    claim_all,
+    claim_one,
+    failure,
+    new,
+    profile,
+    running,
+    status,
+)
+from tests.contract.timing import cron, defined, fire
+from tests.webhooks.conftest import VAULT, deliveries_of, hooks_of
 
 from tenuto.engine.engine import Engine
+from tenuto.engine.registry import AgentUpkeep
+from tenuto.model.messages import NewMessage
+from tenuto.model.submission import NewTask
 from tenuto.model.turns import Concurrency
+from tenuto.vault import Vault
 
-PATIENCE_S = 10
+PATIENCE_S = 5
 
 
 @asynccontextmanager
-async def holding(url: str, task: UUID) -> AsyncIterator[None]:
-    """Another transaction holds the task's row until the block ends."""
+async def holding(url: str, row: UUID, table: str = "task", key: str = "id") -> AsyncIterator[None]:
+    """Another transaction holds the row until the block ends."""
     holder = await asyncpg.connect(url)
     try:
         async with holder.transaction():
-            await holder.execute("select 1 from task where id = $1 for update", task)
+            await holder.execute(f"select 1 from {table} where {key} = $1 for update", row)
             yield
     finally:
         await holder.close()
@@ -51,7 +69,128 @@ async def test_a_place_is_given_past_a_held_task_and_to_it_a_little_later(
         await engine.complete(work.fence)
         await engine.flows.work_once()
         assert await status(engine, second) == await status(engine, third) == "WAITING"
-    assert isinstance(engine.clock, object)
     await engine.flows.work_once()
     assert await status(engine, second) == "PENDING"
     assert await status(engine, third) == "WAITING"
+
+
+DUTIES: dict[str, Callable[[Engine], Awaitable[int]]] = {
+    "expire": lambda engine: engine.upkeep.expire_once("reaper"),
+    "expire in turns": lambda engine: engine.upkeep.expire_in_turns("reaper"),
+    "expire of a worker": lambda engine: engine.upkeep.expire_worker(WORKER, "supervisor"),
+    "promote": lambda engine: engine.upkeep.promote_once("promoter"),
+    "promote in turns": lambda engine: engine.upkeep.promote_in_turns("promoter"),
+}
+
+
+@pytest.mark.parametrize("name", DUTIES)
+async def test_a_duty_passes_over_held_tasks(
+    postgres_engine: Engine, postgres_url: str, name: str
+) -> None:
+    """Whoever holds them, a worker that ends its attempt for one, may hold them for long."""
+    engine, duty = postgres_engine, DUTIES[name]
+    fences = [await running(engine) for _ in range(2)]
+    if name.startswith("promote"):
+        for fence in fences:
+            await engine.fail(fence, failure())
+    clock_of(engine).advance(3600)
+    async with holding(postgres_url, fences[0].task), asyncio.timeout(PATIENCE_S):
+        assert await duty(engine) == 1
+    before = "RUNNING" if name.startswith("expire") else "RETRY_WAIT"
+    assert [await status(engine, fence.task) == before for fence in fences] == [True, False]
+    assert await duty(engine) == 1
+
+
+def clock_of(engine: Engine) -> ManualClock:
+    assert isinstance(engine.clock, ManualClock)
+    return engine.clock
+
+
+async def test_a_coordinator_passes_over_held_agents(
+    postgres_engine: Engine, postgres_url: str
+) -> None:
+    engine, looks = postgres_engine, AgentUpkeep(postgres_engine.system)
+    agents = [await engine.register_agent(profile(id=uuid4(), name=name)) for name in ("a", "b")]
+    clock_of(engine).advance(3600)
+    async with holding(postgres_url, agents[0].id, "agent"), asyncio.timeout(PATIENCE_S):
+        assert await looks.stale_once("keeper") == 1
+    assert await looks.stale_once("keeper") == 1
+
+
+async def test_who_takes_messages_passes_over_held_ones(
+    postgres_engine: Engine, postgres_url: str
+) -> None:
+    engine = postgres_engine
+    await engine.register_agent(profile())
+    sent = [await engine.mailboxes.send(AGENT, NewMessage(kind="note", body=n)) for n in range(2)]
+    async with holding(postgres_url, sent[0].id, "message"), asyncio.timeout(PATIENCE_S):
+        taken = (await engine.mailboxes.take(AGENT)).messages
+    assert [each.id for each in taken] == [sent[1].id]
+
+
+async def test_what_flows_left_is_done_past_held_pieces(
+    postgres_engine: Engine, postgres_url: str
+) -> None:
+    engine, raw = postgres_engine, Raw(postgres_url)
+    pieces = [uuid4() for _ in range(2)]
+    for piece in pieces:
+        await raw.execute(
+            "insert into flow_work (id, workspace, kind, subject, data, due_at) values"
+            f""" ('{piece}', '{engine.workspace}', 'turn', '{piece}', '{{"key": "k"}}', now())"""
+        )
+    async with holding(postgres_url, pieces[0], "flow_work"), asyncio.timeout(PATIENCE_S):
+        # It was free when it was found, and is held when its turn comes.
+        assert await engine.flows._piece(pieces[0]) == 0
+        assert await engine.flows.work_once() == 1
+    assert await raw.fetch("select id from flow_work") == [(pieces[0],)]
+
+
+async def test_a_coordinator_passes_over_held_schedules(
+    postgres_engine: Engine, postgres_url: str
+) -> None:
+    engine = postgres_engine
+    await defined(engine)
+    made = [await engine.schedules.create(name, "job", cron()) for name in ("a", "b")]
+    clock_of(engine).advance(3600)
+    async with holding(postgres_url, made[0].id, "schedule"), asyncio.timeout(PATIENCE_S):
+        assert await fire(engine) == 1
+    assert [(await engine.schedules.get(each.id)).fired for each in made] == [0, 1]
+
+
+async def test_a_sender_passes_over_held_webhooks(
+    postgres_engine: Engine, postgres_url: str
+) -> None:
+    engine = postgres_engine
+    hooks, deliveries = hooks_of(engine.store, engine.workspace), deliveries_of(engine.store)
+    held, other = [
+        (await hooks.create("https://127.0.0.1/", ["*"], engine.workspace, None)).webhook.id
+        for _ in range(2)
+    ]
+    await engine.complete(await running(engine))
+    await deliveries.fan_out_once()
+    async with holding(postgres_url, held, "webhook"), asyncio.timeout(PATIENCE_S):
+        assert {due.webhook for due in await deliveries.due(10)} == {other}
+
+
+@pytest.mark.parametrize(
+    ("table", "key"), [("secret", "id"), ("task_secret", "task"), ("webhook", "id")]
+)
+async def test_a_change_of_keys_passes_over_held_rows(
+    postgres_engine: Engine, postgres_url: str, table: str, key: str
+) -> None:
+    engine, raw = Engine(postgres_engine.store, vault=VAULT), Raw(postgres_url)
+    hooks = hooks_of(engine.store, engine.workspace)
+    for name in ("a", "b"):
+        if table == "secret":
+            await engine.secrets.put(name, "a value")
+        elif table == "task_secret":
+            await engine.submit(NewTask(title=name, input={"secrets": {"k": "a value"}}))
+        else:
+            await hooks.create("https://127.0.0.1/", ["*"], engine.workspace, None)
+    newer = Vault({"second": bytes(range(32, 64)), "first": bytes(range(32))})
+    rotating = Engine(engine.store, vault=newer).rotating
+    held = await raw.value(f"select min({key}::text)::uuid from {table}")
+    async with holding(postgres_url, held, table, key), asyncio.timeout(PATIENCE_S):
+        assert await rotating.rotate_once() == 1
+    assert await raw.fetch(f"select {key} from {table} where key_id = 'first'") == [(held,)]
+    assert await rotating.rotate_once() == 1

@@ -306,6 +306,68 @@ async def test_a_no_cancels(engine: Engine) -> None:
     assert await engine.inbox.list() == []
 
 
+@pytest.mark.parametrize("approve", [True, False])
+async def test_a_paused_task_hears_what_was_said_of_its_budget(
+    engine: Engine, approve: bool
+) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.used(fence, usage())
+    await stopped(engine, fence)
+    await engine.pause(fence.task)
+    await engine.inbox.answer(await asked(engine), approve=approve)
+    assert await status(engine, fence.task) == ("PAUSED" if approve else "CANCELLED")
+    if approve:
+        await engine.resume(fence.task)
+        await engine.complete((await claim_one(engine)).fence)
+
+
+@pytest.mark.parametrize("others", [1, 2, 4])
+async def test_a_yes_is_heard_by_all_who_wait_for_the_budget(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """However many more they are than one transaction lets go on."""
+    monkeypatch.setattr(spending, "MOST_HELD", 2)
+    parent = await running(engine, title="parent", budget=Budget(tokens=10))
+    for n in range(others):
+        await engine.spawn(parent, f"c{n}", new(f"child {n}"))
+    fences = [parent, *(work.fence for work in await claim_all(engine))]
+    await engine.used(parent, usage(11))
+    for fence in fences[1:]:
+        await engine.used(fence, usage(1))
+    for fence in fences:
+        await stopped(engine, fence)
+    await engine.inbox.answer(await asked(engine), approve=True)
+    while await engine.flows.work_once():
+        pass
+    assert {await status(engine, fence.task) for fence in fences} == {"PENDING"}
+
+
+async def test_a_yes_that_is_heard_later_frees_nobody_once_the_budget_is_used_up_again(
+    engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spending, "MOST_HELD", 1)
+    parent = await running(engine, title="parent", budget=Budget(tokens=10))
+    await engine.spawn(parent, "c", new("child"))
+    child = (await claim_one(engine)).fence
+    for fence in (parent, child):
+        await engine.used(fence, usage(11))
+    for fence in (parent, child):
+        await stopped(engine, fence)
+    await engine.inbox.answer(await asked(engine), approve=True)
+    again = (await claim_one(engine)).fence
+    await engine.used(again, usage(100))
+    clock.advance(10)
+    while await engine.flows.work_once():
+        pass
+    other = child if again.task == parent.task else parent
+    assert await status(engine, other.task) == "WAITING"
+    await stopped(engine, again)
+    await engine.inbox.answer(await asked(engine), approve=True)
+    while await engine.flows.work_once():
+        pass
+    assert {await status(engine, each.task) for each in (parent, child)} == {"PENDING"}
+
+
 async def test_an_answer_before_the_session_has_stopped_is_too_early(engine: Engine) -> None:
     fence = await running(engine, budget=Budget(tokens=1))
     await engine.used(fence, usage())

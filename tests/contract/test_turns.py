@@ -168,12 +168,19 @@ async def test_a_paused_one_lets_others_pass_and_asks_again(engine: Engine) -> N
     assert await status(engine, second) == "PENDING"
 
 
-async def test_one_that_asks_again_keeps_its_number(engine: Engine) -> None:
+@pytest.mark.parametrize("how", ["paused", "blocked"])
+async def test_one_that_asks_again_keeps_its_number(engine: Engine, how: str) -> None:
     await submit(engine)
     second, third = await submit(engine), await submit(engine)
-    await engine.pause(second)
-    await engine.resume(second)
-    await engine.complete((await claim_one(engine)).fence)
+    holder = await claim_one(engine)
+    if how == "paused":
+        await engine.pause(second)
+        await engine.resume(second)
+    else:
+        await engine.submit(new("need", blocks=[str(second)]))
+        assert await status(engine, second) == "WAITING"
+        await engine.complete((await claim_one(engine)).fence)
+    await engine.complete(holder.fence)
     assert await status(engine, second) == "PENDING"
     assert await status(engine, third) == "WAITING"
 

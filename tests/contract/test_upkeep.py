@@ -325,6 +325,25 @@ async def test_a_deadline_passed_while_stopping_does_not_hold_up_other_timers(
     assert await status(engine, retried.task) == "PENDING"
 
 
+async def test_an_owner_that_beats_and_stops_late_does_not_hold_up_other_timers(
+    engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 1)
+    stopping = await running(engine)
+    await engine.cancel(stopping.task)
+    for _ in range(4):
+        clock.advance(10)
+        await engine.heartbeat([stopping])
+    retried = await running(engine)
+    await engine.fail(retried, failure())
+    clock.advance(10)
+    await engine.heartbeat([stopping])
+    for _ in range(3):
+        await engine.upkeep.promote_once("promoter")
+    assert await status(engine, retried.task) == "PENDING"
+    assert await status(engine, stopping.task) == "RUNNING"
+
+
 async def test_what_ended_long_ago_is_archived(engine: Engine, clock: ManualClock) -> None:
     old = await running(engine)
     await engine.complete(old)

@@ -11,6 +11,7 @@ from tests.contract.conftest import ManualClock, row_of
 from tests.coordinator.pushing import KEY, Stage, staged
 from tests.coordinator.stub_gateway import always, session
 
+from tenuto.coordinator import dispatch
 from tenuto.coordinator.dispatch import in_turn
 from tenuto.coordinator.pace import Pace
 from tenuto.engine.dispatch import Dispatching, Target
@@ -271,6 +272,42 @@ async def test_failures_at_once_count_until_the_gateway_is_left_alone(stage: Sta
     assert (await stage.state()).failures == 3
     for task in tasks:
         assert (await row_of(stage.engine, task)).tries == 0
+
+
+@pytest.mark.parametrize("failing", [400, 500])
+async def test_spawns_that_failed_keep_no_place_at_a_gateway(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    monkeypatch.setattr(dispatch, "SLOTS", 4)
+    stage.gateway.answer = always(failing)
+    await stage.agent()
+    tasks = await stage.submit(6)
+    failed = 0
+    for _ in range(8):
+        failed += await stage.push()
+        await stage.later(3600)
+    assert failed > 2 * dispatch.SLOTS - 1
+    stage.gateway.answer = None
+    for _ in range(3):
+        await stage.push()
+    assert {await stage.status(task) for task in tasks} == {"RUNNING"}
+
+
+async def test_a_gateway_that_refuses_a_task_works(stage: Stage) -> None:
+    """Its failures in a row start anew, and a try that it refuses opens it."""
+    await stage.agent()
+    await stage.submit()
+    for status in (503, 503, 400, 503, 503):
+        stage.gateway.answer = always(status)
+        assert await stage.push() == 1
+        await stage.later(3600)
+    assert ((await stage.state()).failures, (await stage.state()).closed_until) == (2, None)
+    assert await stage.push() == 1
+    assert (await stage.state()).closed_until is not None
+    await stage.later(3600)
+    stage.gateway.answer = always(400)
+    assert await stage.push() == 1
+    assert ((await stage.state()).failures, (await stage.state()).closed_until) == (0, None)
 
 
 async def test_every_workspace_has_its_turn(stage: Stage) -> None:

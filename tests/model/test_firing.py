@@ -3,11 +3,13 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.model.test_schedule import BERLIN, spec, utc, walls
 
 from tenuto.model.firing import Standing, first_look, next_look, turn
-from tenuto.model.schedule import ScheduleSpec, following
+from tenuto.model.schedule import CatchUp, ScheduleSpec, due, following
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 LOOKS = st.lists(st.tuples(st.integers(1, 40_000), st.booleans(), st.floats(0, 0.999)), max_size=30)
@@ -71,3 +73,23 @@ def test_a_jitter_ends_with_its_range() -> None:
     assert next_look(spec, START, 0.05) == at + timedelta(seconds=30)
     assert next_look(spec, START, 0.5) == at
     assert next_look(spec, at, 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "now", "fire", "missed"),
+    [
+        ("all", "2026-10-25T00:40", "24 23:30+02, 25 00:30+02, 25 01:30+02, 25 02:30+02", 0),
+        ("all", "2026-10-25T01:10", "24 23:30+02, 25 00:30+02, 25 01:30+02, 25 02:30+02", 0),
+        ("all", "2026-10-25T02:40", "25 01:30+02, 25 02:30+02, 25 02:30+01, 25 03:30+01", 2),
+        ("last", "2026-10-25T00:40", "25 02:30+02", 3),
+        ("last", "2026-10-25T01:10", "25 02:30+02", 3),
+        ("last", "2026-10-25T01:40", "25 02:30+01", 4),
+    ],
+)
+def test_what_was_missed_of_an_hour_that_came_twice_is_caught_up(
+    catch_up: CatchUp, now: str, fire: str, missed: int
+) -> None:
+    """Soon after clocks were set back, what they showed before lies ahead of what they show."""
+    line = spec("30 * * * *", BERLIN, catch_up=catch_up, catch_up_limit=4)
+    found = due(line, utc("2026-10-24T21:00"), utc(now))
+    assert (walls(list(found.fire), BERLIN), found.missed) == (fire.split(", "), missed)

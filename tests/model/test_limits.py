@@ -2,6 +2,7 @@
 
 import decimal
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -11,11 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenuto.model import limits
+from tenuto.model import definition, limits, turns
+from tenuto.model.commands import Escalation
+from tenuto.model.definition import Foreach, GroupSpec, check_group
 from tenuto.model.errors import Invalid
 from tenuto.model.fingerprint import fingerprint
+from tenuto.model.plan import Spec, plan_for
 from tenuto.model.retry import RetryPolicy
+from tenuto.model.secrets import check_value, hidden
+from tenuto.model.spending import Budget
 from tenuto.model.submission import NewTask, check
+from tenuto.model.turns import Concurrency
 
 JSON = st.recursive(
     st.none()
@@ -271,3 +278,89 @@ def test_a_task_that_makes_no_sense(fields: dict[str, Any], message: str) -> Non
 def test_an_empty_list_is_as_plain_as_none_at_all() -> None:
     assert check(NewTask(title="t", tags=[], depends_on=[]))
     assert not check(NewTask(title="t", tags=["red"]))
+
+
+EDGES: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
+    "title": (limits.MAX_TITLE, lambda n: {"title": "x" * n}),
+    "task_type": (limits.MAX_NAME, lambda n: {"task_type": "x" * n}),
+    "prompt": (limits.MAX_TEXT, lambda n: {"prompt": "x" * n}),
+    "description": (limits.MAX_TEXT, lambda n: {"description": "x" * n}),
+    "idempotency_key": (limits.MAX_NAME, lambda n: {"idempotency_key": "x" * n}),
+    "key": (limits.MAX_NAME, lambda n: {"key": "x" * n}),
+    "priority": (10, lambda n: {"priority": n}),
+    "max_attempts": (limits.MAX_ATTEMPTS, lambda n: {"max_attempts": n}),
+    "max_turns": (1_000_000, lambda n: {"max_turns": n}),
+    "estimate_minutes": (limits.MAX_SECONDS // 60, lambda n: {"estimate_minutes": n}),
+    "timeout_s": (limits.MAX_SECONDS, lambda n: {"timeout_s": n}),
+    "queue_ttl_s": (limits.MAX_SECONDS, lambda n: {"queue_ttl_s": n}),
+    "lease_s": (limits.MAX_SECONDS, lambda n: {"lease_s": n}),
+    "retry.base_s": (limits.MAX_SECONDS, lambda n: {"retry": RetryPolicy(base_s=n)}),
+    "retry.multiplier": (100, lambda n: {"retry": RetryPolicy(multiplier=n)}),
+    "retry.jitter": (1, lambda n: {"retry": RetryPolicy(jitter=n)}),
+    "tags": (limits.MAX_TAGS, lambda n: {"tags": ["x"] * n}),
+    "a tag": (limits.MAX_NAME, lambda n: {"tags": ["x" * n]}),
+    "capabilities": (limits.MAX_TAGS, lambda n: {"capabilities": ["x"] * n}),
+    "depends_on": (limits.MAX_DEPENDENCIES, lambda n: {"depends_on": ["x"] * n}),
+    "blocks": (limits.MAX_DEPENDENCIES, lambda n: {"blocks": ["x"] * n}),
+    "a word of a command": (limits.MAX_TEXT, lambda n: {"command": ["x" * n]}),
+    "a name in env": (limits.MAX_NAME, lambda n: {"env": {"X" * n: "x"}}),
+    "a value in env": (limits.MAX_TEXT, lambda n: {"env": {"X": "x" * n}}),
+    "escalation.reason": (
+        limits.MAX_ERROR,
+        lambda n: {"escalation": Escalation(reason="x" * n, prompt="p")},
+    ),
+    "budget.tokens": (limits.MAX_COUNT, lambda n: {"budget": Budget(tokens=n)}),
+    "concurrency.key": (limits.MAX_NAME, lambda n: {"concurrency": Concurrency("x" * n)}),
+    "concurrency.limit": (turns.MOST, lambda n: {"concurrency": Concurrency("x", limit=n)}),
+    "items": (
+        definition.MAX_ITEMS,
+        lambda n: {"control": Foreach(items=[1] * n, template="t")},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_what_is_exactly_at_the_limit_is_accepted_and_no_more(name: str) -> None:
+    most, fields = EDGES[name]
+    check(NewTask(**{"title": "t"} | fields(most)))
+    assert code_of(check, NewTask(**{"title": "t"} | fields(most + 1))) in (
+        "too_large",
+        "invalid_value",
+        "key_invalid",
+    )
+
+
+@pytest.mark.parametrize("name", ["priority", "max_attempts", "max_turns", "timeout_s"])
+def test_one_is_accepted_and_less_is_not(name: str) -> None:
+    fields = EDGES[name][1]
+    check(NewTask(**{"title": "t"} | fields(1)))
+    assert code_of(check, NewTask(**{"title": "t"} | fields(0))) == "invalid_value"
+
+
+def test_secrets_up_to_the_limits() -> None:
+    for at, over in (
+        ("x" * limits.MAX_SECRET, "x" * (limits.MAX_SECRET + 1)),
+        ("é" * (limits.MAX_SECRET // 2), "é" * (limits.MAX_SECRET // 2) + "x"),
+        ("x\n" * limits.MAX_SECRET_LINES, "x\n" * (limits.MAX_SECRET_LINES + 1)),
+    ):
+        check_value("value", at)
+        assert code_of(check_value, "value", over) == "too_large"
+    named = {f"n{n}": "a value" for n in range(limits.MAX_SECRETS)}
+    assert hidden({"secrets": named})[1] == named
+    assert code_of(hidden, {"secrets": named | {"more": "a value"}}) == "too_large"
+
+
+def test_groups_and_plans_up_to_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(definition, "MAX_CHILDREN", 3)
+    monkeypatch.setattr("tenuto.model.plan.MAX_PLAN", 4)
+    for n in (3, 4):
+        keys = tuple(f"k{number}" for number in range(n))
+        group = GroupSpec(title="g", key="g", children=keys)
+        known: dict[str, Spec] = {key: NewTask(title=key, key=key) for key in keys}
+        known["g"] = group
+        if n == 3:
+            check_group(group)
+            assert len(plan_for("g", known.get).tasks) == 3
+        else:
+            assert code_of(check_group, group) == "too_large"
+            assert code_of(plan_for, "g", known.get) == "too_large"

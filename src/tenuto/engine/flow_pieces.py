@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine import latecomers, revival, tree, turns
+from tenuto.engine import latecomers, revival, spending, tree, turns
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import Ended
 from tenuto.engine.flow_rows import flow_of, group_of
@@ -15,6 +15,7 @@ from tenuto.engine.rows import decode
 from tenuto.model import commands
 from tenuto.model.commands import Command
 from tenuto.model.flow import CASCADE, GROUP_OPEN, Flow, FlowStatus
+from tenuto.model.spending import HOLD as BUDGET
 from tenuto.model.task import LEASED, TERMINAL, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
@@ -140,6 +141,7 @@ PIECES: dict[str, Callable[[Cascade, Row], Script[None]]] = {
     "resume": _resume,
     "revive": revival.go_on,
     "again": revival.go_on_from_failed,
+    BUDGET: spending.go_on,
     "turn": turns.go_on,
     "supersede": turns.go_on_superseding,
     tree.BELOW: tree.go_on,

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 DEEPEST = 1_000
 """Levels of tasks above one in which a budget is looked for."""
 MOST_HELD = 1_000
-"""Tasks that go on at once when a budget is raised."""
+"""Tasks that go on in one transaction when a budget is raised; the next ones follow in another."""
+_STOPPING_S = 2.0
+"""Seconds until somebody looks again at tasks that are still being stopped."""
 MODELS = 100
 """Models that are counted by name; the others are `other`."""
 _named: set[str] = set()
@@ -231,13 +233,38 @@ def answer(
         text = msgspec.json.encode(budget).decode()
         yield Statement("budget_set", {"task": task, "workspace": workspace, "budget": text})
     hold = f"{HOLD}:{task}"
-    params = {"task": task, "workspace": workspace, "hold": hold, "most": MOST_HELD}
-    held = yield Statement("tree_held", params)
-    ids = {row["id"] for row in held}
+    ids = yield from _waiting(task, workspace)
+    if approve and len(ids) == MOST_HELD:
+        cascade.later(HOLD, task, workspace)
     if not approve:
-        ids.add(task)
+        ids.add(task)  # and all below it, as with any cancel
     yield from cascade.each(sorted(ids), lambda found: _answered(found, hold, approve=approve))
     return budget
+
+
+def _waiting(task: UUID, workspace: UUID) -> Script[set[UUID]]:
+    """The tasks that wait for a task's budget, up to MOST_HELD of them."""
+    params = {"task": task, "workspace": workspace, "hold": f"{HOLD}:{task}", "most": MOST_HELD}
+    rows = yield Statement("tree_held", params)
+    return {row["id"] for row in rows}
+
+
+def go_on(cascade: "Cascade", work: Row) -> Script[None]:
+    """A piece of work: let more of those go on that waited for a budget which was raised."""
+    task, workspace = work["subject"], work["workspace"]
+    if (yield from _held(task, workspace)) is not None:
+        return  # it is used up again: the next answer is for them, too
+    ids = yield from _waiting(task, workspace)
+    stopping = False
+
+    def freed(found: Task) -> Command | None:
+        nonlocal stopping
+        stopping = stopping or found.status in LEASED
+        return None if found.status in LEASED else commands.Turn()
+
+    yield from cascade.each(sorted(ids), freed)
+    if stopping or len(ids) == MOST_HELD:
+        cascade.later(HOLD, task, workspace, wait_s=_STOPPING_S if stopping else 0)
 
 
 def _answered(task: Task, hold: str, *, approve: bool) -> Command | None:

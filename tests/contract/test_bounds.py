@@ -1,0 +1,135 @@
+"""Bounds of single calls and of what a workspace may have: exactly so many, and one more."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from tests.contract.conftest import (
+    AGENT,
+    WORKER,
+    claim_all,
+    failure,
+    new,
+    profile,
+    refusal,
+    running,
+)
+
+from tenuto.engine import spending
+from tenuto.engine.engine import Engine
+from tenuto.engine.identity import MAX_PASSWORD, MIN_PASSWORD, Identity
+from tenuto.engine.mailbox import MOST_TAKEN
+from tenuto.engine.query import Filter
+from tenuto.metrics import HERE
+from tenuto.model import limits, rates
+from tenuto.model.access import Role
+from tenuto.model.rates import RateLimit
+from tenuto.model.spending import Usage
+
+Call = Callable[[Engine, int], Awaitable[Any]]
+
+
+async def heartbeat(engine: Engine, n: int) -> Any:
+    return await engine.heartbeat([await running(engine)], n)
+
+
+async def fail(engine: Engine, n: int, **fields: Any) -> None:
+    await engine.fail(await running(engine), failure(message="x" * n, **fields))
+
+
+async def fail_deep(engine: Engine, n: int) -> None:
+    await engine.fail(await running(engine), failure(stack="x" * n))
+
+
+async def take(engine: Engine, n: int) -> Any:
+    await engine.register_agent(profile())
+    return await engine.mailboxes.take(AGENT, n)
+
+
+async def checkpoint(engine: Engine, n: int) -> Any:
+    return await engine.checkpoint(await running(engine), {}, seq=n)
+
+
+CALLS: dict[str, tuple[int, Call]] = {
+    "tasks of a claim": (
+        limits.MAX_CLAIM,
+        lambda engine, n: engine.claim(profile(), WORKER, n),
+    ),
+    "lease of a claim": (
+        limits.MAX_LEASE_S,
+        lambda engine, n: engine.claim(profile(), WORKER, 1, n),
+    ),
+    "lease of a heartbeat": (limits.MAX_LEASE_S, heartbeat),
+    "number of a checkpoint": (limits.MAX_COUNT, checkpoint),
+    "message of a failure": (limits.MAX_ERROR, fail),
+    "stack of a failure": (limits.MAX_STACK, fail_deep),
+    "a page of tasks": (limits.MAX_PAGE, lambda engine, n: engine.list(Filter(), n)),
+    "a page of the inbox": (limits.MAX_PAGE, lambda engine, n: engine.inbox.list(limit=n)),
+    "messages taken": (MOST_TAKEN, take),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_call_at_its_limit_is_answered_and_beyond_refused(
+    engine: Engine, name: str
+) -> None:
+    most, call = CALLS[name]
+    await call(engine, most)
+    assert await refusal(call(engine, most + 1)) in ("invalid_value", "too_large")
+
+
+async def test_a_bulk_holds_exactly_so_many(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_BULK", 3)
+    assert await refusal(engine.submit_many([new()] * 4)) == "bulk_too_large"
+    assert len(await engine.submit_many([new()] * 3)) == 3
+    assert len(await claim_all(engine)) == 3
+
+
+async def test_a_workspace_has_exactly_so_many_gates(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.gates.MAX_GATES", 2)
+    for kind in ("a", "b", "a"):  # one that there is can be changed
+        await engine.gates.close("type", kind, reason="freeze")
+    assert await refusal(engine.gates.close("type", "c")) == "too_large"
+    assert [each.subject for each in await engine.gates.list()] == ["a", "b"]
+
+
+async def test_a_workspace_has_exactly_so_many_rate_limits(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates, "MAX_RATE_LIMITS", 2)
+
+    async def put(name: str) -> None:
+        await engine.rate_limits.put(RateLimit(name=name, model=name, requests_per_minute=1))
+
+    for name in ("a", "b", "a"):
+        await put(name)
+    assert await refusal(put("c")) == "too_large"
+    assert [each.name for each in await engine.rate_limits.list()] == ["a", "b"]
+
+
+async def test_a_password_has_so_many_characters(engine: Engine) -> None:
+    identity = Identity(engine.store)
+    for n in (MIN_PASSWORD - 1, MAX_PASSWORD + 1):
+        made = identity.make_user(f"u{n}", "x" * n, engine.workspace, Role.MEMBER)
+        assert await refusal(made) == "invalid_value"
+    for n in (MIN_PASSWORD, MAX_PASSWORD):
+        await identity.make_user(f"u{n}", "x" * n, engine.workspace, Role.MEMBER)
+        await identity.login(f"u{n}", "x" * n, str(engine.workspace))
+
+
+def test_so_many_models_are_told_apart_in_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spending, "MODELS", 2)
+    monkeypatch.setattr(spending, "_named", set[str]())
+    before = {
+        name: HERE.value("tenuto_tokens_total", model=name) for name in ("m1", "m2", "m3", "other")
+    }
+    for name in ("m1", "m2", "m3", "m1", "m4"):
+        spending.counted(Usage(model=name, input_tokens=1))
+    counted = {
+        name: HERE.value("tenuto_tokens_total", model=name) - n for name, n in before.items()
+    }
+    assert counted == {"m1": 2, "m2": 1, "m3": 0, "other": 2}
