@@ -401,6 +401,31 @@ async def test_a_need_that_fails_in_a_group_of_many_decides_about_who_waits_for_
     assert await flow_status(engine, flow) == "COMPLETED"
 
 
+@pytest.mark.parametrize(
+    ("by", "following", "ran"),
+    [
+        ("a", "b", "a b c x d"),
+        ("a", "c", "a c b c x d"),
+        ("a", "more", "a x b c x d"),
+        ("a", "d", "a d b c x d"),
+        ("c", "d", "a b c d x d"),
+        ("c", "a", "a b c a x d"),
+    ],
+)
+async def test_a_next_that_is_no_following_child_runs_in_its_place_and_in_its_own(
+    engine: Engine, agent: AgentProfile, by: str, following: str, ran: str
+) -> None:
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "b", "c", "more", "d"),
+        group("more", "x"),
+        *(task(key, next=following if key == by else None) for key in "abcdx"),
+    )
+    assert await worked(engine, agent) == ran.split()
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
 async def test_children_wait_for_each_other(engine: Engine, agent: AgentProfile) -> None:
     flow = await start(
         engine,

@@ -1,6 +1,7 @@
 """What attempts use: counted once, shown everywhere, and bounded by budgets."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -151,17 +152,25 @@ async def test_what_is_told_with_a_refused_result_counts_once(engine: Engine) ->
 
 
 @pytest.mark.parametrize(
-    "control", [Condition(expression="result.a.b.c > 1"), Foreach(items="result.a", template="t")]
+    "control",
+    [
+        Condition(expression="result.a.b.c > 1"),
+        Foreach(items={"$from": "w", "path": "a"}, template="t"),
+    ],
+    ids=["condition", "foreach"],
 )
-async def test_what_is_told_with_a_result_that_a_control_cannot_use_counts_once(
+async def test_what_is_told_with_a_result_that_its_control_cannot_use_counts_once(
     engine: Engine, control: Any
 ) -> None:
-    flow = await start(engine, "w", task("w", next="c"), task("c", control=control), task("t"))
+    decides = task("c", prompt="Decide.", control=control)
+    await start(engine, "w", task("w", next="c"), decides, task("t"))
+    await engine.complete((await claim_one(engine)).fence, {"a": "no list"})
     fence = (await claim_one(engine)).fence
     for _ in range(2):
-        await engine.complete(fence, {"a": "no list"}, usage=usage(5, 1))
+        with suppress(Conflict):
+            await engine.complete(fence, {"a": "no list"}, usage=usage(5, 1))
+    assert await status(engine, fence.task) == "FAILED"
     assert await spent(engine, fence.task) == (5, 0, 1)
-    assert (await engine.show(fence.task)).flow == flow
 
 
 async def test_what_is_told_with_a_failure_counts_once(engine: Engine) -> None:
@@ -345,13 +354,14 @@ async def test_a_yes_is_heard_by_all_who_wait_for_the_budget(
 async def test_a_yes_that_is_heard_later_frees_nobody_once_the_budget_is_used_up_again(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spending, "MOST_HELD", 1)
+    monkeypatch.setattr(spending, "MOST_HELD", 2)
     parent = await running(engine, title="parent", budget=Budget(tokens=10))
-    await engine.spawn(parent, "c", new("child"))
-    child = (await claim_one(engine)).fence
-    for fence in (parent, child):
+    for n in range(2):
+        await engine.spawn(parent, f"c{n}", new(f"child {n}"))
+    fences = [parent, *(work.fence for work in await claim_all(engine))]
+    for fence in fences:
         await engine.used(fence, usage(11))
-    for fence in (parent, child):
+    for fence in fences:
         await stopped(engine, fence)
     await engine.inbox.answer(await asked(engine), approve=True)
     again = (await claim_one(engine)).fence
@@ -359,13 +369,13 @@ async def test_a_yes_that_is_heard_later_frees_nobody_once_the_budget_is_used_up
     clock.advance(10)
     while await engine.flows.work_once():
         pass
-    other = child if again.task == parent.task else parent
-    assert await status(engine, other.task) == "WAITING"
+    stands = [await status(engine, fence.task) for fence in fences]
+    assert sorted(stands) == ["PENDING", "RUNNING", "WAITING"]
     await stopped(engine, again)
     await engine.inbox.answer(await asked(engine), approve=True)
     while await engine.flows.work_once():
         pass
-    assert {await status(engine, each.task) for each in (parent, child)} == {"PENDING"}
+    assert {await status(engine, fence.task) for fence in fences} == {"PENDING"}
 
 
 async def test_an_answer_before_the_session_has_stopped_is_too_early(engine: Engine) -> None:
