@@ -316,6 +316,16 @@ async def test_who_begins_to_wait_while_its_need_ends_is_told(engine: Engine, ra
     assert await status(engine, late) == "PENDING"
 
 
+async def test_who_is_tried_again_while_its_need_ends_does_not_wait_for_it(
+    engine: Engine, raw: Raw
+) -> None:
+    need = (await engine.submit(new())).id
+    waiter = (await engine.submit(new(depends_on=[str(need)]))).id
+    await engine.cancel(waiter)
+    await meanwhile(raw, engine.retry(waiter), f"update task set {ENDED} where id = '{need}'")
+    assert await status(engine, waiter) == "PENDING"
+
+
 async def test_a_child_that_was_cancelled_at_that_moment_does_not_get_the_turn(
     engine: Engine, raw: Raw
 ) -> None:

@@ -1,17 +1,21 @@
 """One workspace's backlog does not delay another's."""
 
+from collections.abc import Sequence
+from functools import partialmethod
 from uuid import UUID
 
 import pytest
 from tests.contract.conftest import LEASE_S, ManualClock, Raw, opened, profile
+from tests.contract.timing import cron, defined
 
-from tenuto.coordinator.coordinator import Coordinator
+from tenuto.coordinator.coordinator import Coordinator, Counts
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
-from tenuto.engine.upkeep import BATCH
+from tenuto.engine.firing import Firing
+from tenuto.engine.upkeep import BATCH, Sink, Spared, Upkeep
 from tenuto.model.submission import NewTask
 from tenuto.settings import Settings
-from tenuto.store.protocol import Store
+from tenuto.store.protocol import Row, Store
 
 BACKLOG = 20_000
 SETTINGS = Settings(heartbeat_s=5, tick_s=2)
@@ -140,3 +144,88 @@ def clock() -> ManualClock:
 @pytest.fixture
 def raw(database_url: str) -> Raw:
     return Raw(database_url)
+
+
+class Batches:
+    """A coordinator whose batches are of two, and four of everything for it to do."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine = engine
+        self.clock = engine.clock
+        self.seen: list[Row] = []
+        self.coordinator = Coordinator(engine, SETTINGS)
+        now = self.clock.now
+        monkeypatch.setattr(self.coordinator._pauses, "spared", lambda: Spared(now(), now()))
+        for name in ("BATCH", "AGENTS", "TIMED", "HEARD"):
+            monkeypatch.setattr(f"tenuto.coordinator.coordinator.{name}", 2)
+        for family in ("upkeep", "registry"):
+            monkeypatch.setattr(f"tenuto.engine.{family}.BATCH", 2)
+        relay = Upkeep.relay_once
+
+        async def relay_once(of: Upkeep, name: str, sink: Sink, _: int = 2) -> int:
+            return await relay(of, name, sink, 2)
+
+        monkeypatch.setattr(Upkeep, "relay_once", relay_once)
+        monkeypatch.setattr(Firing, "fire_once", partialmethod(Firing.fire_once, 2))
+
+    async def expire(self) -> int:
+        await held(self.engine.store, self.engine.workspace, 4)
+        self._later(LEASE_S + 1)
+        await self.coordinator._expire(counts := Counts())
+        return counts.expired
+
+    async def promote(self) -> int:
+        assert isinstance(self.clock, ManualClock)
+        await due(self.engine, self.clock, 4)
+        self._later(60)
+        await self.coordinator._promote(counts := Counts())
+        return counts.promoted
+
+    async def look_at_agents(self) -> int:
+        for n in range(4):
+            await self.engine.register_agent(profile(id=self.clock.new_id(), name=f"a{n}"))
+        self._later(3600)
+        await self.coordinator._agents(counts := Counts())
+        return counts.agents
+
+    async def fire(self) -> int:
+        await defined(self.engine)
+        for n in range(4):
+            await self.engine.schedules.create(f"s{n}", "job", cron())
+        self._later(3600)
+        await self.coordinator._fire(counts := Counts())
+        return counts.fired
+
+    async def trigger(self) -> int:
+        await defined(self.engine)
+        made = await self.engine.triggers.create("t", "go", "job")
+        await self.coordinator._trigger()
+        for _ in range(4):
+            await self.engine.publish("go")
+        await self.coordinator._trigger()
+        return (await self.engine.triggers.get(made.id)).fired
+
+    async def relay(self) -> int:
+        await self.engine.submit_many([NewTask(title="t") for _ in range(4)])
+
+        async def sink(events: Sequence[Row]) -> None:
+            self.seen += events
+
+        assert await self.coordinator._relay_to("inbox", sink) == len(self.seen)
+        return len(self.seen)
+
+    def _later(self, seconds: float) -> None:
+        assert isinstance(self.clock, ManualClock)
+        self.clock.advance(seconds)
+
+
+DUTIES = ["expire", "promote", "look_at_agents", "fire", "trigger", "relay"]
+
+
+@pytest.mark.parametrize("duty", DUTIES)
+async def test_a_duty_that_found_exactly_a_batch_looks_again_in_the_same_cycle(
+    database_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, duty: str
+) -> None:
+    async with opened(database_url, clock) as store:
+        batches = Batches(Engine(store), monkeypatch)
+        assert await getattr(batches, duty)() == 4
