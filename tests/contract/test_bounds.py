@@ -16,6 +16,8 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine import spending
+from tenuto.engine.children import MAX_WAIT_S, Question
+from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
 from tenuto.engine.identity import MAX_PASSWORD, MIN_PASSWORD, Identity
 from tenuto.engine.mailbox import MOST_TAKEN
@@ -46,6 +48,26 @@ async def take(engine: Engine, n: int) -> Any:
     return await engine.mailboxes.take(AGENT, n)
 
 
+async def wait(engine: Engine, n: int) -> Any:
+    return await engine.wait(await running(engine), [], n)
+
+
+async def tag(engine: Engine, tags: tuple[str, ...]) -> None:
+    await engine.edit((await engine.submit(new())).id, Changes(tags=tags))
+
+
+async def use(engine: Engine, n: int) -> None:
+    await engine.used(await running(engine), Usage(model="x" * n, input_tokens=1))
+
+
+async def comment(engine: Engine, n: int) -> None:
+    await engine.submit(new())
+    fence = (await claim_all(engine))[-1].fence
+    await engine.ask(fence, "q", Question(kind="approval", title="?"))
+    [item, *_] = await engine.inbox.list()
+    await engine.inbox.answer(item.id, approve=True, comment="x" * n)
+
+
 async def checkpoint(engine: Engine, n: int) -> Any:
     return await engine.checkpoint(await running(engine), {}, seq=n)
 
@@ -66,6 +88,15 @@ CALLS: dict[str, tuple[int, Call]] = {
     "a page of tasks": (limits.MAX_PAGE, lambda engine, n: engine.list(Filter(), n)),
     "a page of the inbox": (limits.MAX_PAGE, lambda engine, n: engine.inbox.list(limit=n)),
     "messages taken": (MOST_TAKEN, take),
+    "tasks of an action": (
+        limits.MAX_BULK,
+        lambda engine, n: engine.act("cancel", Filter(), limit=n),
+    ),
+    "seconds of a wait": (MAX_WAIT_S, wait),
+    "tags of an edit": (limits.MAX_TAGS, lambda engine, n: tag(engine, ("x",) * n)),
+    "a tag of an edit": (limits.MAX_NAME, lambda engine, n: tag(engine, ("x" * n,))),
+    "a model in a report": (limits.MAX_NAME, use),
+    "a comment": (limits.MAX_TEXT, comment),
 }
 
 

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenuto.model import definition, limits, turns
+from tenuto.model import definition, flow, limits, turns
 from tenuto.model.commands import Escalation
 from tenuto.model.definition import Foreach, GroupSpec, check_group
 from tenuto.model.errors import Invalid
 from tenuto.model.fingerprint import fingerprint
+from tenuto.model.flow import Unfit, items_of
 from tenuto.model.plan import Spec, plan_for
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.secrets import check_value, hidden
@@ -348,6 +349,15 @@ def test_secrets_up_to_the_limits() -> None:
     named = {f"n{n}": "a value" for n in range(limits.MAX_SECRETS)}
     assert hidden({"secrets": named})[1] == named
     assert code_of(hidden, {"secrets": named | {"more": "a value"}}) == "too_large"
+
+
+def test_a_foreach_takes_items_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those in another task's result are counted when it is there."""
+    monkeypatch.setattr(flow, "MAX_ITEMS", 3)
+    each = Foreach(items={"$from": "w"}, template="t")
+    assert items_of(each, {"w": [1, 2, 3]}) == [1, 2, 3]
+    with pytest.raises(Unfit, match="at most 3"):
+        items_of(each, {"w": [1, 2, 3, 4]})
 
 
 def test_groups_and_plans_up_to_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
