@@ -1,0 +1,109 @@
+"""Calls that are refused: with the code that says why, and without a trace."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from tests.contract.conftest import AGENT, Raw, claim_one, new, profile, refusal, running
+from tests.contract.flowing import group, start, task
+
+from tenuto.engine.children import Question
+from tenuto.engine.engine import Engine
+from tenuto.engine.registry import Registry
+from tenuto.model.errors import Invalid
+from tenuto.model.spending import Budget
+
+Call = Callable[[Engine], Awaitable[Any]]
+
+
+async def block_what_runs(engine: Engine) -> Any:
+    return await engine.submit(new(blocks=[str((await running(engine)).task)]))
+
+
+async def block_what_has_ended(engine: Engine) -> Any:
+    fence = await running(engine)
+    await engine.complete(fence)
+    return await engine.submit(new(blocks=[str(fence.task)]))
+
+
+async def block_nobody(engine: Engine) -> Any:
+    return await engine.submit(new(blocks=[str(uuid4())]))
+
+
+async def submit_a_flow_in_a_bulk(engine: Engine) -> Any:
+    return await engine.submit_many([task("a", next="b"), new()])
+
+
+async def join_with_something_next(engine: Engine) -> Any:
+    await start(engine, "g", group("g", "a"), task("a"))
+    return await engine.submit(task("late", group="g", next="a"))
+
+
+async def join_what_has_ended(engine: Engine) -> Any:
+    await start(engine, "g", group("g", "a"), task("a"))
+    run = await engine.flows.live_group("g")
+    await engine.complete((await claim_one(engine)).fence)
+    return await engine.submit(task("late", group=str(run)))
+
+
+async def give_a_budget_to_an_approval(engine: Engine) -> Any:
+    await engine.ask(await running(engine), "q", Question(kind="approval", title="?"))
+    [item] = await engine.inbox.list()
+    return await engine.inbox.answer(item.id, approve=True, budget=Budget(tokens=1))
+
+
+async def say_how_far_it_is_in_words(engine: Engine) -> Any:
+    half: Any = "half"
+    return await engine.progress(await running(engine), half)
+
+
+async def say_how_far_it_is_by_yes(engine: Engine) -> Any:
+    return await engine.progress(await running(engine), True)
+
+
+async def name_a_step_by_a_number(engine: Engine) -> Any:
+    number: Any = 7
+    return await engine.progress(await running(engine), step=number)
+
+
+async def forget_an_agent_at_work(engine: Engine) -> Any:
+    await engine.register_agent(profile())
+    await running(engine)
+    return await Registry(engine.core, engine.workspace).forget(AGENT)
+
+
+async def register_an_agent_of_others(engine: Engine) -> Any:
+    return await engine.register_agent(profile(workspace=uuid4()))
+
+
+CALLS: dict[Call, str] = {
+    block_what_runs: "out_of_turn",
+    block_what_has_ended: "out_of_turn",
+    block_nobody: "dependency_unknown",
+    submit_a_flow_in_a_bulk: "invalid_value",
+    join_with_something_next: "invalid_value",
+    join_what_has_ended: "out_of_turn",
+    give_a_budget_to_an_approval: "invalid_value",
+    say_how_far_it_is_in_words: "invalid_value",
+    say_how_far_it_is_by_yes: "invalid_value",
+    name_a_step_by_a_number: "invalid_value",
+    forget_an_agent_at_work: "out_of_turn",
+    register_an_agent_of_others: "not_found",
+}
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+async def test_what_cannot_be_is_refused(engine: Engine, raw: Raw, call: Call) -> None:
+    assert await refusal(call(engine)) == CALLS[call]
+    assert await raw.count("task") <= 1
+    items = await engine.inbox.list(None)
+    assert {item.status for item in items} <= {"OPEN"}
+
+
+@pytest.mark.parametrize("field", ["depends_on", "blocks"])
+async def test_an_unknown_name_is_said(engine: Engine, field: str) -> None:
+    waits: dict[str, Any] = {field: ["nobody"]}
+    with pytest.raises(Invalid, match="'nobody', which is neither") as refused:
+        await engine.submit_many([new(key="a"), new(**waits)])
+    assert refused.value.code == "dependency_unknown"
