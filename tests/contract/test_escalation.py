@@ -43,6 +43,19 @@ async def test_a_failure_that_is_tried_again_is_nobodys_matter(engine: Engine) -
     assert await engine.inbox.list() == []
 
 
+async def test_only_so_many_wait_for_people_at_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.escalation.MOST", 2)
+    fences = [await running(engine) for _ in range(3)]
+    for fence in fences:
+        await engine.fail(fence, failure("syntax"))
+    assert {item.task for item in await engine.inbox.list()} == {each.task for each in fences[:2]}
+    await engine.retry(fences[0].task)
+    await engine.fail((await claim_one(engine)).fence, failure("syntax"))
+    assert len(await engine.inbox.list()) == 2
+
+
 async def test_a_retry_answers_it(engine: Engine) -> None:
     fence = await running(engine, escalation=Escalation("Validation failed", "Look at it."))
     await engine.fail(fence, failure("syntax"))
