@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -30,6 +31,7 @@ from tenuto.model.submission import NewTask
 from tenuto.model.turns import Concurrency
 from tenuto.vault import Vault
 
+T = TypeVar("T")
 PATIENCE_S = 5
 
 
@@ -45,14 +47,22 @@ async def holding(url: str, row: UUID, table: str = "task", key: str = "id") -> 
         await holder.close()
 
 
+async def at_once(call: Awaitable[T]) -> T:
+    """What the call answers, if it waits for nobody."""
+    calling = asyncio.ensure_future(call)
+    done, _ = await asyncio.wait([calling], timeout=PATIENCE_S)
+    assert done, "it waits for the row"
+    return await calling
+
+
 @pytest.mark.parametrize("lanes", [1, 3])
 async def test_a_claim_passes_over_held_rows(
     postgres_engine: Engine, postgres_url: str, lanes: int
 ) -> None:
     engine = postgres_engine
     tasks = [(await engine.submit(new(task_type=f"lane{n % lanes}"))).id for n in range(6)]
-    async with holding(postgres_url, tasks[0]), asyncio.timeout(PATIENCE_S):
-        works = await engine.claim(profile(), WORKER, 3)
+    async with holding(postgres_url, tasks[0]):
+        works = await at_once(engine.claim(profile(), WORKER, 3))
         assert [work.fence.task for work in works] == tasks[1:4]
     assert {work.fence.task for work in await claim_all(engine)} == {tasks[0], *tasks[4:]}
 
@@ -65,9 +75,9 @@ async def test_a_place_is_given_past_a_held_task_and_to_it_a_little_later(
     keyed = Concurrency(key="deploy", limit=1)
     _, second, third = [(await engine.submit(new(concurrency=keyed))).id for _ in range(3)]
     work = await claim_one(engine)
-    async with holding(postgres_url, second), asyncio.timeout(PATIENCE_S):
-        await engine.complete(work.fence)
-        await engine.flows.work_once()
+    async with holding(postgres_url, second):
+        await at_once(engine.complete(work.fence))
+        await at_once(engine.flows.work_once())
         assert await status(engine, second) == await status(engine, third) == "WAITING"
     await engine.flows.work_once()
     assert await status(engine, second) == "PENDING"
@@ -94,8 +104,8 @@ async def test_a_duty_passes_over_held_tasks(
         for fence in fences:
             await engine.fail(fence, failure())
     clock_of(engine).advance(3600)
-    async with holding(postgres_url, fences[0].task), asyncio.timeout(PATIENCE_S):
-        assert await duty(engine) == 1
+    async with holding(postgres_url, fences[0].task):
+        assert await at_once(duty(engine)) == 1
     before = "RUNNING" if name.startswith("expire") else "RETRY_WAIT"
     assert [await status(engine, fence.task) == before for fence in fences] == [True, False]
     assert await duty(engine) == 1
@@ -112,8 +122,8 @@ async def test_a_coordinator_passes_over_held_agents(
     engine, looks = postgres_engine, AgentUpkeep(postgres_engine.system)
     agents = [await engine.register_agent(profile(id=uuid4(), name=name)) for name in ("a", "b")]
     clock_of(engine).advance(3600)
-    async with holding(postgres_url, agents[0].id, "agent"), asyncio.timeout(PATIENCE_S):
-        assert await looks.stale_once("keeper") == 1
+    async with holding(postgres_url, agents[0].id, "agent"):
+        assert await at_once(looks.stale_once("keeper")) == 1
     assert await looks.stale_once("keeper") == 1
 
 
@@ -123,8 +133,8 @@ async def test_who_takes_messages_passes_over_held_ones(
     engine = postgres_engine
     await engine.register_agent(profile())
     sent = [await engine.mailboxes.send(AGENT, NewMessage(kind="note", body=n)) for n in range(2)]
-    async with holding(postgres_url, sent[0].id, "message"), asyncio.timeout(PATIENCE_S):
-        taken = (await engine.mailboxes.take(AGENT)).messages
+    async with holding(postgres_url, sent[0].id, "message"):
+        taken = (await at_once(engine.mailboxes.take(AGENT))).messages
     assert [each.id for each in taken] == [sent[1].id]
 
 
@@ -138,10 +148,10 @@ async def test_what_flows_left_is_done_past_held_pieces(
             "insert into flow_work (id, workspace, kind, subject, data, due_at) values"
             f""" ('{piece}', '{engine.workspace}', 'turn', '{piece}', '{{"key": "k"}}', now())"""
         )
-    async with holding(postgres_url, pieces[0], "flow_work"), asyncio.timeout(PATIENCE_S):
+    async with holding(postgres_url, pieces[0], "flow_work"):
         # It was free when it was found, and is held when its turn comes.
-        assert await engine.flows._piece(pieces[0]) == 0
-        assert await engine.flows.work_once() == 1
+        assert await at_once(engine.flows._piece(pieces[0])) == 0
+        assert await at_once(engine.flows.work_once()) == 1
     assert await raw.fetch("select id from flow_work") == [(pieces[0],)]
 
 
@@ -152,8 +162,8 @@ async def test_a_coordinator_passes_over_held_schedules(
     await defined(engine)
     made = [await engine.schedules.create(name, "job", cron()) for name in ("a", "b")]
     clock_of(engine).advance(3600)
-    async with holding(postgres_url, made[0].id, "schedule"), asyncio.timeout(PATIENCE_S):
-        assert await fire(engine) == 1
+    async with holding(postgres_url, made[0].id, "schedule"):
+        assert await at_once(fire(engine)) == 1
     assert [(await engine.schedules.get(each.id)).fired for each in made] == [0, 1]
 
 
@@ -168,8 +178,8 @@ async def test_a_sender_passes_over_held_webhooks(
     ]
     await engine.complete(await running(engine))
     await deliveries.fan_out_once()
-    async with holding(postgres_url, held, "webhook"), asyncio.timeout(PATIENCE_S):
-        assert {due.webhook for due in await deliveries.due(10)} == {other}
+    async with holding(postgres_url, held, "webhook"):
+        assert {due.webhook for due in await at_once(deliveries.due(10))} == {other}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +200,7 @@ async def test_a_change_of_keys_passes_over_held_rows(
     newer = Vault({"second": bytes(range(32, 64)), "first": bytes(range(32))})
     rotating = Engine(engine.store, vault=newer).rotating
     held = await raw.value(f"select min({key}::text)::uuid from {table}")
-    async with holding(postgres_url, held, table, key), asyncio.timeout(PATIENCE_S):
-        assert await rotating.rotate_once() == 1
+    async with holding(postgres_url, held, table, key):
+        assert await at_once(rotating.rotate_once()) == 1
     assert await raw.fetch(f"select {key} from {table} where key_id = 'first'") == [(held,)]
     assert await rotating.rotate_once() == 1

@@ -2,11 +2,11 @@
 
 from collections.abc import Awaitable, Callable
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from tests.contract.conftest import AGENT, Raw, claim_one, new, profile, refusal, running
-from tests.contract.flowing import group, start, task
+from tests.contract.flowing import flow_status, group, start, task
 
 from tenuto.engine.children import Question
 from tenuto.engine.engine import Engine
@@ -77,7 +77,46 @@ async def register_an_agent_of_others(engine: Engine) -> Any:
     return await engine.register_agent(profile(workspace=uuid4()))
 
 
+async def ended(engine: Engine) -> tuple[UUID, UUID]:
+    """A flow and the run of its group, both COMPLETED."""
+    flow = await start(engine, "g", group("g", "a"), task("a"))
+    run = await engine.flows.live_group("g")
+    await engine.complete((await claim_one(engine)).fence)
+    assert await flow_status(engine, flow) == "COMPLETED"
+    return flow, run
+
+
+async def cancel_an_ended_flow(engine: Engine) -> Any:
+    return await engine.flows.cancel((await ended(engine))[0])
+
+
+async def pause_an_ended_flow(engine: Engine) -> Any:
+    return await engine.flows.pause((await ended(engine))[0])
+
+
+async def revive_a_completed_flow(engine: Engine) -> Any:
+    return await engine.flows.revive((await ended(engine))[0])
+
+
+async def cancel_an_ended_group(engine: Engine) -> Any:
+    return await engine.flows.cancel_group((await ended(engine))[1])
+
+
+async def pause_an_ended_group(engine: Engine) -> Any:
+    return await engine.flows.pause_group((await ended(engine))[1])
+
+
+async def resume_what_is_not_paused(engine: Engine) -> Any:
+    return await engine.flows.resume(await start(engine, "a", task("a")))
+
+
 CALLS: dict[Call, str] = {
+    cancel_an_ended_flow: "out_of_turn",
+    pause_an_ended_flow: "out_of_turn",
+    revive_a_completed_flow: "out_of_turn",
+    cancel_an_ended_group: "out_of_turn",
+    pause_an_ended_group: "out_of_turn",
+    resume_what_is_not_paused: "out_of_turn",
     block_what_runs: "out_of_turn",
     block_what_has_ended: "out_of_turn",
     block_nobody: "dependency_unknown",
@@ -99,6 +138,7 @@ async def test_what_cannot_be_is_refused(engine: Engine, raw: Raw, call: Call) -
     assert await raw.count("task") <= 1
     items = await engine.inbox.list(None)
     assert {item.status for item in items} <= {"OPEN"}
+    assert await raw.value("select count(*) from flow where status in ('CANCELLED', 'PAUSED')") == 0
 
 
 @pytest.mark.parametrize("field", ["depends_on", "blocks"])
