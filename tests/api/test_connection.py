@@ -333,6 +333,19 @@ async def test_headers_alone_keep_no_place(settings: Settings, kind: str) -> Non
             assert (await honest.answer())[0] == 200
 
 
+async def test_a_good_token_keeps_a_place_for_its_own_request(settings: Settings) -> None:
+    async with running(replaced(settings, connections=1)) as api, raw(api) as one:
+        token = (await api.token()).encode()
+        await one.send(b"GET /api/v1/me HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ")
+        await one.send(token + b"\r\n\r\n")
+        assert (await one.answer())[0] == 200
+        await one.send(POST + b"Content-Length: 60000\r\n\r\n")
+        await eventually(lambda: any(each._open for each in tables[-1]._addresses))
+        async with raw(api, "127.0.0.4") as honest:
+            await honest.send(LIVE)
+            assert (await honest.answer())[0] == 200
+
+
 async def test_an_answer_that_a_stranger_does_not_read_keeps_no_place(settings: Settings) -> None:
     async with running(replaced(settings, connections=1)) as api, unread(api) as stranger:
         await stranger.send(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 16)

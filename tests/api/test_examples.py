@@ -130,6 +130,13 @@ async def test_a_new_task_is_shown_as_it_is_stored(owner: httpx2.AsyncClient) ->
     assert made.headers["etag"] == shown.headers["etag"]
 
 
+async def test_a_new_task_is_shown_without_its_secrets(owner: httpx2.AsyncClient) -> None:
+    body = {"title": "t", "input": {"secrets": {"key": "s3cret-value"}}}
+    made = (await owner.post(f"{V1}/agent-tasks", json=body)).json()
+    assert made["inputContext"] == {"secrets": {"key": "***"}}
+    assert made == (await owner.get(f"{V1}/agent-tasks/{made['id']}")).json()
+
+
 async def test_agents_health_and_end(owner: httpx2.AsyncClient) -> None:
     agent = uuid4()
     await owner.put(f"{V1}/agents/{agent}", json={"name": "a"})

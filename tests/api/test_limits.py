@@ -8,15 +8,18 @@ import httpx2
 import pytest
 from tests.api.conftest import V1, Api, problem, replaced, running
 from tests.api.test_streams import stream
+from tests.contract.conftest import ManualClock
 from tests.waiting import eventually
 
 from tenuto.api import logins
 from tenuto.api.concurrent import Concurrent, Holder
 from tenuto.api.logins import AT_ONCE, FREE_TRIES, Logins, Tries, Who
+from tenuto.api.rates import Rates
 from tenuto.clock import Clock
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.access import Role
 from tenuto.model.errors import TooMany
+from tenuto.model.quota import Quota
 from tenuto.settings import Settings
 
 ANN = Who("192.0.2.1", "ann")
@@ -77,6 +80,15 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(10):
         assert may(tries, Who(f"192.0.2.{n}", "x"), 0)
     assert [len(each) for each in (tries._tries, tries._buckets, tries._known)] == [3, 3, 1]
+
+
+def test_who_goes_on_trying_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logins, "KEPT", 3)
+    tries = Tries()
+    for n in range(FREE_TRIES):
+        assert may(tries, ANN, 0)
+        assert may(tries, Who(f"198.51.100.{n}", "x"), 0)
+    assert not may(tries, ANN, 0)
 
 
 def test_a_right_password_is_no_try_and_gives_none_back_twice() -> None:
@@ -147,6 +159,36 @@ async def test_so_many_logins_wait_in_all(monkeypatch: pytest.MonkeyPatch) -> No
     waiting.begin("192.0.2.9", "ann")
     await waiting.end()
     assert waiting.seen[2] == "ann"
+
+
+def test_whoever_asks_too_often_is_told_how_long_to_wait() -> None:
+    clock = ManualClock()
+    rates = Rates(clock, Settings(rate_per_s=2))
+    for _ in range(4):
+        rates.request("a")
+    with pytest.raises(TooMany) as refused:
+        rates.request("a")
+    assert refused.value.retry_after == 0.5
+    rates.request("b")
+    clock.advance(0.5)
+    rates.request("a")
+
+
+async def test_each_workspace_has_a_rate_of_its_own() -> None:
+    clock = ManualClock()
+    rates = Rates(clock, Settings())
+
+    async def look() -> Quota:
+        return Quota(tasks_per_minute=2)
+
+    one, two = UUID(int=1), UUID(int=2)
+    for workspace in (one, two):
+        await rates.submit(workspace, 2, look)
+    with pytest.raises(TooMany) as refused:
+        await rates.submit(one, 1, look)
+    assert refused.value.retry_after == 30
+    clock.advance(30)
+    await rates.submit(one, 1, look)
 
 
 def test_what_is_held_is_counted_for_all_holders_or_none() -> None:

@@ -10,6 +10,7 @@ from uuid import uuid4
 import httpx2
 import pytest
 from tests.api.conftest import V1, Api, problem
+from tests.api.test_people import GONE, person
 from tests.waiting import eventually
 
 from tenuto.engine.claim import Work
@@ -129,3 +130,19 @@ async def test_a_claim_that_waits_ends_with_the_right_to_claim(
     answer = await asyncio.wait_for(waiting, SOON)
     refused = (401, "unauthenticated") if ended == "token" else (404, "not_found")
     assert problem(answer) == refused
+
+
+async def test_a_claim_that_waits_ends_when_its_caller_may_look_only(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    user, ann = await person(api, owner, "ann", "MEMBER")
+    agent = f"{V1}/agents/{uuid4()}"
+    await owner.put(agent, json={"name": "a"})
+    waiting = asyncio.create_task(ann.post(f"{agent}/claim", json={"waitSeconds": 60}))
+
+    async def waits() -> bool:
+        return (await owner.get(agent)).json()["lastHeartbeat"] is not None
+
+    await eventually(waits, SOON)
+    await owner.patch(f"{V1}/users/{user}", json={"role": "VIEWER"})
+    assert problem(await asyncio.wait_for(waiting, SOON)) == GONE

@@ -130,6 +130,48 @@ async def test_both_answer_alike(far: RemoteEngine, near: Engine) -> None:
     assert (await far.show(fence.task)).status in ("FAILED", "DEAD")
 
 
+async def test_every_filter_picks_the_same(far: RemoteEngine, near: Engine) -> None:
+    parent = (await near.submit(NewTask(title="parent"))).id
+    before = near.clock.now()
+    work = await claimed(near, NewTask(title="child", parent=parent, tags=["a"], priority=9))
+    after = near.clock.now()
+    await near.submit(NewTask(title="later", task_type="build"))
+    agent = (await near.show(work.fence.task)).agent
+    filters = {
+        "status": Filter(status=("RUNNING", "DEAD")),
+        "tags": Filter(tags=("a",)),
+        "min_priority": Filter(min_priority=6),
+        "priority": Filter(priority=9),
+        "task_type": Filter(task_type="build"),
+        "agent": Filter(agent=agent),
+        "parent": Filter(parent=parent),
+        "since": Filter(since=before),
+        "until": Filter(until=after),
+        "text": Filter(text="LAT"),
+    }
+    assert set(filters) == set(Filter.__struct_fields__)
+    for name, where in filters.items():
+        wanted = await near.list(where)
+        assert 0 < len(wanted.tasks) < 3, name
+        assert await far.list(where) == wanted, name
+        picked = [task.id for task in wanted.tasks]
+        assert (await far.act("cancel", where, dry_run=True)).done == picked, name
+
+
+async def test_every_change_arrives(far: RemoteEngine, near: Engine) -> None:
+    task = (await near.submit(NewTask(title="x"))).id
+    changes = Changes(
+        title="y", description="d", metadata={"m": 1}, tags=("a",), priority=9, status="PAUSED"
+    )
+    assert set(changes.named()) == set(Changes.__struct_fields__)
+    await far.edit(task, changes)
+    view = await near.show(task)
+    assert {name: getattr(view, name) for name in changes.named()} == {
+        **msgspec.structs.asdict(changes),
+        "tags": ["a"],
+    }
+
+
 async def test_people_s_side(far: RemoteEngine, near: Engine) -> None:
     task = (await far.submit(NewTask(title="x"))).id
     await far.pause(task, "why")

@@ -1,14 +1,60 @@
 """What the client reads is what the server says, field by field."""
 
+from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
+from tests.model.test_limits import FIELDS
 
 from tenuto.api import ops, remote, work
+from tenuto.api.shapes import FilterBody, TaskBody, TaskPatch
 from tenuto.client import admin as told
 from tenuto.client import client
 from tenuto.client import work as told_work
+from tenuto.client.bodies import change_body, filter_body, task_body
+from tenuto.engine.edit import Changes
+from tenuto.engine.query import Filter
+from tenuto.model.definition import Approval, Condition, Control, Foreach, Goto
+from tenuto.model.retry import RetryPolicy
+from tenuto.model.spending import Budget
+from tenuto.model.submission import NewTask
+from tenuto.model.turns import Concurrency
+
+WHEN = datetime(2030, 1, 1, tzinfo=UTC)
+TASK = NewTask(
+    **FIELDS
+    | {
+        "id": UUID(int=2),
+        "env": {"A": "b", "B": {"$secret": "b"}},
+        "retry": RetryPolicy(base_s=2.0, multiplier=3.0, cap_s=60.0, jitter=0.1),
+        "concurrency": Concurrency("turn", 2, "cancel_old"),
+        "budget": Budget(tokens=7, cost_usd=2.5),
+        "control": None,
+    }
+)
+CONTROLS: list[Control] = [
+    Foreach(items=[1], template="t", order="parallel", join="any_failed"),
+    Goto(target="t", prompt="p"),
+    Condition(expression="result > 1", on_true="a", on_false="b"),
+    Approval(message="m", timeout_s=9, on_timeout="approve", on_reject="skip"),
+]
+FILTER = Filter(
+    status=("RUNNING", "DEAD"),
+    tags=("x", "y"),
+    min_priority=2,
+    priority=3,
+    task_type="build",
+    agent=UUID(int=1),
+    parent=UUID(int=2),
+    since=WHEN,
+    until=WHEN,
+    text="t",
+)
+CHANGES = Changes(
+    title="t", description="d", metadata={"m": 1}, tags=("x",), priority=9, status="PAUSED"
+)
 
 SAME = [
     (ops.Stats, client.Stats),
@@ -41,3 +87,38 @@ def test_what_is_read_is_said(said: Any, read: Any) -> None:
     assert wanted <= known
     optional = {field.encode_name for field in msgspec.structs.fields(read)} - known
     assert optional <= {"until"}
+
+
+def is_set(value: Any, name: str, plain: Any) -> bool:
+    return bool(getattr(value, name) != getattr(plain, name))
+
+
+def test_what_is_sent_here_has_every_field() -> None:
+    for full, plain in ((TASK, NewTask(title="")), (FILTER, Filter()), (CHANGES, Changes())):
+        names = type(full).__struct_fields__
+        assert {name for name in names if not is_set(full, name, plain)} <= {"control"}
+    for control in CONTROLS:
+        for field in msgspec.structs.fields(control):
+            assert field.required or getattr(control, field.name) != field.default
+
+
+@pytest.mark.parametrize("control", [None, *CONTROLS], ids=lambda each: type(each).__name__)
+def test_a_task_is_read_as_it_was_sent(control: Control | None) -> None:
+    asked = msgspec.structs.replace(TASK, control=control)
+    sent = msgspec.json.encode(task_body(asked))
+    read = msgspec.json.decode(sent, type=TaskBody).task()
+    assert msgspec.json.decode(msgspec.json.encode(read)) == msgspec.json.decode(
+        msgspec.json.encode(asked)
+    )
+
+
+def test_a_filter_is_read_as_it_was_sent() -> None:
+    sent = msgspec.json.encode(filter_body(FILTER))
+    assert msgspec.json.decode(sent, type=FilterBody).filter() == FILTER
+
+
+def test_a_change_is_read_as_it_was_sent() -> None:
+    sent = msgspec.json.encode(change_body(CHANGES))
+    read = msgspec.json.decode(sent, type=TaskPatch)
+    assert msgspec.json.decode(msgspec.json.encode(read)) == msgspec.json.decode(sent)
+    assert set(names(TaskPatch)) == set(Changes.__struct_fields__)

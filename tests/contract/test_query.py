@@ -194,6 +194,14 @@ async def test_pages_cover_everything_once(engine: Engine, limit: int, start: in
         assert paged == (whole[start + 1 :] if start < len(whole) else whole)
 
 
+async def test_only_a_page_before_others_names_the_next(engine: Engine) -> None:
+    await engine.submit_many([new(f"t{n}") for n in range(3)])
+    first = await engine.list(limit=2)
+    assert first.next_cursor == first.tasks[-1].id
+    assert (await engine.list(Filter(), 1, first.next_cursor)).next_cursor is None
+    assert (await engine.list(limit=3)).next_cursor is None
+
+
 async def test_a_page_has_limits(engine: Engine) -> None:
     for limit in (0, -1, 1001):
         assert await refusal(engine.list(limit=limit)) == "invalid_value"

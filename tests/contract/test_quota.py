@@ -102,6 +102,7 @@ async def test_paused_tasks_count(engine: Engine, raw: Raw) -> None:
 
 async def test_a_bulk_counts_whole(engine: Engine, raw: Raw) -> None:
     await bound(raw, engine, 500)
+    assert await refusal(engine.submit_many([new("t")] * 501)) == "quota_exceeded"
     await engine.submit_many([new("t")] * 300)
     assert await refusal(engine.submit_many([new("t")] * 201)) == "quota_exceeded"
     assert await raw.value(WAITING) == 300

@@ -7,12 +7,14 @@ import msgspec
 import pytest
 from tests.contract.conftest import AnyStore, claim_one, new, refusal
 from tests.contract.flowing import group, task
+from tests.model.test_limits import FIELDS
 from tests.secrets.conftest import OLD
 
 from tenuto.engine.claim import Work
 from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
 from tenuto.engine.schedules import ScheduleChange
+from tenuto.engine.secret_use import runs_the_same
 from tenuto.model.access import Caller, Role
 from tenuto.model.definition import Approval, Foreach, GroupSpec
 from tenuto.model.errors import Invalid
@@ -402,3 +404,18 @@ async def test_nobody_changes_a_rule_above_his_role(world: World) -> None:
         assert await refusal(asked) == "secret_forbidden"
     await secrets.put("plain", "another", Use(role="ADMIN"))
     await secrets.delete("plain")
+
+
+WHEREVER = """
+max_turns conversation priority tags task_tags capabilities region estimate_minutes max_attempts
+retry timeout_s queue_ttl_s lease_s run_at parent idempotency_key trace_id source key depends_on
+blocks on_dependency_failure next group complexity escalation concurrency budget
+""".split()
+"""Fields that decide where and when a task runs and what follows, not what runs."""
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_what_runs_is_decided_by_every_field_but_these(field: str) -> None:
+    plain = new()
+    other = msgspec.structs.replace(plain, **{field: FIELDS[field]})
+    assert runs_the_same(plain, other) == (field in WHEREVER)

@@ -315,6 +315,12 @@ async def test_two_bodies_for_one_id_in_a_bulk(engine: Engine, raw: Raw) -> None
     assert await raw.count("task") == 0
 
 
+async def test_the_id_of_one_and_the_key_of_another_in_a_bulk(engine: Engine, raw: Raw) -> None:
+    bodies = [new(idempotency_key="k"), new(id=GIVEN), new(id=GIVEN, idempotency_key="k")]
+    assert await refusal(engine.submit_many(bodies)) == "idempotency_conflict"
+    assert await raw.count("task") == 0
+
+
 async def test_an_id_of_another_workspace_is_refused(engine: Engine, raw: Raw) -> None:
     elsewhere = Engine(engine.store, workspace=await raw.workspace(9))
     await elsewhere.submit(new(id=GIVEN))

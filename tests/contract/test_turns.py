@@ -83,6 +83,12 @@ async def test_a_bulk_keeps_its_order(engine: Engine) -> None:
     assert order == [each.id for each in made]
 
 
+async def test_of_a_large_bulk_the_first_runs_at_once(engine: Engine) -> None:
+    wish = Concurrency("deploy")
+    made = await engine.submit_many([new(f"task {n}", concurrency=wish) for n in range(301)])
+    assert [work.fence.task for work in await claim_all(engine)] == [made[0].id]
+
+
 async def test_workspaces_do_not_share_keys(engine: Engine, raw: Raw) -> None:
     elsewhere = Engine(engine.store, workspace=await raw.workspace(7), actor="tester")
     await submit(engine)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tenuto.model import definition, flow, limits, turns
 from tenuto.model.commands import Escalation
-from tenuto.model.definition import Foreach, GroupSpec, check_group
+from tenuto.model.definition import Approval, Foreach, GroupSpec, check_group
 from tenuto.model.errors import Invalid
 from tenuto.model.fingerprint import fingerprint
 from tenuto.model.flow import Unfit, items_of
@@ -22,7 +22,7 @@ from tenuto.model.plan import Spec, plan_for
 from tenuto.model.retry import RetryPolicy
 from tenuto.model.secrets import check_value, hidden
 from tenuto.model.spending import Budget
-from tenuto.model.submission import NewTask, check
+from tenuto.model.submission import NewTask, check, requirements, same_lane
 from tenuto.model.turns import Concurrency
 
 JSON = st.recursive(
@@ -219,16 +219,51 @@ FIELDS: dict[str, Any] = {
     "metadata": {"a": 1},
     "parent": UUID(int=1),
     "idempotency_key": "k",
+    "system_prompt": "s",
+    "model": "m",
+    "max_turns": 1,
+    "conversation": "c",
+    "agent_type": "a",
+    "target_agent": UUID(int=1),
+    "runtime": "preset",
+    "cwd": "/x",
+    "container": "c",
+    "region": "r",
+    "estimate_minutes": 1,
+    "queue_ttl_s": 1,
+    "lease_s": 1,
+    "trace_id": "t",
+    "source": "s",
+    "key": "k",
+    "depends_on": ["a"],
+    "blocks": ["a"],
+    "on_dependency_failure": "run",
+    "next": "n",
+    "group": "g",
+    "control": Approval(),
+    "complexity": "Low",
+    "escalation": Escalation("why", "what"),
+    "concurrency": Concurrency("k"),
+    "budget": Budget(tokens=1),
 }
 
 
 def test_a_fingerprint_tells_every_field_apart() -> None:
+    assert FIELDS.keys() == set(NewTask.__struct_fields__) - {"id"}
     plain = NewTask(title="a task")
     prints = {fingerprint(plain)}
     for name, value in FIELDS.items():
         prints.add(fingerprint(msgspec.structs.replace(plain, **{name: value})))
     assert len(prints) == len(FIELDS) + 1
     assert fingerprint(msgspec.structs.replace(plain, id=UUID(int=1))) == fingerprint(plain)
+
+
+def test_tasks_of_one_lane_require_the_same() -> None:
+    plain, workspace = NewTask(title="a task"), UUID(int=1)
+    for name, value in FIELDS.items():
+        other = msgspec.structs.replace(plain, **{name: value})
+        same = requirements(other, workspace) == requirements(plain, workspace)
+        assert same or not same_lane(plain, other), name
 
 
 def test_a_fingerprint_does_not_tell_a_default_from_one_that_was_said() -> None:
@@ -300,6 +335,7 @@ EDGES: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
     "retry.jitter": (1, lambda n: {"retry": RetryPolicy(jitter=n)}),
     "tags": (limits.MAX_TAGS, lambda n: {"tags": ["x"] * n}),
     "a tag": (limits.MAX_NAME, lambda n: {"tags": ["x" * n]}),
+    "task_tags": (limits.MAX_TAGS, lambda n: {"task_tags": ["x"] * n}),
     "capabilities": (limits.MAX_TAGS, lambda n: {"capabilities": ["x"] * n}),
     "depends_on": (limits.MAX_DEPENDENCIES, lambda n: {"depends_on": ["x"] * n}),
     "blocks": (limits.MAX_DEPENDENCIES, lambda n: {"blocks": ["x"] * n}),

@@ -1,0 +1,143 @@
+"""The last way in for an owner stays, and who was one is judged by what they are now."""
+
+import asyncio
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import httpx2
+import pytest
+from tests.api.conftest import V1, Api, problem, replaced, running
+from tests.api.test_coordinator import belongs
+from tests.api.test_people import GONE, PASSWORD, logged_in, made, owners_token, person
+from tests.contract.conftest import Raw
+from tests.waiting import eventually
+
+from tenuto.engine.engine import DEFAULT_WORKSPACE
+from tenuto.model.access import SCOPES, Caller, Role
+from tenuto.model.errors import Conflict
+from tenuto.settings import Settings
+
+LAST = (409, "last_owner")
+
+
+async def disabled(database_url: str, user: str) -> None:
+    await Raw(database_url).execute(
+        f"update app_user set disabled_at = created_at where id = '{user}'"
+    )
+
+
+async def test_a_disabled_owner_is_no_way_in(
+    api: Api, owner: httpx2.AsyncClient, database_url: str
+) -> None:
+    ann, hers = await person(api, owner, "ann", "OWNER")
+    bob, _ = await person(api, owner, "bob", "OWNER")
+    assert (await owner.delete(f"{V1}/tokens/{await owners_token(owner)}")).status_code == 204
+    await disabled(database_url, bob)
+    assert problem(await hers.delete(f"{V1}/users/{ann}")) == LAST
+    assert problem(await hers.patch(f"{V1}/users/{ann}", json={"role": "ADMIN"})) == LAST
+
+
+async def test_an_owners_token_that_may_not_rule_is_no_way_in(api: Api) -> None:
+    workspace = await api.workspace("w")
+    ruling = await api.acting(Role.OWNER, workspace)
+    await api.acting(Role.OWNER, workspace, scopes=("read", "write", "work"))
+    tokens = (await ruling.get(f"{V1}/tokens")).json()
+    [own] = [each["id"] for each in tokens if "admin" in each["scopes"]]
+    assert problem(await ruling.delete(f"{V1}/tokens/{own}")) == LAST
+
+
+async def test_an_admin_ends_the_token_of_who_was_an_owner(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    user, ann = await person(api, owner, "ann", "OWNER")
+    whole = {"role": "OWNER", "scopes": list(SCOPES)}
+    key = (await made(ann, "tokens", name="hers", **whole))["id"]
+    admin = await api.acting(Role.ADMIN)
+    assert problem(await admin.delete(f"{V1}/tokens/{key}")) == (403, "forbidden")
+    await owner.patch(f"{V1}/users/{user}", json={"role": "VIEWER"})
+    assert (await admin.delete(f"{V1}/tokens/{key}")).status_code == 204
+
+
+async def test_two_owners_do_not_lower_each_other_at_once(
+    postgres_url: str, settings: Settings
+) -> None:
+    async with running(replaced(settings, database=postgres_url)) as api:
+        identity, workspace = api.service.identity, await api.workspace("w")
+        ann, bob = [
+            await identity.make_user(name, PASSWORD, workspace, Role.OWNER)
+            for name in ("ann", "bob")
+        ]
+        acting = Caller(
+            workspace=workspace,
+            role=Role.OWNER,
+            scopes=frozenset(SCOPES),
+            actor="user:ann",
+            key=str(ann),
+            user=ann,
+        )
+        other = await asyncpg.connect(postgres_url)
+        try:
+            async with other.transaction():
+                # Bob lowers Ann and has not committed yet.
+                await other.execute("select from workspace where id = $1 for update", workspace)
+                lowered = "update member set role = 'ADMIN' where user_id = $1"
+                await other.execute(lowered, ann)
+                late = asyncio.create_task(identity.change_member(acting, bob, Role.ADMIN))
+                waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+
+                async def blocked() -> bool:
+                    return late.done() or bool(await Raw(postgres_url).value(waits))
+
+                await eventually(blocked)
+            with pytest.raises(Conflict, match="no owner left"):
+                await late
+        finally:
+            await other.close()
+
+
+async def test_a_guest_who_is_removed_keeps_the_name_at_home(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    user = (await made(owner, "users", name="ann", password=PASSWORD))["id"]
+    workspace = await api.workspace("elsewhere")
+    await belongs(api, workspace, UUID(user), Role.MEMBER)
+    host = await api.acting(Role.OWNER, workspace)
+    assert (await host.delete(f"{V1}/users/{user}")).status_code == 204
+    ann = await logged_in(api, "ann")
+    assert (await ann.get(f"{V1}/me")).json()["userId"] == user
+    again = {"name": "ann", "password": PASSWORD}
+    assert problem(await owner.post(f"{V1}/users", json=again)) == (409, "name_taken")
+
+
+async def test_who_belongs_to_two_workspaces_acts_in_the_named_one(
+    api: Api, owner: httpx2.AsyncClient
+) -> None:
+    user, ann = await person(api, owner, "ann", "ADMIN")
+    workspace = await api.workspace("elsewhere")
+    await belongs(api, workspace, UUID(user), Role.VIEWER)
+
+    async def acts(**headers: str) -> Any:
+        me = (await ann.get(f"{V1}/me", headers=headers)).json()
+        return me["workspaceId"], me["role"]
+
+    for _ in range(2):
+        assert await acts() == (str(DEFAULT_WORKSPACE), "ADMIN")
+        named = await acts(**{"X-Workspace-Id": str(workspace)})
+        assert named == (str(workspace), "VIEWER")
+    key = await made(ann, "tokens", name="k", role="VIEWER", scopes=["read"])
+    program = await api.client(key["token"])
+    assert len((await program.get(f"{V1}/workspaces")).json()) == 1
+    assert len((await ann.get(f"{V1}/workspaces")).json()) == 2
+    nowhere = await ann.get(f"{V1}/me", headers={"X-Workspace-Id": str(uuid4())})
+    assert problem(nowhere) == (403, "forbidden")
+
+
+async def test_a_login_ends_by_itself(
+    api: Api, owner: httpx2.AsyncClient, database_url: str
+) -> None:
+    _, ann = await person(api, owner, "ann", "ADMIN")
+    assert (await ann.get(f"{V1}/me")).status_code == 200
+    await Raw(database_url).execute("update session set expires_at = created_at")
+    api.service.callers.forget()
+    assert problem(await ann.get(f"{V1}/me")) == GONE
