@@ -27,14 +27,20 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.control import Action
+from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
 from tenuto.engine.query import Filter
 from tenuto.model import commands
-from tenuto.model.commands import Moment
+from tenuto.model.commands import Escalation, Moment
 from tenuto.model.decide import decide
 from tenuto.model.errors import Conflict
 from tenuto.model.retry import RetryPolicy
+from tenuto.model.spending import Budget
+from tenuto.model.submission import NewTask
 from tenuto.model.task import AGING_MS, Change, Status
+from tenuto.model.transcript import Line
+from tenuto.model.turns import Concurrency
+from tenuto.store.protocol import Statement
 
 KILLED = {"state": "killed", "pid": 7}
 Person = Callable[[Engine, Any], Awaitable[None]]
@@ -253,6 +259,40 @@ async def test_a_rerun_asks_for_the_same(engine: Engine, clock: ManualClock) -> 
     assert old.version == 1
 
 
+ITS_OWN = """
+id idempotency_key run_at key depends_on blocks on_dependency_failure next group control
+""".split()
+"""What a rerun does not repeat: names and time of the first task, and its place among others."""
+
+
+async def test_a_rerun_keeps_every_other_field(engine: Engine) -> None:
+    await engine.register_agent(profile())
+    asked = new(
+        **RERUN | {"retry": RetryPolicy(base_s=2.0)},
+        region="eu",
+        target_agent=profile().id,
+        parent=(await engine.submit(new("parent"))).id,
+        complexity="Hard",
+        escalation=Escalation("why", "what"),
+        concurrency=Concurrency("c", 2),
+        budget=Budget(tokens=7),
+    )
+    plain, fields = new(), NewTask.__struct_fields__
+    unset = {name for name in fields if getattr(asked, name) == getattr(plain, name)}
+    assert unset == {*ITS_OWN, "command"}  # which has a test of its own
+
+    async def stored(task: Any) -> dict[str, Any]:
+        labels = await engine.query.labels([task])
+        wanted = Statement("show", {"id": task, "workspace": engine.workspace})
+        return {**(await engine.core.store.fetch(wanted))[0], "labels": labels[task]}
+
+    first = (await engine.submit(asked)).id
+    old, made = await stored(first), await stored((await engine.rerun(first)).id)
+    assert set(fields) - old.keys() <= {*ITS_OWN, "tags", "task_tags", "capabilities"}
+    changed = {name for name in old if old[name] != made[name]}
+    assert changed - {"event_xid"} == {"id", "rerun_of"}
+
+
 async def test_a_rerun_of_a_command_is_a_command(engine: Engine) -> None:
     first = await engine.submit(new(command=["echo", "hi"], idempotency_key="k"))
     again = await engine.rerun(first.id)
@@ -289,6 +329,43 @@ async def test_what_is_gone_is_not_run_again(
     assert await raw.counts() == before
 
 
+SAID = "sesame"
+
+
+@pytest.mark.parametrize("how", ["aged", "erased"])
+async def test_nothing_is_left_of_what_a_task_carried(
+    engine: Engine, clock: ManualClock, raw: Raw, how: str
+) -> None:
+    said: dict[str, Any] = {
+        "description": SAID,
+        "prompt": SAID,
+        "system_prompt": SAID,
+        "input": {"a": SAID},
+        "env": {"A": SAID},
+        "metadata": {"a": SAID},
+        "escalation": Escalation(SAID, SAID),
+    }
+    if how == "erased":
+        said |= {"title": SAID, "tags": [SAID], "cwd": f"/{SAID}", "idempotency_key": SAID}
+    fence = await running(engine, **said)
+    await engine.append(fence, [Line(0, "INFO", SAID)])
+    await engine.record_step(fence, "k", SAID)
+    await engine.checkpoint(fence, SAID)
+    await engine.complete(fence, SAID, SAID)
+    if how == "erased":
+        await engine.erase(fence.task)
+    else:
+        await engine.archive(fence.task)
+        clock.advance(days=31)
+        await engine.upkeep.prune_once()
+    holding = [
+        table
+        for table in await raw.counts()
+        if SAID in str(await raw.fetch(f"select * from {table}"))
+    ]
+    assert holding == []
+
+
 async def test_no_attempt_passes_for_gone(engine: Engine) -> None:
     fence = await running(engine)
     assert await refusal(engine.progress(fence, 1, "(pruned)")) == "invalid_value"
@@ -302,6 +379,14 @@ async def test_a_new_priority_is_a_new_place(engine: Engine) -> None:
     assert (await claim_one(engine)).fence.task == second.id
     for wrong in (0, 11):
         assert await refusal(engine.reprioritise(first.id, wrong)) == "invalid_value"
+
+
+async def test_a_new_priority_is_no_edit(engine: Engine) -> None:
+    task = (await engine.submit(new())).id
+    await engine.edit(task, Changes(priority=6))
+    await engine.edit(task, Changes(priority=7, title="t"))
+    told = [event.event for event in await engine.events(task)]
+    assert told == ["submitted", "priority_changed", "priority_changed", "edited"]
 
 
 async def test_one_action_for_many(engine: Engine) -> None:

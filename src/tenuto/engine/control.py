@@ -31,7 +31,7 @@ Action = Literal["cancel", "retry", "pause", "resume", "archive"]
 _RERUN_FIELDS = (
     "title description prompt system_prompt model max_turns conversation task_type agent_type"
     " target_agent runtime cwd container region priority estimate_minutes max_attempts timeout_s"
-    " queue_ttl_s lease_s parent trace_id source"
+    " queue_ttl_s lease_s parent trace_id source complexity"
 ).split()
 
 
@@ -183,6 +183,7 @@ class Controlling:
                 input=decode(row["input"]),
                 metadata=decode(row["metadata"]),
                 retry=None if retry is None else msgspec.json.decode(retry, type=RetryPolicy),
+                escalation=_read(row["escalation"], commands.Escalation),
                 concurrency=_read(row["concurrency"], Concurrency),
                 budget=_read(row["budget"], Budget),
                 tags=labels[task].get("label", []),

@@ -761,7 +761,7 @@ where id in (select t.id from task t
   and archived_at is not null and finished_at < :before
 returning id, workspace;
 update task_body set description = null, prompt = null, system_prompt = null, input = null,
-  env = null, command = null, metadata = null
+  env = null, command = null, metadata = null, escalation = null
 from {old} where task_body.workspace = old.workspace and task_body.task = old.id;
 delete from transcript where task in (select old.id from {old});
 delete from transcript_size where task in (select old.id from {old});
@@ -777,8 +777,8 @@ delete from task_secret where task in (select old.id from {old});
 update task set session_key = null, last_error = null, current_step = '(pruned)'
 where id = :id and workspace = :workspace;
 update task_body set title = '(deleted)', description = null, prompt = null, system_prompt = null,
-  input = null, env = null, command = null, cwd = null, metadata = null, idempotency_key = null,
-  fingerprint = null
+  input = null, env = null, command = null, cwd = null, metadata = null, escalation = null,
+  idempotency_key = null, fingerprint = null
 where workspace = :workspace and task = :id;
 delete from transcript where task = :id and workspace = :workspace;
 delete from transcript_size where task = :id and workspace = :workspace;
