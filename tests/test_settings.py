@@ -9,7 +9,7 @@ import pytest
 
 from tenuto.bench import scale
 from tenuto.bench.measures import Bench
-from tenuto.client.target import Target, choose, config_path, read_login
+from tenuto.client.target import Login, Target, choose, config_path, read_login, write_login
 from tenuto.model.errors import Invalid
 from tenuto.settings import Settings, environment_without_settings, load
 from tenuto.worker.children import Children
@@ -153,6 +153,28 @@ def test_a_database_given_by_flag_is_reached_as_the_flags_say(
     flags = {"database": "postgresql://other/db", "pooler": "transaction"}
     flags["database_runtime"] = "postgresql://run@other/db"
     assert load(flags) == msgspec.convert(flags, Settings)
+
+
+def test_an_empty_variable_says_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "tenuto.toml").write_text('database = "sqlite:///file.db"\nslots = 3\n')
+    for name in ("DATABASE", "SLOTS"):
+        monkeypatch.setenv(f"TENUTO_{name}", "")
+    assert load() == Settings(database="sqlite:///file.db", slots=3)
+    monkeypatch.setenv("TENUTO_SLOTS", "4")
+    assert load().slots == 4
+    assert load({"slots": 5}).slots == 5
+
+
+def test_the_token_of_a_login_is_for_its_own_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_login(Login("http://own:1", "tnt_own", WORKSPACE))
+    for chosen in (choose(), choose("http://own:1/")):
+        assert (chosen.token, str(chosen.workspace)) == ("tnt_own", WORKSPACE)
+    other = choose("http://other:1")
+    assert (other.token, other.workspace) == (None, None)
+    monkeypatch.setenv("TENUTO_URL", "http://other:1")
+    assert choose().token is None
+    monkeypatch.setenv("TENUTO_TOKEN", "tnt_said")
+    assert choose().token == choose("http://own:1").token == "tnt_said"
 
 
 def test_a_child_with_settings_of_its_own_inherits_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cli.orchestrate import Orchestrate
+from tests.cli.orchestrate import Answer, Orchestrate
 
 from tenuto import app
+from tenuto.cli.main import main
 from tenuto.model.commands import Failure
 from tenuto.model.matching import AgentProfile
 from tenuto.model.submission import NewTask
@@ -19,6 +20,31 @@ Die = Callable[..., str]
 @pytest.fixture
 def cli(tmp_path: Path) -> Orchestrate:
     return Orchestrate(tmp_path)
+
+
+class Here:
+    """Runs commands on the same data folder in this process, which takes a tenth of the time."""
+
+    def __init__(self, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._data = data
+        self._capsys = capsys
+
+    def __call__(self, *words: str) -> Answer:
+        """The answer to a command line."""
+        self._capsys.readouterr()
+        code = main(["--data", str(self._data), *words])
+        return Answer(code, *self._capsys.readouterr())
+
+    def ok(self, *words: str) -> str:
+        """What a command that must succeed prints."""
+        answer = self(*words)
+        assert answer.code == 0, answer
+        return answer.out.strip()
+
+
+@pytest.fixture
+def here(cli: Orchestrate, capsys: pytest.CaptureFixture[str]) -> Here:
+    return Here(cli.data, capsys)
 
 
 async def _die(settings: Settings, title: str, said: str, error: str) -> str:

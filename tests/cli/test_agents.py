@@ -1,6 +1,13 @@
 """Agents, their mailboxes and workers by the command line, on a database of its own."""
 
-from tests.cli.orchestrate import Orchestrate
+import asyncio
+import json
+
+from tests.cli.orchestrate import PATIENCE, Orchestrate
+from tests.waiting import eventually
+
+from tenuto import app
+from tenuto.settings import Settings
 
 
 def test_an_agent_is_explained_and_spoken_to(cli: Orchestrate) -> None:
@@ -36,3 +43,19 @@ def test_a_worker_that_is_not_there_cannot_drain(cli: Orchestrate) -> None:
     assert cli("worker", "drain", "--host", "nowhere").code == 1
     assert cli("worker", "drain").code == 2
     assert cli("worker", "drain", "w", "--host", "h").code == 2
+
+
+async def test_who_waits_for_a_drain_waits_until_the_worker_has_ended(cli: Orchestrate) -> None:
+    who = ("host:1:w", "host", 1, ["local"], 2)
+    async with app.connect(Settings(data=str(cli.data))) as engine:
+        await engine.worker_beat(*who, "DRAINING")
+        process = cli.start("worker", "drain", "--host", "host", "--wait", "--json")
+
+        async def asked() -> bool:
+            return await engine.worker_beat(*who, "DRAINING")
+
+        await eventually(asked, PATIENCE, 0.05)
+        await engine.worker_beat(*who, "STOPPED")
+    out, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
+    assert process.returncode == 0
+    assert [each["status"] for each in json.loads(out)["workers"]] == ["STOPPED"]

@@ -99,6 +99,30 @@ async def test_everything_said_is_shown_once_and_in_order(engine: Engine) -> Non
     assert re.fullmatch(r"DEAD in \S+ at attempt 3: no", follow.ending(again))
 
 
+async def test_what_is_said_between_the_looks_at_row_and_history_is_shown(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await submitted(engine)
+    fence = await claimed(engine)
+    transcript, looks = engine.transcript, iter(range(1))
+
+    async def late(*given: Any) -> Any:
+        found = await transcript(*given)
+        if next(looks, None) is not None:
+            await engine.append(fence, [Line(0, "INFO", "last words")])
+            await engine.complete(fence)
+        return found
+
+    async def pass_time(_: float) -> None:
+        pass
+
+    monkeypatch.setattr(engine, "transcript", late)
+    monkeypatch.setattr(engine.clock, "sleep", pass_time)
+    shown = Notebook()
+    assert (await follow.watch(engine, task, shown, output=True)).status == "COMPLETED"
+    assert shown.said == ["last words"]
+
+
 async def test_an_outage_is_waited_for_but_not_for_ever(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,8 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Die
+from tests.cli.conftest import Die, Here
 from tests.cli.orchestrate import Orchestrate
+from tests.contract.conftest import ManualClock, new, opened
+
+from tenuto.cli import children
+from tenuto.engine.engine import Engine
 
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 NOBODY = "00000000-0000-7000-8000-00000000dead"
@@ -79,6 +83,13 @@ def test_a_command_is_submitted_for_this_folder(cli: Orchestrate, tmp_path: Path
     assert (named["title"], named["cwd"]) == ("short", str(tmp_path / "sub"))
     unnamed = cli.json("task", "show", cli.ok("run", "--", "echo", "x" * 500))
     assert len(unnamed["title"]) == 80
+
+
+@pytest.mark.parametrize("words", [("--agent", "nobody"), ("--timeout", "soon")])
+def test_json_behind_the_dashes_is_the_commands(here: Here, words: tuple[str, ...]) -> None:
+    answer = here("run", *words, "--", "grep", "--json")
+    assert (answer.code > 0, answer.out) == (True, "")
+    assert answer.err.startswith("error: ")
 
 
 def test_a_prompt_is_submitted_with_its_first_line_as_title(cli: Orchestrate) -> None:
@@ -248,6 +259,28 @@ def test_what_a_filter_picks_but_the_status_forbids_is_left_with_a_reason(
     assert f"left {made}: cannot retry a task that is PENDING" in answer.err
 
 
+def test_some_that_are_left_are_told_by_the_exit_code(here: Here) -> None:
+    ended, waiting = (here.ok("task", "create", "--name", name) for name in ("ended", "waiting"))
+    here.ok("task", "cancel", ended)
+    answer = here("task", "retry", "--status", "PENDING,CANCELLED")
+    assert (answer.code, answer.out) == (1, f"{ended}\n")
+    assert f"left {waiting}: " in answer.err
+
+
+def test_a_full_page_of_dead_letters_has_a_next_one_only_if_there_are_more(
+    here: Here, die: Die
+) -> None:
+    def listed(limit: str) -> tuple[list[str], str | None]:
+        page = json.loads(here.ok("--json", "dlq", "list", "--limit", limit))
+        return [task["id"] for task in page["tasks"]], page["nextCursor"]
+
+    first = die("one")
+    assert listed("1") == ([first], None)
+    second = die("two")
+    assert listed("1") == ([second], second)
+    assert listed("2") == ([second, first], None)
+
+
 def test_dead_letters_are_listed_requeued_and_purged(cli: Orchestrate, die: Die) -> None:
     first, second, third = die("one"), die("two"), die("three")
     assert cli.ok("dlq", "show", first).startswith("id:")
@@ -287,3 +320,16 @@ def test_a_tree_shows_what_a_task_has_made(cli: Orchestrate) -> None:
     statuses = {line.split()[-2] for line in cli.ok("task", "tree", root).splitlines()}
     assert statuses == {"CANCELLED"}
     assert cli("task", "tree", NOBODY).code == cli("task", "show", NOBODY).code != 0
+
+
+async def test_a_tree_says_that_it_is_cut_off_only_if_it_is(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(sqlite_url, ManualClock()) as store:
+        engine = Engine(store)
+        root = (await engine.submit(new())).id
+        made = [(await engine.submit(new(parent=root))).id for _ in range(2)]
+        for most, shown, left in ((3, made, False), (2, [], True)):
+            monkeypatch.setattr(children, "MOST", most)
+            tree = await children.grown(engine, root)
+            assert ([each.id for each in tree.root.children], tree.left) == (shown, left)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any
 from uuid import uuid4
 
@@ -10,12 +11,15 @@ from tests.api.conftest import Api
 from tests.contract.flowing import Wrong, group, task, worked
 
 from tenuto import AsyncClient, Client, FlowFailed
+from tenuto.client.flows import watched
+from tenuto.client.follow import OUTAGE_S
 from tenuto.client.remote import RemoteEngine
 from tenuto.client.worker import Worker
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
+from tenuto.engine.flow_views import FlowView
 from tenuto.model.definition import Approval, Condition, Foreach, Goto
-from tenuto.model.errors import Conflict, Invalid, NotFound
+from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
 from tenuto.model.matching import AgentProfile
 from tenuto.model.plan import Spec
 from tenuto.model.submission import NewTask
@@ -224,3 +228,38 @@ async def test_a_wait_that_is_too_long_ends(api: Api, clients: list[AsyncClient]
         with pytest.raises(TimeoutError):
             await client.flows.wait(made.id, 0.05)
         assert (await client.flows.cancel(made.id)).finished_at is not None
+
+
+async def test_the_inbox_is_listed_page_after_page(
+    clients: list[AsyncClient], near: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.client.flows.PAGE", 2)
+    for _ in range(4):
+        await near.flows.start("sign")
+    for client in clients:
+        items = [each.id async for each in client.inbox.list()]
+        assert len(set(items)) == 4
+        assert [each.id async for each in client.inbox.list(limit=3)] == items[:3]
+
+
+async def test_a_flow_is_watched_over_any_number_of_short_outages(
+    clients: list[AsyncClient], near: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = await near.flows.start("nightly")
+    now, looks = 0.0, count()
+
+    async def pass_time(_: float) -> None:
+        nonlocal now
+        now += OUTAGE_S - 1
+
+    async def flaky() -> FlowView:
+        if (look := next(looks)) % 2:
+            raise Unavailable("restarting")
+        if look == 6:
+            await near.flows.cancel(flow)
+        return await near.flow_views.show(flow)
+
+    monkeypatch.setattr(near.clock, "sleep", pass_time)
+    monkeypatch.setattr(near.clock, "elapsed", lambda: now)
+    seen = [view.status async for view in watched(near, flaky)]
+    assert seen == ["RUNNING"] * 3 + ["CANCELLED"]

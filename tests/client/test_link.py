@@ -13,9 +13,11 @@ from tests.contract.conftest import ManualClock
 from tests.waiting import eventually
 
 from tenuto.api import remote
+from tenuto.client.follow import OUTAGE_S, follow
 from tenuto.client.link import Ask, Link
 from tenuto.client.remote import RemoteEngine, reach
 from tenuto.engine.engine import Engine
+from tenuto.engine.query import Filter
 from tenuto.model.errors import Invalid, TooMany, Unavailable
 from tenuto.model.submission import NewTask
 from tenuto.tls import trusted_for
@@ -133,6 +135,47 @@ async def test_an_order_is_not_sent_twice(line: Line, over: RemoteEngine, near: 
         await over.cancel(task)
     assert lost.value.code == "server_unreachable"
     assert (await near.show(task)).status == "CANCELLED"
+
+
+async def test_an_action_for_many_is_not_sent_twice(
+    line: Line, over: RemoteEngine, near: Engine
+) -> None:
+    task = (await near.submit(NewTask(title="x"))).id
+    line.swallow = 1
+    with pytest.raises(Unavailable):
+        await over.act("cancel", Filter())
+    assert (await near.show(task)).status == "CANCELLED"
+
+
+async def test_what_was_claimed_for_a_worker_that_leaves_is_known_to_it(
+    line: Line, over: RemoteEngine, near: Engine
+) -> None:
+    agent = await over.register_agent(an_agent(over))
+    quiet = over.subscribe(lambda _topic: None)
+    waiting = asyncio.create_task(over.claim(agent, WORKER, 1))
+    await eventually(lambda: bool(remote._turns))
+    line.swallow = 1
+    task = (await near.submit(NewTask(title="x"))).id
+    await eventually(lambda: line.swallowed, every=0.001)
+    quiet()
+    [work] = await waiting
+    assert work.fence.task == task
+
+
+async def test_a_stream_may_break_however_long_it_was_quiet(
+    line: Line, over: RemoteEngine, near: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = (await near.submit(NewTask(title="x"))).id
+    events = follow(over, task)
+    seen = [await anext(events)]
+    following = asyncio.ensure_future(anext(events))
+    elapsed = over.clock.elapsed
+    monkeypatch.setattr(over.clock, "elapsed", lambda: elapsed() + 2 * OUTAGE_S)
+    line.cut()
+    await near.cancel(task)
+    seen.append(await following)
+    await events.aclose()
+    assert [each.line.event for each in seen if each.line] == ["submitted", "cancelled"]
 
 
 async def test_nobody_there_is_told_in_time() -> None:

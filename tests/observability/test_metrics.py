@@ -266,6 +266,36 @@ async def test_times_wait_for_a_store_that_does_not_answer(
     assert counted.told("tenuto_task_duration_seconds_count") == 2
 
 
+async def test_a_time_that_cannot_be_measured_stops_no_other(
+    engine: Engine, counted: Counted, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, spoilt = engine.store.fetch, (await running(engine)).task
+
+    async def failing(statement: Statement) -> list[Row]:
+        if statement.query == "event_pasts":
+            assert spoilt not in {mark[0] for mark in statement.rows["mark"]}
+        return await fetch(statement)
+
+    monkeypatch.setattr(engine.store, "fetch", failing)
+    await counted.look()
+    await _one_that_fails_and_then_completes(engine, clock)
+    await counted.look()
+    assert counted.told("tenuto_task_duration_seconds_count") == 2
+
+
+async def test_a_clock_that_was_put_back_measures_nothing(
+    engine: Engine, counted: Counted, clock: ManualClock
+) -> None:
+    fence = await running(engine)
+    clock.advance(-60)
+    await engine.complete(fence)
+    await engine.complete(await running(engine))
+    await counted.look()
+    told = counted.told
+    assert told("tenuto_task_duration_seconds_count") == told("tenuto_task_e2e_seconds_count") == 2
+    assert told("tenuto_task_duration_seconds_sum") == told("tenuto_task_e2e_seconds_sum") == 0
+
+
 async def sample(counted: Counted) -> None:
     await sample_once(counted.core, counted.metrics, NAME, ALERTS)
 

@@ -158,6 +158,15 @@ async def test_a_trace_that_was_given_is_kept(
     assert (parent_of(claim) is not None) == (given == PARENT)
 
 
+async def test_a_task_without_a_trace_joins_none_of_who_claims_it(
+    spans: InMemorySpanExporter, engine: Engine
+) -> None:
+    await engine.submit(new(trace_id="order 4711"))
+    with tracing.span("a request"):
+        await claim_one(engine)
+    assert parent_of(by_name(spans)["claim"]) is None
+
+
 async def test_other_ends_are_spans_too(spans: InMemorySpanExporter, engine: Engine) -> None:
     await engine.fail(await running(engine), failure())
     assert "fail" in by_name(spans)

@@ -1,5 +1,6 @@
 """A task's secrets: sealed with it, handed to its attempts, struck from what these say."""
 
+import asyncio
 from typing import Any
 from uuid import uuid4
 
@@ -21,10 +22,15 @@ from tenuto.engine.children import Question
 from tenuto.engine.engine import Engine
 from tenuto.model.commands import Escalation, Failure
 from tenuto.model.errors import Invalid
-from tenuto.model.limits import MAX_SECRET
+from tenuto.model.limits import MAX_ERROR, MAX_SECRET
 from tenuto.model.transcript import Line
 from tenuto.model.turns import Concurrency
+from tenuto.settings import Settings
 from tenuto.vault import Vault
+from tenuto.worker.attempt import Attempt
+from tenuto.worker.leases import Leases
+from tenuto.worker.runtime.function import FunctionRuntime
+from tenuto.worker.runtime.protocol import AttemptFailed
 
 CANARY = 'canary-7f3a/ü"9'
 INPUT: dict[str, Any] = {"url": "https://example.test", "secrets": {"token": CANARY}}
@@ -324,4 +330,17 @@ async def test_questions_and_waits_are_struck(engine: Engine, raw: Raw) -> None:
     assert (await engine.ask(fence, "q", question)).parked
     [item] = await engine.inbox.list()
     assert (item.title, item.body) == ("use ***?", ["***"])
+    assert await nowhere(raw)
+
+
+async def test_an_error_that_is_too_long_is_cut_through_no_secret(engine: Engine, raw: Raw) -> None:
+    async def handler(_ctx: Any) -> None:
+        raise AttemptFailed(Failure(message="x" * (MAX_ERROR - 12) + CANARY, stack=CANARY))
+
+    task = (await engine.submit(new(input=INPUT, max_attempts=1))).id
+    runtime = FunctionRuntime()
+    runtime.handlers[None] = handler
+    attempt = Attempt(engine, await claim_one(engine), runtime, Leases(), Settings())
+    await attempt.start(asyncio.get_running_loop())
+    assert (await engine.show(task)).last_error == "x" * (MAX_ERROR - 12) + "***"
     assert await nowhere(raw)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.contract.conftest import new, refusal
+from tests.contract.conftest import ManualClock, new, refusal
 
 from tenuto.engine.engine import Engine
 from tenuto.store.sqlite import SqliteStore
@@ -57,6 +57,18 @@ async def test_what_is_written_to_nowhere_is_refused(
     take(tmp_path / "t.db")
     for call in (engine.submit(new()), engine.cancel(task), engine.list(), engine.show(task)):
         assert await refusal(call) == "database_unreachable"
+
+
+async def test_a_file_that_was_removed_is_refused_each_time(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "t.db"), ManualClock())  # its folder has settled long ago
+    await store.migrate()
+    engine = Engine(store)
+    os.utime(tmp_path, (0, 0))
+    await engine.submit(new())
+    remove(tmp_path / "t.db")
+    for _ in range(3):
+        assert await refusal(engine.submit(new())) == "database_unreachable"
+    await store.close()
 
 
 async def test_a_journal_is_beside_the_file_that_a_link_leads_to(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.waiting import eventually
 from tenuto import app
 from tenuto.broker import postgres as broker_module
 from tenuto.broker.postgres import PostgresWakeups
-from tenuto.broker.protocol import Wakeups
+from tenuto.broker.protocol import EVERYTHING, Wakeups
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import SLOW_EVERY, Coordinator
 from tenuto.engine.engine import Engine
@@ -231,6 +231,29 @@ async def test_a_name_keeps_its_addresses_while_it_cannot_be_looked_up(
         await eventually(lambda: new_one in connector._known[name])
 
 
+async def test_of_two_connections_that_came_at_once_one_is_closed(
+    primary: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt, both = Connector._try, asyncio.Event()
+    made: list[asyncpg.Connection] = []
+
+    async def together(self: Connector, host: Host, *given: Any, **more: Any) -> Any:
+        del host
+        made.append(await attempt(self, Host("127.0.0.1", port_of(primary)), *given, **more))
+        connection = made[-1]
+        if len(made) == 2:
+            both.set()
+        await both.wait()
+        return connection
+
+    monkeypatch.setattr(Connector, "_try", together)
+    connector = Connector(address(primary, "127.0.0.1:1", "127.0.0.1:2"))
+    connection = await within(SOON_S, connector.connect({}))
+    await eventually(lambda: sum(each.is_closed() for each in made) == 1)
+    assert not connection.is_closed()
+    await connection.close()
+
+
 def test_the_most_telling_error_is_raised() -> None:
     wrong = asyncpg.InvalidPasswordError("no")
     starting = asyncpg.CannotConnectNowError("starting")
@@ -348,6 +371,19 @@ async def test_hints_are_heard_again_after_a_server_was_given_up(postgres_url: s
         heard.clear()
         there.announce(["lane:1"])
         await eventually(lambda: "lane:1" in heard)
+    await store.close()
+
+
+async def test_more_hints_than_fit_together_are_a_hint_to_look_for_everything(
+    postgres_url: str,
+) -> None:
+    store = app.open_store(postgres_url)
+    heard: list[str] = []
+    async with hints(postgres_url, store) as here, hints(postgres_url, store) as there:
+        here.subscribe(heard.append)
+        there.announce([f"lane:{number}" for number in range(2000)])
+        await eventually(lambda: heard)
+    assert heard == [EVERYTHING]
     await store.close()
 
 

@@ -6,10 +6,11 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
 
 import asyncpg
 import pytest
-from tests.contract.conftest import new, profile, refusal
+from tests.contract.conftest import START, new, profile, refusal
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
@@ -21,7 +22,7 @@ from tenuto.store import pool as pool_module
 from tenuto.store import postgres as postgres_module
 from tenuto.store.connector import Connector
 from tenuto.store.pool import Pool
-from tenuto.store.postgres import PostgresStore
+from tenuto.store.postgres import DatabaseClock, PostgresStore
 from tenuto.store.sessions import DIRECT, SLOW_S, limit
 
 
@@ -211,6 +212,19 @@ async def test_after_a_cut_one_connection_is_tried_at_a_time(hurried: Pool) -> N
     hurried.give(tried, broken=False)
 
 
+async def test_a_use_that_succeeds_wakes_as_many_as_there_is_room_for(postgres_url: str) -> None:
+    pool = Pool(Connector(postgres_url), 3, {})
+    first = await pool.take(1)
+    pool._doubtful = True
+    waiting = [asyncio.create_task(pool.take(5)) for _ in range(2)]
+    await asyncio.sleep(0)
+    pool.trust()
+    others = await asyncio.wait_for(asyncio.gather(*waiting), 2)
+    for connection in (first, *others):
+        pool.give(connection, broken=False)
+    await pool.close()
+
+
 @asynccontextmanager
 async def no_standby(server: PostgresServer) -> AsyncIterator[asyncpg.Connection]:
     """A time in which commits on the server wait for a standby; an operator's connection."""
@@ -320,6 +334,31 @@ async def test_claims_on_a_server_that_only_reads_go_on_when_it_can_be_written_t
     [work] = await engine.claim(agent, "w", 2)
     assert (work.fence.task, work.tries) == (task, 1)
     await store.close()
+
+
+class Carried(DatabaseClock):
+    """A database's clock that is carried forward by a time that tests set."""
+
+    at = 0.0
+
+    def elapsed(self) -> float:
+        return self.at
+
+
+def test_a_reading_of_the_databases_clock_that_took_long_counts_for_want_of_a_better() -> None:
+    clock = Carried()
+    clock.set(START, 0.0, 10.0)
+    clock.at = 10.0
+    assert clock.now() == START + timedelta(seconds=5)
+    assert not clock.stale()
+    clock.at = 30.0
+    assert clock.stale()
+    clock.set(START, 29.5, 30.0)
+    for before in (20.0, 29.0):
+        clock.set(START + timedelta(hours=1), before, 30.0)
+    assert clock.now() == START + timedelta(seconds=0.25)
+    clock.at = 60.0
+    assert clock.now() == START + timedelta(seconds=30.25)
 
 
 async def test_a_bulk_submit_after_a_cut_has_the_second_connection_that_it_needs(

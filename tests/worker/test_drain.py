@@ -13,6 +13,7 @@ from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
 from tenuto import app
+from tenuto.engine.engine import Engine
 from tenuto.model.submission import NewTask
 from tenuto.settings import Settings
 from tenuto.worker.heart import STUCK_EXIT
@@ -107,3 +108,33 @@ async def test_a_database_that_hangs_keeps_no_worker(
         with frozen(postgres.pid):
             worker.signal(signal.SIGTERM)
             assert await worker.ended(PATIENCE + 20) == 0, worker.text()
+
+
+async def test_what_a_claim_brings_to_a_worker_that_ends_is_given_back_first(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, asked, go_on, stop = Engine.claim, asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow(self: Engine, *given: Any) -> Any:
+        asked.set()
+        await go_on.wait()
+        return await claim(self, *given)
+
+    async def work(_ctx: Any) -> None:
+        raise AssertionError("it is given back")
+
+    monkeypatch.setattr(Engine, "claim", slow)
+    settings = Settings(database=sqlite_url, drain_s=0)
+    async with app.connect(settings) as engine:
+        worker = Worker(engine, settings)
+        await worker.host_functions("agent", {None: work})
+        task = (await engine.submit(NewTask(title="one"))).id
+        running = asyncio.create_task(worker.run(stop))
+        await asked.wait()
+        stop.set()
+        done, _ = await asyncio.wait([running], timeout=0.2)
+        assert not done
+        go_on.set()
+        await running
+        view = await engine.show(task)
+        assert (view.status, view.tries, view.last_outcome) == ("PENDING", 0, "RELEASED")

@@ -1,10 +1,12 @@
 """Periodic work goes on after a fault: nobody else would do it."""
 
 import asyncio
+import socket
 from typing import Any
+from uuid import UUID
 
 import pytest
-from tests.contract.conftest import ManualClock
+from tests.contract.conftest import LEASE_S, ManualClock, new, profile, status
 from tests.proof.crash.inside import working
 from tests.waiting import eventually
 
@@ -54,6 +56,21 @@ async def test_a_worker_that_cannot_be_started_ends_nobody_else(
     await tried.wait()
     stop.set()
     await keeping
+    await store.close()
+
+
+async def test_a_worker_that_died_takes_none_of_another_host_along() -> None:
+    store = SqliteStore(":memory:", ManualClock())
+    await store.migrate()
+    engine = Engine(store)
+    tasks: list[UUID] = []
+    for host in ("elsewhere", socket.gethostname()):
+        await engine.worker_beat(host, host, 4711, ["agent"], 1, "RUNNING")
+        await engine.submit(new())
+        [work] = await engine.claim(profile(), host, 1, LEASE_S)
+        tasks.append(work.fence.task)
+    await Children(engine, Settings(), 1)._bury(4711)
+    assert [await status(engine, task) for task in tasks] == ["RUNNING", "PENDING"]
     await store.close()
 
 

@@ -8,10 +8,11 @@ from typing import Any, NoReturn
 import pytest
 from tests.contract.conftest import ManualClock, claim_one, new, opened
 
+from tenuto.clock import Clock
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.engine.report import Presence
-from tenuto.model.task import TIMEOUT_SLACK_S
+from tenuto.model.task import TIMEOUT_SLACK_S, Fence
 from tenuto.settings import Settings
 from tenuto.worker.attempt import Attempt
 from tenuto.worker.heart import Heart, lease_seconds
@@ -160,3 +161,17 @@ async def test_a_second_reason_gives_no_more_time(sqlite_url: str) -> None:
         with pytest.raises(Ended):
             await beating(here.heart, here.clock)
         assert here.clock.elapsed() - since < 5 + 12
+
+
+def test_an_older_attempt_that_ends_leaves_the_newer_one_its_lease() -> None:
+    leases, told = Leases(), list[Reason]()
+    task = Clock().new_id()
+    older = Held(Fence(task, 1, "a"), stop=told.append)
+    newer = Held(Fence(task, 2, "b"), stop=told.append)
+    leases.add(older)
+    leases.add(newer)
+    assert told == ["lost"]
+    leases.remove(older)
+    assert leases.all() == [newer]
+    leases.remove(newer)
+    assert not leases.runs(task)

@@ -287,6 +287,14 @@ async def test_ended_sessions_leave_no_descriptor(supervisor: Supervisor) -> Non
     assert open_descriptors() == before
 
 
+async def test_ended_sessions_are_forgotten(supervisor: Supervisor) -> None:
+    for _ in range(5):
+        session = await shell(supervisor, "true")
+        pipes = (session.stdout, session.stderr, session.report)
+        await soon(asyncio.gather(session.wait(), *(pipe.read() for pipe in pipes)))
+    assert supervisor._sessions == {session}
+
+
 async def test_kill_with_sigterm_honoured(supervisor: Supervisor) -> None:
     session = await shell(supervisor, "trap 'echo bye; exit 3' TERM; echo; while :; do wait; done")
     await soon(session.stdout.readline())

@@ -7,6 +7,8 @@ import pytest
 from tests.proof.crash.inside import working
 from tests.waiting import eventually
 
+from tenuto.engine.engine import Engine
+from tenuto.model.errors import Unavailable
 from tenuto.model.spending import Budget
 
 
@@ -23,6 +25,25 @@ async def test_a_handler_says_what_it_used(database_url: str, kind: str) -> None
     async with working(database_url, {"later": later, "now": now}) as inside:
         view = await inside.ended(await inside.submit(task_type=kind))
     assert (view.input_tokens, view.output_tokens, view.cost_usd) == (10, 10, 0.25)
+
+
+async def test_what_is_told_at_once_counts_in_full_though_the_store_was_away(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, faults = Engine.used, [Unavailable("away")]
+
+    async def flaky(self: Engine, *given: Any) -> None:
+        if faults:
+            raise faults.pop()
+        await used(self, *given)
+
+    async def handler(ctx: Any) -> None:
+        await asyncio.gather(ctx.used(input_tokens=1), ctx.used(input_tokens=10))
+
+    monkeypatch.setattr(Engine, "used", flaky)
+    async with working(sqlite_url, {None: handler}) as inside:
+        view = await inside.ended(await inside.submit())
+    assert (faults, view.input_tokens) == ([], 11)
 
 
 async def test_a_command_says_what_it_used(database_url: str) -> None:

@@ -98,6 +98,17 @@ async def test_a_child_that_fails_is_told_of(database_url: str) -> None:
         assert (await inside.ended(task)).output == ["child", "DEAD", "ValueError: no 3"]
 
 
+async def test_what_is_said_before_a_wait_for_children_is_kept(sqlite_url: str) -> None:
+    async def parent(ctx: Any) -> None:
+        ctx.log(f"attempt {ctx.attempt} waits")
+        await ctx.wait([await ctx.spawn("part", child(2))])
+
+    async with working(sqlite_url, {"parent": parent, "square": square}) as inside:
+        task = await inside.submit(task_type="parent")
+        await inside.ended(task)
+        assert await inside.transcript(task) == ["attempt 1 waits", "attempt 2 waits"]
+
+
 async def test_a_wait_may_be_given_up(database_url: str) -> None:
     let = asyncio.Event()
 

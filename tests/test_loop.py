@@ -1,0 +1,31 @@
+"""The clock's ids, and the one loop of all periodic work."""
+
+import asyncio
+
+from tests.contract.conftest import ManualClock
+
+from tenuto.clock import Clock
+from tenuto.loop import repeat
+
+
+def test_ids_are_in_the_order_in_which_they_were_made() -> None:
+    clock = ManualClock()
+    ids = [clock.new_id() for _ in range(100)]
+    ids += clock.new_ids(100)
+    clock.advance(-1)
+    ids += [clock.new_id() for _ in range(100)]
+    assert ids == sorted(set(ids))
+    assert {each.version for each in ids} == {7}
+
+
+async def test_who_asks_for_a_look_during_a_look_gets_another_one() -> None:
+    stop, poke, looks = asyncio.Event(), asyncio.Event(), list[int]()
+
+    async def look() -> None:
+        looks.append(1)
+        (poke if len(looks) == 1 else stop).set()
+
+    async with asyncio.timeout(5):
+        await repeat(look, lambda: 3600.0, stop, Clock(), poke)
+    assert len(looks) == 2
+    assert not poke.is_set()
