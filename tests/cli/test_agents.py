@@ -3,7 +3,9 @@
 import asyncio
 import json
 
-from tests.cli.orchestrate import PATIENCE, Orchestrate
+import pytest
+from tests.cli.conftest import Here
+from tests.cli.orchestrate import Orchestrate
 from tests.waiting import eventually
 
 from tenuto import app
@@ -45,17 +47,21 @@ def test_a_worker_that_is_not_there_cannot_drain(cli: Orchestrate) -> None:
     assert cli("worker", "drain", "w", "--host", "h").code == 2
 
 
-async def test_who_waits_for_a_drain_waits_until_the_worker_has_ended(cli: Orchestrate) -> None:
+async def test_who_waits_for_a_drain_waits_until_the_worker_has_ended(
+    cli: Orchestrate, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.cli.drain.LOOK_S", 0.05)
     who = ("host:1:w", "host", 1, ["local"], 2)
+    words = ("worker", "drain", "--host", "host", "--wait", "--json")
     async with app.connect(Settings(data=str(cli.data))) as engine:
         await engine.worker_beat(*who, "DRAINING")
-        process = cli.start("worker", "drain", "--host", "host", "--wait", "--json")
+        waiting = asyncio.create_task(asyncio.to_thread(here, *words))
 
         async def asked() -> bool:
             return await engine.worker_beat(*who, "DRAINING")
 
-        await eventually(asked, PATIENCE, 0.05)
+        await eventually(asked, every=0.05)
         await engine.worker_beat(*who, "STOPPED")
-    out, _ = await asyncio.to_thread(process.communicate, timeout=PATIENCE)
-    assert process.returncode == 0
-    assert [each["status"] for each in json.loads(out)["workers"]] == ["STOPPED"]
+        answer = await waiting
+    assert answer.code == 0
+    assert [each["status"] for each in json.loads(answer.out)["workers"]] == ["STOPPED"]

@@ -184,6 +184,14 @@ async def test_a_failure_tells_the_exit_code_and_the_last_words(database_url: st
         assert (await inside.ended(task)).last_error == "killed by signal 9"
 
 
+async def test_what_was_told_is_not_forgotten_by_a_later_report(sqlite_url: str) -> None:
+    async with working(sqlite_url) as inside:
+        task = await inside.shell(report(output=1) + report(progress=90))
+        failed = await inside.shell(report(error="bad") + report(log="on"), max_attempts=1)
+        assert (await inside.ended(task)).output == 1
+        assert (await inside.ended(failed)).last_error == "bad"
+
+
 # What is no report must not end the attempt, nor keep the next report from being heard.
 NONSENSE: list[Any] = [
     "not json",

@@ -273,39 +273,6 @@ async def test_an_agent_never_runs_more_than_it_may(database_url: str) -> None:
     assert peak.most == 2
 
 
-async def test_an_agent_at_its_limit_takes_the_next_when_one_has_ended(sqlite_url: str) -> None:
-    async def handler(_ctx: Any) -> None:
-        pass
-
-    async with working(sqlite_url, {}, poll_s=600) as inside:
-        await inside.worker.host_functions("few", {None: handler}, max_concurrent=1)
-        made = await inside.engine.submit_many([NewTask(title="test") for _ in range(3)])
-        for each in made:
-            assert (await inside.ended(each.id)).status == "COMPLETED"
-
-
-async def test_a_hint_that_comes_during_a_claim_is_followed(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claim, empty, go_on = Engine.claim, asyncio.Event(), asyncio.Event()
-
-    async def slow(self: Engine, *given: Any) -> Any:
-        found = await claim(self, *given)
-        empty.set()
-        await go_on.wait()
-        return found
-
-    async def handler(_ctx: Any) -> None:
-        pass
-
-    monkeypatch.setattr(Engine, "claim", slow)
-    async with working(sqlite_url, {None: handler}, poll_s=600) as inside:
-        await empty.wait()
-        task = await inside.submit()
-        go_on.set()
-        assert (await inside.ended(task)).status == "COMPLETED"
-
-
 async def test_a_handler_without_memory_fails_with_an_alarm(database_url: str) -> None:
     async def handler(_ctx: Any) -> None:
         raise MemoryError("no room")

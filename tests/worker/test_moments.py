@@ -1,0 +1,67 @@
+"""What comes at an awkward moment: a hint during a claim, a cancel while a pause is confirmed."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.proof.crash.inside import working
+
+from tenuto.engine.engine import Engine
+from tenuto.model.submission import NewTask
+from tenuto.model.task import Fence
+
+
+async def test_an_agent_at_its_limit_takes_the_next_when_one_has_ended(sqlite_url: str) -> None:
+    async def handler(_ctx: Any) -> None:
+        pass
+
+    async with working(sqlite_url, {}, poll_s=600) as inside:
+        await inside.worker.host_functions("few", {None: handler}, max_concurrent=1)
+        made = await inside.engine.submit_many([NewTask(title="test") for _ in range(3)])
+        for each in made:
+            assert (await inside.ended(each.id)).status == "COMPLETED"
+
+
+async def test_a_hint_that_comes_during_a_claim_is_followed(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, empty, go_on = Engine.claim, asyncio.Event(), asyncio.Event()
+
+    async def slow(self: Engine, *given: Any) -> Any:
+        found = await claim(self, *given)
+        empty.set()
+        await go_on.wait()
+        return found
+
+    async def handler(_ctx: Any) -> None:
+        pass
+
+    monkeypatch.setattr(Engine, "claim", slow)
+    async with working(sqlite_url, {None: handler}, poll_s=600) as inside:
+        await empty.wait()
+        task = await inside.submit()
+        go_on.set()
+        assert (await inside.ended(task)).status == "COMPLETED"
+
+
+async def test_a_cancel_that_comes_while_a_pause_is_confirmed_is_confirmed(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, confirm = asyncio.Event(), Engine.confirm_pause
+
+    async def late(self: Engine, fence: Fence, receipt: dict[str, Any]) -> None:
+        await self.cancel(fence.task)
+        await confirm(self, fence, receipt)
+
+    async def handler(_ctx: Any) -> None:
+        running.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Engine, "confirm_pause", late)
+    async with working(sqlite_url, {None: handler}, lease_s=60) as inside:
+        task = await inside.submit()
+        await running.wait()
+        await inside.engine.pause(task)
+        await inside.until(task, "CANCELLED", limit=10)
+        attempt = await inside.last(task)
+        assert (attempt.outcome, attempt.unconfirmed) == ("CANCELLED", False)
