@@ -198,27 +198,6 @@ async def test_a_wrong_level_costs_no_result(database_url: str, level: Any) -> N
         assert await inside.transcript(task) == ["text"]
 
 
-async def test_what_is_said_while_lines_are_written_is_kept(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    append, contexts = Engine.append, list[Any]()
-
-    async def slow(self: Engine, *given: Any) -> None:
-        await append(self, *given)
-        if contexts:
-            contexts.pop().log("two")
-
-    async def handler(ctx: Any) -> None:
-        contexts.append(ctx)
-        ctx.log("one")
-
-    monkeypatch.setattr(Engine, "append", slow)
-    async with working(sqlite_url, {None: handler}) as inside:
-        task = await inside.submit()
-        await inside.ended(task)
-        assert await inside.transcript(task) == ["one", "two"]
-
-
 class Peak:
     """How many are inside at once; the first ones wait until so many are."""
 

@@ -65,3 +65,24 @@ async def test_a_cancel_that_comes_while_a_pause_is_confirmed_is_confirmed(
         await inside.until(task, "CANCELLED", limit=10)
         attempt = await inside.last(task)
         assert (attempt.outcome, attempt.unconfirmed) == ("CANCELLED", False)
+
+
+async def test_what_is_said_while_lines_are_written_is_kept(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, contexts = Engine.append, list[Any]()
+
+    async def slow(self: Engine, *given: Any) -> None:
+        await append(self, *given)
+        if contexts:
+            contexts.pop().log("two")
+
+    async def handler(ctx: Any) -> None:
+        contexts.append(ctx)
+        ctx.log("one")
+
+    monkeypatch.setattr(Engine, "append", slow)
+    async with working(sqlite_url, {None: handler}) as inside:
+        task = await inside.submit()
+        await inside.ended(task)
+        assert await inside.transcript(task) == ["one", "two"]
