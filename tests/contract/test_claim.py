@@ -19,6 +19,7 @@ from tests.contract.conftest import (
     AnyStore,
     ManualClock,
     Raw,
+    assigned,
     claim_all,
     claim_one,
     in_status,
@@ -234,6 +235,15 @@ async def test_an_unconfirmed_kill_holds_its_slot(engine: Engine, clock: ManualC
     assert await engine.claim(agent, WORKER, 1) == []
 
 
+async def test_an_assigned_task_holds_its_slot(engine: Engine) -> None:
+    agent = await engine.register_agent(profile(max_concurrent=1))
+    fence = await assigned(engine)
+    await engine.submit(new())
+    assert await engine.claim(agent, WORKER, 1) == []
+    await engine.release(fence)
+    assert len(await engine.claim(agent, WORKER, 2)) == 1
+
+
 async def test_an_unknown_agent_with_a_capacity_takes_nothing(engine: Engine) -> None:
     await engine.submit(new())
     call = engine.claim(profile(max_concurrent=1), WORKER, 1)
@@ -333,6 +343,13 @@ async def test_a_claim_whose_answer_was_lost_is_found_by_its_token(
     monkeypatch.undo()
     assert work.fence.task == submitted.id
     await engine.complete(work.fence)
+
+
+async def test_an_assigned_task_is_found_by_its_token(engine: Engine) -> None:
+    fence = await assigned(engine)
+    assert ids(await engine.claimed(AGENT, fence.token)) == [fence.task]
+    await engine.release(fence)
+    assert await engine.claimed(AGENT, fence.token) == []
 
 
 async def test_a_claim_that_cannot_be_written_is_no_empty_queue(

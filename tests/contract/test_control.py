@@ -214,6 +214,31 @@ async def test_a_retry_of_a_cancelled_schedule_waits(engine: Engine) -> None:
     assert await status(engine, submitted.id) == "WAITING"
 
 
+async def test_a_retry_of_what_waited_too_long_runs(engine: Engine, clock: ManualClock) -> None:
+    fence = await running(engine)
+    await engine.park(fence, "vendor", wait_until=clock.now() + timedelta(seconds=10))
+    clock.advance(10)
+    assert await engine.upkeep.promote_once("promoter") == 1
+    assert (await engine.show(fence.task)).error_class == "wait_expired"
+    await engine.retry(fence.task)
+    await engine.upkeep.promote_once("promoter")
+    assert (await claim_one(engine)).fence.task == fence.task
+
+
+async def test_a_retry_of_what_still_has_time_to_wait_waits(
+    engine: Engine, clock: ManualClock
+) -> None:
+    fence = await running(engine)
+    at = clock.now() + timedelta(seconds=10)
+    await engine.park(fence, "vendor", resume_at=at, wait_until=at + timedelta(seconds=10))
+    await engine.cancel(fence.task)
+    await engine.retry(fence.task)
+    assert await status(engine, fence.task) == "WAITING"
+    clock.advance(10)
+    await engine.upkeep.promote_once("promoter")
+    assert await status(engine, fence.task) == "PENDING"
+
+
 RERUN: dict[str, Any] = {
     "title": "again",
     "description": "d",

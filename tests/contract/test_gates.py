@@ -112,12 +112,34 @@ async def test_a_gate_with_an_end_opens_by_itself(
     assert await titles(engine) == ["held"]
 
 
+async def test_of_two_gates_the_last_to_open_decides(engine: Engine, clock: ManualClock) -> None:
+    await engine.submit(new("held", task_type="deploy"))
+    gates = engine.gates
+    await gates.close("type", "deploy", until=clock.now() + timedelta(hours=1))
+    await gates.close("workspace", until=clock.now() + timedelta(hours=2))
+    clock.advance(hours=1)
+    assert await titles(engine) == []
+    clock.advance(hours=1)
+    assert await titles(engine) == ["held"]
+
+
 async def test_closing_again_changes_reason_and_end(engine: Engine, clock: ManualClock) -> None:
     await engine.gates.close("type", "deploy", reason="freeze")
     until = clock.now() + timedelta(minutes=5)
     await engine.gates.close("type", "deploy", until=until)
     [gate] = await engine.gates.list()
     assert (gate.reason, gate.until, gate.created_by) == (None, until, "tester")
+
+
+async def test_a_workspace_has_so_many_gates_and_may_change_each(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.gates.MAX_GATES", 2)
+    for name in ("a", "b"):
+        await engine.gates.close("type", name)
+    assert await refusal(engine.gates.close("type", "c")) == "too_large"
+    await engine.gates.close("type", "a", reason="freeze")
+    assert [gate.reason for gate in await engine.gates.list()] == ["freeze", None]
 
 
 async def test_resume_wakes_workers(engine: Engine) -> None:

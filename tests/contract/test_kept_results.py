@@ -16,9 +16,9 @@ LATER = START + timedelta(days=60)
 MADE = {"n": 1}
 
 
-async def in_a_flow(engine: Engine) -> tuple[UUID, Any]:
+async def in_a_flow(engine: Engine, *, paused: bool = False) -> tuple[UUID, Any]:
     """A task that is done, and how to see what is made of its result."""
-    await start(
+    flow = await start(
         engine,
         "a",
         task("a", next="ok"),
@@ -27,13 +27,21 @@ async def in_a_flow(engine: Engine) -> tuple[UUID, Any]:
     )
     done = (await claim_one(engine)).fence
     await engine.complete(done, MADE)
+    if paused:
+        await engine.flows.pause(flow)
 
     async def seen() -> Any:
+        if paused:
+            await engine.flows.resume(flow)
         [item] = await engine.inbox.list()
         await engine.inbox.answer(item.id, approve=True)
         return (await claim_one(engine)).input
 
     return done.task, seen
+
+
+async def in_a_paused_flow(engine: Engine) -> tuple[UUID, Any]:
+    return await in_a_flow(engine, paused=True)
 
 
 async def waited_for(engine: Engine) -> tuple[UUID, Any]:
@@ -64,7 +72,7 @@ async def a_child(engine: Engine) -> tuple[UUID, Any]:
     return child, seen
 
 
-@pytest.mark.parametrize("made", [in_a_flow, waited_for, a_child])
+@pytest.mark.parametrize("made", [in_a_flow, in_a_paused_flow, waited_for, a_child])
 async def test_a_result_is_kept_while_it_may_be_asked_for(
     engine: Engine, clock: ManualClock, made: Any
 ) -> None:

@@ -92,6 +92,14 @@ async def test_a_claim_takes_at_most_what_is_left(engine: Engine, clock: ManualC
     assert len(await claim(engine, agent(2))) == 3
 
 
+async def test_what_was_not_there_to_be_taken_is_left(engine: Engine) -> None:
+    await limited(engine, requests_per_minute=5)
+    await submit(engine, 2)
+    assert len(await claim(engine, agent())) == 2
+    assert await claim(engine, agent()) == []
+    assert [each.requests_left for each in await engine.rate_limits.list()] == [3]
+
+
 async def test_what_is_not_limited_does_not_wait(engine: Engine) -> None:
     await limited(engine, requests_per_minute=2)
     await submit(engine, 5, title="limited")
@@ -147,6 +155,18 @@ async def test_who_found_a_limit_used_up_asks_no_more_until_it_opens(
     async with another() as operator:
         await limited(operator, requests_per_minute=3)
     assert len(await claim(engine, agent())) == 2
+
+
+async def test_what_was_found_before_a_limit_changed_closes_no_lane(
+    engine: Engine, clock: ManualClock
+) -> None:
+    await limited(engine, requests_per_minute=1)
+    await submit(engine, 1)
+    before = await engine.core.lanes.eligible(agent(), clock.now())
+    await limited(engine, requests_per_minute=3)
+    used_up = {"claude": clock.now() + timedelta(minutes=1)}
+    engine.core.lanes.hold(engine.workspace, before.version, used_up)  # a claim ends late
+    assert len(await claim(engine, agent())) == 1
 
 
 async def test_a_limit_that_came_or_went_holds_at_once(engine: Engine, another: Another) -> None:

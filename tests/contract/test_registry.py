@@ -111,6 +111,19 @@ async def test_a_worker_that_signs_off_leaves_nobody_silent(engine: Engine) -> N
     assert (await shown(engine)).status == "IDLE"
 
 
+async def test_who_runs_tasks_elsewhere_falls_silent_though_a_worker_signs_off(
+    engine: Engine,
+) -> None:
+    await engine.register_agent(profile())
+    await engine.submit(new())
+    await claim_one(engine)
+    await engine.present(Presence("host:2:other", "host", 2, ["agent"], 4))
+    await engine.present(Presence("host:2:other", "host", 2, ["agent"], 4, "STOPPED"))
+    clock_of(engine).advance(91)
+    assert await look(engine) == 1
+    assert (await shown(engine)).status == "STALE"
+
+
 async def test_a_graceful_end_waits_for_what_runs(engine: Engine, raw: Raw) -> None:
     await engine.register_agent(profile())
     await engine.submit(new())
@@ -145,6 +158,20 @@ async def test_an_end_at_once_cancels_what_runs(engine: Engine) -> None:
     await engine.confirm_cancel(work.fence, {"state": "killed"})
     clock_of(engine).advance(5)
     await look(engine)
+    assert (await shown(engine)).status == "TERMINATED"
+
+
+async def test_heartbeats_do_not_put_off_the_end_of_an_agent(engine: Engine) -> None:
+    await engine.register_agent(profile())
+    await engine.submit(new())
+    work = await claim_one(engine)
+    await engine.terminate_agent(AGENT, "old")
+    await engine.complete(work.fence)
+    clock_of(engine).advance(1)
+    await engine.present(BEAT)
+    assert await registry(engine).seen(AGENT) == 0
+    clock_of(engine).advance(1)
+    assert await look(engine) == 1
     assert (await shown(engine)).status == "TERMINATED"
 
 

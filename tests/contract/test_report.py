@@ -372,6 +372,15 @@ async def test_a_step_with_another_value_is_a_conflict(engine: Engine) -> None:
     assert await engine.steps(fence.task) == {"fetch": (1, None)}
 
 
+async def test_the_key_of_a_child_is_no_step(engine: Engine) -> None:
+    fence = await running(engine)
+    child = await engine.spawn(fence, "child", new("child"))
+    assert await refusal(engine.record_step(fence, "child", None)) == "step_conflict"
+    await engine.record_step(fence, "nothing", None)
+    assert await refusal(engine.spawn(fence, "nothing", new("child"))) == "step_conflict"
+    assert await engine.steps(fence.task) == {"child": (None, child), "nothing": (None, None)}
+
+
 async def test_a_child_is_made_once_per_key(engine: Engine, raw: Raw) -> None:
     fence = await running(engine)
     child = await engine.spawn(fence, "child", new("child", input=1))

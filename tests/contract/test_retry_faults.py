@@ -211,6 +211,22 @@ async def test_what_is_tried_again_in_a_pause_waits_for_its_end(
         assert await status(engine, failed) == "COMPLETED"
 
 
+async def test_an_approval_that_came_too_late_waits_for_the_end_of_a_pause(
+    engine: Engine, clock: ManualClock
+) -> None:
+    approval = task("ok", control=Approval(message="?", timeout_s=60))
+    flow = await start(engine, "g", group("g", "ok", "b", order="parallel"), approval, task("b"))
+    clock.advance(60)
+    assert await engine.upkeep.promote_once("promoter") == 1
+    [failed] = [each.id for each in (await engine.list()).tasks if each.title == "ok"]
+    await engine.flows.pause(flow)
+    await engine.retry(failed)
+    await engine.upkeep.promote_once("promoter")
+    assert await status(engine, failed) == "WAITING"
+    await engine.flows.resume(flow)
+    assert [each.task for each in await engine.inbox.list()] == [failed]
+
+
 async def test_a_sequence_that_is_tried_again_is_one_still(
     engine: Engine, agent: AgentProfile
 ) -> None:

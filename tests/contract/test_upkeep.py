@@ -27,7 +27,7 @@ from tests.contract.conftest import (
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.upkeep import EVERY_LEASE, Spared
-from tenuto.model.task import AGING_MS, Fence, Status
+from tenuto.model.task import AGING_MS, TERMINAL, Fence, Status
 
 
 async def test_a_scheduled_task_waits_for_its_time(engine: Engine, clock: ManualClock) -> None:
@@ -159,6 +159,18 @@ async def test_an_owner_that_does_not_answer_is_taken_to_be_gone(
     assert (view.status, attempt.outcome) == (ended, ended)
     assert (attempt.receipt, attempt.unconfirmed) == ({"state": "unconfirmed"}, True)
     assert view.tries == (0 if asked == "pause" else 1)
+
+
+async def test_an_end_is_confirmed_once(engine: Engine, clock: ManualClock) -> None:
+    fence = await running(engine)
+    await engine.cancel(fence.task)
+    clock.advance(LEASE_S + 11)
+    assert await engine.upkeep.expire_once("reaper") == 1
+    gone, receipt = [(fence.task, fence.attempt)], {"state": "swept"}
+    assert await engine.upkeep.confirm_gone(gone, receipt, "one") == 1
+    assert await engine.upkeep.confirm_gone(gone, {"state": "gone"}, "another") == 0
+    [attempt] = await engine.attempts(fence.task)
+    assert (attempt.receipt, attempt.unconfirmed) == (receipt, False)
 
 
 async def test_an_owner_that_beats_and_does_not_stop_is_given_up(
@@ -361,6 +373,14 @@ async def test_what_ended_long_ago_is_archived(engine: Engine, clock: ManualCloc
     assert (await engine.show(alive.id)).archived_at is None
 
 
+async def test_however_a_task_ended_it_is_archived(engine: Engine, clock: ManualClock) -> None:
+    fences = [await in_status(engine, ended) for ended in sorted(TERMINAL)]
+    clock.advance(days=8)
+    assert await engine.upkeep.archive_once("archiver") == len(TERMINAL)
+    for fence in fences:
+        assert (await engine.show(fence.task)).archived_at == clock.now()
+
+
 async def aged(engine: Engine, clock: ManualClock, days: float) -> Fence:
     """A completed task with everything a task can carry, archived and that old."""
     fence = await running(engine, prompt="p", input={"i": 1}, env={"A": "1"}, metadata={"m": 1})
@@ -409,10 +429,14 @@ async def test_an_unused_lane_is_forgotten_and_comes_back(
     assert (await claim_one(engine)).fence.task == again.id
 
 
-async def test_a_lane_in_use_is_not_forgotten(engine: Engine, clock: ManualClock) -> None:
-    await engine.submit(new())
+@pytest.mark.parametrize("of", sorted(set(Status) - TERMINAL))
+async def test_a_lane_in_use_is_not_forgotten(
+    engine: Engine, clock: ManualClock, raw: Raw, of: Status
+) -> None:
+    await in_status(engine, of)
     clock.advance(days=9)
-    assert await engine.upkeep.prune_once() == 0
+    await engine.upkeep.prune_once()
+    assert await raw.count("lane") == 1
 
 
 @pytest.mark.parametrize("how", ["retry", "rerun"])
@@ -435,13 +459,14 @@ async def test_a_task_whose_lane_was_forgotten_can_run_again(
 async def test_workers_that_fell_silent(engine: Engine, clock: ManualClock) -> None:
     await engine.worker_beat("host:1:a", "host", 1, ["agent"], 4, "RUNNING")
     await engine.worker_beat("host:2:b", "host", 2, ["agent"], 4, "STOPPED")
+    await engine.worker_beat("host:3:c", "host", 3, ["agent"], 4, "DRAINING")
     clock.advance(minutes=3)
-    assert await engine.upkeep.prune_once() == 1
+    assert await engine.upkeep.prune_once() == 2
     found = {w["worker_id"]: w["status"] for w in await engine.query.workers(engine.workspace)}
-    assert found == {"host:1:a": "LOST", "host:2:b": "STOPPED"}
+    assert found == {"host:1:a": "LOST", "host:2:b": "STOPPED", "host:3:c": "LOST"}
     await engine.worker_beat("host:1:a", "host", 1, ["agent"], 4, "RUNNING")
     clock.advance(days=1)
-    assert await engine.upkeep.prune_once() == 2
+    assert await engine.upkeep.prune_once() == 3
 
 
 async def test_nobody_resigns_for_the_leader(engine: Engine, clock: ManualClock) -> None:
@@ -452,6 +477,23 @@ async def test_nobody_resigns_for_the_leader(engine: Engine, clock: ManualClock)
     leads = await engine.upkeep.leader("duty")
     assert leads is not None
     assert (leads.holder, leads.epoch) == ("leader", 1)
+
+
+async def test_who_resigns_stands_by_no_more(engine: Engine) -> None:
+    assert await engine.upkeep.lead("duty", "leader", 10) is not None
+    for holder in ("one", "two"):
+        await engine.upkeep.stand_by(holder)
+    await engine.upkeep.resign("duty", "one")
+    assert await engine.upkeep.standbys("duty") == ["two"]
+
+
+async def test_a_leader_leads_since_it_first_did(engine: Engine, clock: ManualClock) -> None:
+    for _ in range(3):
+        assert await engine.upkeep.lead("duty", "leader", 10) is not None
+        clock.advance(1)
+    leads = await engine.upkeep.leader("duty")
+    assert leads is not None
+    assert (leads.since, leads.cycles) == (START, 3)
 
 
 async def test_one_leads_at_a_time(engine: Engine, clock: ManualClock, another: Another) -> None:

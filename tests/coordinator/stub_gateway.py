@@ -20,6 +20,9 @@ class StubGateway:
         self.answer: Callable[[], Awaitable[Answer]] | None = None
         self.kill_status = 200
         self.kill_said = b"{}"
+        self.kill_answers = asyncio.Event()
+        """Until it is set, a kill has no answer."""
+        self.kill_answers.set()
         self.url = ""
         self._server: asyncio.Server | None = None
         self._port = 0
@@ -68,6 +71,7 @@ class StubGateway:
     async def _answered(self, path: str, body: dict[str, Any]) -> Answer:
         if path.endswith("/kill"):
             self.killed.append(unquote(path.split("/")[-2]))
+            await self.kill_answers.wait()
             return self.kill_status, self.kill_said
         assert path == "/api/agents/spawn"
         self.spawned.append(body)

@@ -143,6 +143,7 @@ FAILURES = {
     "refused by the task's fault": (always(400, b"bad label"), 0, "HTTP 400: bad label"),
     "a fault of its own": (always(500, b"oops"), 1, "HTTP 500: oops"),
     "our key is wrong": (always(401), 1, "HTTP 401: no"),
+    "too many of our requests": (always(429), 1, "HTTP 429: no"),
     "no JSON": (always(200, b"<html>"), 1, "cannot be understood"),
     "no session in it": (always(200, b'{"session": {}}'), 1, "cannot be understood"),
     "an empty key": (always(200, b'{"session": {"sessionKey": ""}}'), 1, "cannot be understood"),
@@ -168,6 +169,21 @@ async def test_a_spawn_that_fails_gives_the_try_back(stage: Stage, name: str) ->
     assert await stage.push() == 1
     assert await stage.status(task) == "RUNNING"
     assert (await stage.state()).failures == 0
+
+
+@pytest.mark.parametrize("answered", [422, 500])
+async def test_spawns_that_failed_take_no_slot(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, answered: int
+) -> None:
+    monkeypatch.setattr("tenuto.coordinator.dispatch.SLOTS", 2)
+    await stage.agent()
+    await stage.submit(2)
+    stage.gateway.answer = always(answered)
+    assert await stage.push() == 2
+    stage.gateway.answer = None
+    [task] = await stage.submit()
+    assert await stage.push() == 1
+    assert await stage.status(task) == "RUNNING"
 
 
 async def test_a_gateway_that_is_not_there(stage: Stage) -> None:
@@ -308,6 +324,19 @@ async def test_a_gateway_that_refuses_a_task_works(stage: Stage) -> None:
     stage.gateway.answer = always(400)
     assert await stage.push() == 1
     assert ((await stage.state()).failures, (await stage.state()).closed_until) == (0, None)
+
+
+async def test_a_success_ends_the_failures_that_another_coordinator_counted(stage: Stage) -> None:
+    await stage.agent()
+    for answer, who, failures in (
+        (None, stage.dispatcher, 0),
+        (always(500), stage.another(), 1),
+        (None, stage.dispatcher, 0),
+    ):
+        stage.gateway.answer = answer
+        await stage.submit()
+        assert await stage.push(who) == 1
+        assert (await stage.state()).failures == failures
 
 
 async def test_every_workspace_has_its_turn(stage: Stage) -> None:

@@ -139,6 +139,19 @@ async def test_who_stays_silent_after_a_pause_is_given_up(stage: Stage, make: Ma
     assert len(await stage.engine.attempts(fence.task)) == 1
 
 
+async def test_no_agent_falls_silent_by_a_pause(stage: Stage) -> None:
+    await stage.engine.register_agent(profile())
+    beat = Presence(WORKER, "host", 1, ["agent"], 1)
+    await stage.engine.present(beat)
+    await stage.cycle(4)
+    stage.clock.advance(hours=1)
+    assert (await stage.coordinator.cycle_once()).agents == 0
+    await stage.engine.present(beat)
+    for _ in range(10):
+        stage.clock.advance(SETTINGS.tick_s)
+        assert (await stage.coordinator.cycle_once()).agents == 0
+
+
 async def test_timers_of_what_nobody_holds_do_not_wait_after_a_pause(stage: Stage) -> None:
     fence = await stage.held()
     await stage.engine.fail(fence, failure())

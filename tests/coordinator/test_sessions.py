@@ -82,6 +82,19 @@ async def test_a_kill_that_fails_is_tried_again(stage: Stage) -> None:
     assert await stage.status(task) == "CANCELLED"
 
 
+async def test_a_session_is_not_killed_again_while_it_is_killed(stage: Stage) -> None:
+    await stage.agent()
+    [task] = await stage.submit()
+    await stage.push()
+    await stage.engine.cancel(task)
+    stage.gateway.kill_answers.clear()
+    assert [await stage.dispatcher.once() for _ in range(2)] == [1, 0]
+    stage.gateway.kill_answers.set()
+    await stage.dispatcher.settle(30)
+    assert len(stage.gateway.killed) == 1
+    assert await stage.status(task) == "CANCELLED"
+
+
 async def test_a_session_that_cannot_be_killed_keeps_no_other_from_its_gateway(
     stage: Stage,
 ) -> None:
@@ -218,6 +231,26 @@ async def test_a_session_that_reports_before_its_gateway_does(stage: Stage) -> N
     assert stage.gateway.killed == []
     trail = [event.new_status for event in await stage.engine.events(task)]
     assert trail == ["PENDING", "ASSIGNED", "RUNNING", "COMPLETED"]
+
+
+async def test_a_session_that_began_goes_on_though_its_gateway_fails(stage: Stage) -> None:
+    await stage.agent()
+    held, go = asyncio.Event(), asyncio.Event()
+
+    async def answer() -> tuple[int, bytes]:
+        held.set()
+        await go.wait()
+        return 500, b"oops"
+
+    stage.gateway.answer = answer
+    [task] = await stage.submit()
+    await stage.dispatcher.once()
+    await held.wait()
+    await stage.engine.begin(stage.fences[task])
+    go.set()
+    await stage.dispatcher.settle(30)
+    assert await stage.status(task) == "RUNNING"
+    await stage.engine.complete(stage.fences[task])
 
 
 async def test_a_lost_session_is_killed_before_its_place_is_free(stage: Stage) -> None:

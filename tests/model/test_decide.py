@@ -25,6 +25,7 @@ from tenuto.model.task import (
     Status,
     Task,
     due_at,
+    rank,
 )
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -222,6 +223,28 @@ def test_another_command_is_no_repeat(first: str, second: str) -> None:
     assert attempted(made.task, ALL[second](FENCE)) == "lease_lost"
 
 
+def test_to_wait_until_another_time_is_no_repeat() -> None:
+    made = attempted(task(Status.RUNNING), ALL["park until"](FENCE))
+    assert isinstance(made, Change)
+    later = c.Park(fence=FENCE, hold="quota", resume_at=NOW + timedelta(minutes=2))
+    assert attempted(made.task, later) == "lease_lost"
+
+
+@pytest.mark.parametrize(
+    ("worker", "session", "left"),
+    [("gateway:g", "s", True), ("gateway:g", None, False), ("host:1:w", "s", False)],
+)
+@pytest.mark.parametrize("name", ["expire", "overrun", "abort"])
+def test_only_a_session_that_a_gateway_told_of_is_to_be_killed(
+    name: str, worker: str, session: str | None, *, left: bool
+) -> None:
+    before = task(Status.RUNNING, worker=worker, session_key=session)
+    made = attempted(before, ALL[name](FENCE))
+    assert isinstance(made, Change)
+    assert made.end is not None
+    assert made.end.unconfirmed is left
+
+
 @pytest.mark.parametrize(("own", "given", "lasts"), [(60, 20, 60), (20, 60, 60), (None, 20, 20)])
 def test_a_session_begins_with_the_longer_lease(own: int | None, given: int, lasts: int) -> None:
     before = task(Status.ASSIGNED, lease_s=own)
@@ -254,6 +277,14 @@ def test_timers_choose_the_command() -> None:
     assert [chosen(cancelled, at) for at in (29, 30)] == [None, "Expire"]
     for status in TERMINAL | {Status.PAUSED}:
         assert chosen(task(status, timeout_s=1, queue_ttl_s=1), 10**9) is None
+
+
+@pytest.mark.parametrize(("hours", "counts"), [(-1, 0), (0, 0), (24, 24)])
+def test_a_new_priority_counts_from_when_the_task_may_start(hours: int, counts: int) -> None:
+    before = task(Status.WAITING, run_at=NOW + timedelta(hours=hours), attempt=0, tries=0)
+    made = attempted(before, c.Reprioritise(priority=9))
+    assert isinstance(made, Change)
+    assert made.task.rank == rank(9, NOW + timedelta(hours=counts))
 
 
 @pytest.mark.parametrize(("hold", "progress"), [("children", False), ("approval", True)])

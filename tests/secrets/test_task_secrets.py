@@ -318,6 +318,16 @@ async def test_every_word_of_a_child_is_struck(engine: Engine, raw: Raw) -> None
     assert await nowhere(raw)
 
 
+async def test_every_word_of_an_escalation_is_struck(engine: Engine, raw: Raw) -> None:
+    await engine.submit(new(input=INPUT, max_attempts=1))
+    fence = (await claim_one(engine)).fence
+    told = Escalation(reason=f"no {CANARY}", prompt=f"ask for {CANARY}")
+    await engine.fail(fence, Failure(message=f"401 for {CANARY}", escalation=told))
+    [item] = await engine.inbox.list()
+    assert (item.body["reason"], item.body["prompt"]) == ("no ***", "ask for ***")
+    assert await nowhere(raw)
+
+
 async def test_questions_and_waits_are_struck(engine: Engine, raw: Raw) -> None:
     await engine.submit(new(input=INPUT))
     fence = (await claim_one(engine)).fence

@@ -189,6 +189,16 @@ async def test_the_next_address_is_tried_when_one_does_not_answer(receiver: Rece
     assert receiver.got[0].headers["host"] == f"several.example:{receiver.port}"
 
 
+async def test_no_other_address_gets_what_one_has_taken(receiver: Receiver) -> None:
+    async def hang_up(_writer: object) -> None: ...
+
+    receiver.replies = [hang_up, answer(204)]
+    guard = Guard(["several.example"], Names(["127.0.0.1", "127.0.0.1"]))
+    sent = await Sender(guard).post(f"http://several.example:{receiver.port}/", HEADERS, b"{}")
+    assert sent.status is None
+    assert len(receiver.got) == 1
+
+
 def certificate(folder: Path, name: str) -> Path:
     """A self-signed certificate for a name, with its key, in one file."""
     key = ec.generate_private_key(ec.SECP256R1())

@@ -133,6 +133,7 @@ def revive(task: Task, command: c.Revive, moment: Moment) -> Change:
         status=status,
         hold=command.hold,
         unmet=command.unmet,
+        wait_until=None,
         watched=True,
         finished_at=None,
         archived_at=None,
@@ -205,7 +206,9 @@ def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
     check_whole(task.current_step)
     if task.attempt >= ATTEMPT_CAP:
         raise Conflict(f"the task had {ATTEMPT_CAP} attempts; rerun it instead", "attempts_used_up")
-    over = (task.hold or "").partition(":")[0] in _OVER
+    # A wait that was too long ended the task: kept, it would end it again.
+    late = task.wait_until is not None and task.wait_until <= moment.now
+    over = late or (task.hold or "").partition(":")[0] in _OVER
     parked = is_parked(task)  # its handler starts anew, and may wait again
     hold = command.hold or (None if over or parked else task.hold)
     again = msgspec.structs.replace(task, unmet=command.unmet, hold=hold)
@@ -225,7 +228,7 @@ def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
         "session_key": None,
         "started_at": None,
         "watched": command.watched,
-        "wait_until": None if parked else task.wait_until,
+        "wait_until": None if parked or late else task.wait_until,
     }
     if task.queue_ttl_s is not None and status is Status.PENDING:
         reset["run_at"] = moment.now  # a retry waits anew
