@@ -20,6 +20,7 @@ from tests.contract.conftest import (
 from tenuto.engine.children import Question
 from tenuto.engine.engine import Engine
 from tenuto.engine.inbox import InboxItem
+from tenuto.model.retry import FREE_ENDS
 from tenuto.model.task import Fence
 
 APPROVAL = Question(kind="approval", title="deploy?", body={"to": "production"})
@@ -211,3 +212,23 @@ async def test_who_is_being_stopped_cannot_ask(engine: Engine, raw: Raw) -> None
         assert await refusal(engine.wait(stale)) == "lease_lost"
     assert await refusal(engine.ask(Fence(nobody, 1, ""), "q", APPROVAL)) == "not_found"
     assert await raw.count("inbox_item") == 0
+
+
+async def test_a_question_runs_out_at_the_moment_that_was_said(
+    engine: Engine, clock: ManualClock
+) -> None:
+    limited = Question(kind="approval", title="?", timeout_s=60, default=True)
+    fence, item = await asked(engine, limited)
+    clock.advance(60)
+    assert await engine.upkeep.promote_once("promoter") == 1
+    assert (await engine.inbox.show(item.id)).status == "EXPIRED"
+    assert not (await engine.ask(await again(engine, fence.task), "q", limited)).parked
+
+
+async def test_a_task_that_dies_as_it_asks_leaves_no_question(engine: Engine, raw: Raw) -> None:
+    """It has waited in vain as often as it may."""
+    fence = await running(engine, max_attempts=1)
+    await raw.execute(f"update task set free_ends = {FREE_ENDS} where id = '{fence.task}'")
+    assert (await engine.ask(fence, "q", QUESTION)).parked
+    assert await status(engine, fence.task) == "DEAD"
+    assert [item.kind for item in await engine.inbox.list()] == ["escalation"]

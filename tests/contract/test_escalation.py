@@ -13,6 +13,7 @@ from tests.contract.conftest import (
     running,
     status,
 )
+from tests.contract.flowing import start, task
 
 from tenuto.engine.engine import Engine
 from tenuto.model.commands import Escalation, Failure
@@ -77,6 +78,14 @@ async def test_a_retry_and_the_answer_are_one_transaction(
         await sqlite_engine.retry(fence.task)
     assert await status(sqlite_engine, fence.task) == "FAILED"
     await raw.execute("drop trigger refuse")
+
+
+async def test_to_go_on_with_a_flow_answers_what_failed_in_it(engine: Engine) -> None:
+    flow = await start(engine, "a", task("a"))
+    await engine.fail((await claim_one(engine)).fence, failure("syntax"))
+    assert len(await engine.inbox.list()) == 1
+    assert await engine.flows.revive(flow) == 1
+    assert await engine.inbox.list() == []
 
 
 async def test_an_escalation_is_answered_by_a_word(engine: Engine) -> None:

@@ -21,8 +21,16 @@ from tests.contract.flowing import (
 
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
-from tenuto.model.definition import Approval, Condition, Foreach, Goto
+from tenuto.model.definition import (
+    MAX_ITEMS,
+    MAX_NESTING,
+    Approval,
+    Condition,
+    Foreach,
+    Goto,
+)
 from tenuto.model.errors import Conflict, Invalid
+from tenuto.model.flow import Unfit, items_of
 from tenuto.model.matching import AgentProfile
 
 Control = Callable[[UUID], Awaitable[None]]
@@ -398,3 +406,160 @@ async def test_an_approval_made_after_what_it_waits_for_is_asked(
     [item] = await engine.inbox.list()
     await engine.inbox.answer(item.id, approve=True)
     assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_all_that_run_in_a_group_are_asked_to_stop_however_many(
+    engine: Engine, agent: AgentProfile, raw: Raw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were asked already take no place of others in the next portion."""
+    monkeypatch.setattr("tenuto.engine.cascade.CASCADE", 2)
+    keys = [f"c{number}" for number in range(5)]
+    flow = await start(
+        engine, "g", group("g", *keys, order="parallel"), *(task(key) for key in keys)
+    )
+    works = await engine.claim(agent, WORKER, 5)
+    await engine.flows.cancel_group(await engine.flows.live_group("g"))
+    for _ in works:
+        await engine.flows.work_once()
+    assert await events(raw, "cancel_requested") == 5
+    for work in works:
+        await engine.confirm_cancel(work.fence, {"state": "killed"})
+    assert await flow_status(engine, flow) == "FAILED"
+    assert await engine.flows.work_once() == 0
+
+
+async def test_an_approval_made_in_a_pause_is_asked_after_it(
+    engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenuto.engine.births.CASCADE", 2)
+    specs = [task("a"), task("b"), task("yes", control=Approval(message="yes?"))]
+    keys = [each.key or "" for each in specs]
+    flow = await start(engine, "g", group("g", *keys, order="parallel"), *specs)
+    await engine.flows.pause(flow)
+    assert await worked(engine, agent) == []
+    assert await engine.inbox.list() == []
+    await engine.flows.resume(flow)
+    assert await worked(engine, agent) == ["a", "b"]
+    [item] = await engine.inbox.list()
+    await engine.inbox.answer(item.id, approve=True)
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_task_that_stops_for_a_pause_stays_in_the_next_one(
+    engine: Engine, agent: AgentProfile, clock: ManualClock
+) -> None:
+    """The flow is resumed and paused again before the worker has said that it stopped."""
+    flow = await start(engine, "a", task("a"))
+    [work] = await engine.claim(agent, WORKER, 1)
+    await engine.flows.pause(flow)
+    await engine.flows.resume(flow)
+    await engine.flows.pause(flow)
+    await engine.confirm_pause(work.fence, {"state": "killed"})
+    clock.advance(5)
+    assert await worked(engine, agent) == []
+    assert await status(engine, work.fence.task) == "PAUSED"
+    await engine.flows.resume(flow)
+    assert await worked(engine, agent) == ["a"]
+
+
+@pytest.mark.parametrize("what", ["next", "turn"])
+async def test_what_begins_inside_of_a_paused_group_waits_with_it(
+    engine: Engine, agent: AgentProfile, what: str
+) -> None:
+    """A child is cancelled in the pause: the next of its group, or the next in turn, begins."""
+    specs = [group("g", "a", join="all_done", next="b")]
+    if what == "turn":
+        specs = [group("g", "a", "inner", join="all_done"), group("inner", "b")]
+    outer = group("outer", "g", order="parallel")
+    flow = await start(engine, "outer", outer, *specs, task("a"), task("b"))
+    run = await engine.flows.live_group("outer")
+    await engine.flows.pause_group(run)
+    [first] = (await engine.list()).tasks
+    await engine.cancel(first.id)
+    assert await worked(engine, agent) == []
+    await engine.flows.resume_group(run)
+    assert await worked(engine, agent) == ["b"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_work_that_cannot_be_done_does_not_hold_up_the_rest(
+    engine: Engine, raw: Raw, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of it is due than is done at once, before all else."""
+    monkeypatch.setattr("tenuto.engine.births.CASCADE", 2)
+    await start(engine, "g", group("g", "a", "b", "c", order="parallel"), *map(task, "abc"))
+    made = "select {}, workspace, 'no such kind', subject, due_at from flow_work"
+    for number in range(2):
+        bad = made.format(f"'00000000-0000-7000-8000-00000000000{number}'")
+        columns = "id, workspace, kind, subject, due_at"
+        await raw.execute(f"insert into flow_work ({columns}) {bad} limit 1")
+    assert await engine.flows.work_once(2) == 0
+    assert await raw.count("task") == 2
+    assert await engine.flows.work_once(2) == 1
+    assert await raw.count("task") == 3
+    assert await raw.count("flow_work") == 2
+
+
+@pytest.mark.parametrize(
+    ("control", "ends"),
+    [
+        (Approval(timeout_s=60), "FAILED"),
+        (Approval(timeout_s=60, on_timeout="approve"), "COMPLETED"),
+    ],
+)
+async def test_an_approval_that_was_paused_still_runs_out(
+    engine: Engine, clock: ManualClock, control: Approval, ends: str
+) -> None:
+    flow = await start(engine, "yes", task("yes", control=control))
+    [item] = await engine.inbox.list()
+    assert item.task is not None
+    await engine.pause(item.task)
+    clock.advance(61)
+    assert await engine.upkeep.promote_once("promoter") == 0
+    await engine.resume(item.task)
+    assert await engine.upkeep.promote_once("promoter") == 1
+    assert await flow_status(engine, flow) == ends
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_a_no_skips_an_approval_for_which_silence_is_a_yes(
+    engine: Engine, clock: ManualClock, answered: bool
+) -> None:
+    control = Approval(timeout_s=60, on_timeout="approve", on_reject="skip")
+    flow = await start(engine, "yes", task("yes", control=control))
+    [item] = await engine.inbox.list()
+    if answered:
+        await engine.inbox.answer(item.id, approve=False)
+    else:
+        clock.advance(61)
+        await engine.upkeep.promote_once("promoter")
+    assert await statuses(engine, flow) == {"yes": ["SKIPPED" if answered else "COMPLETED"]}
+
+
+@pytest.mark.parametrize("order", ["sequential", "parallel"])
+def test_a_child_refers_to_results_of_those_whose_turn_was_before(order: Any) -> None:
+    both = [task("a"), task("b", input={"$from": "a"})]
+    if order == "sequential":
+        assert plan("g", group("g", "a", "b", order=order), *both).root == "g"
+    else:
+        with pytest.raises(Invalid) as caught:
+            plan("g", group("g", "a", "b", order=order), *both)
+        assert caught.value.code == "reference_invalid"
+
+
+def test_groups_are_nested_as_deep_as_said_and_no_deeper() -> None:
+    deep = [group(f"g{n}", f"g{n + 1}") for n in range(MAX_NESTING - 1)]
+    last = f"g{MAX_NESTING - 1}"
+    assert plan("g0", *deep, group(last)).groups.keys() >= {last}
+    with pytest.raises(Invalid) as caught:
+        plan("g0", *deep, group(last, "more"), group("more"))
+    assert caught.value.code == "nesting_too_deep"
+
+
+def test_a_foreach_takes_as_many_items_as_said_and_no_more() -> None:
+    each = Foreach(items={"$from": "list"}, template="one")
+    most: list[Any] = [0] * MAX_ITEMS
+    assert items_of(each, {"list": most}) == most
+    with pytest.raises(Unfit) as caught:
+        items_of(each, {"list": [*most, 0]})
+    assert caught.value.code == "too_large"

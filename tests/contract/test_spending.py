@@ -124,6 +124,13 @@ async def test_a_numbered_report_counts_once(engine: Engine) -> None:
     assert await spent(engine, fence.task) == (20, 0, 2)
 
 
+async def test_a_numbered_report_counts_once_whatever_comes_between(engine: Engine) -> None:
+    fence = await running(engine)
+    for number in (3, None, 3):
+        await engine.used(fence, usage(10, 1, number=number))
+    assert await spent(engine, fence.task) == (20, 0, 2)
+
+
 async def test_many_reports_at_once_are_all_counted(engine: Engine) -> None:
     fence = await running(engine)
     await asyncio.gather(*(engine.used(fence, usage(1, 0.5)) for _ in range(20)))
@@ -468,6 +475,51 @@ async def test_a_rerun_has_the_same_budget(engine: Engine) -> None:
         "tokens": None,
         "costUsd": 2.5,
     }
+
+
+async def test_a_child_with_a_budget_of_its_own_counts_for_the_one_above_it(
+    engine: Engine,
+) -> None:
+    parent = await running(engine, budget=Budget(tokens=100))
+    await engine.spawn(parent, "c", new("child", budget=Budget(tokens=1000)))
+    work = await claim_one(engine)
+    await engine.used(work.fence, usage(101))
+    await stopped(engine, work.fence)
+    assert (await engine.inbox.show(await asked(engine))).task == parent.task
+
+
+async def test_a_yes_reaches_a_task_that_was_paused_meanwhile(engine: Engine) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.used(fence, usage())
+    await stopped(engine, fence)
+    await engine.pause(fence.task)
+    await engine.inbox.answer(await asked(engine), approve=True)
+    assert await status(engine, fence.task) == "PAUSED"
+    await engine.resume(fence.task)
+    assert await status(engine, fence.task) == "PENDING"
+
+
+async def test_a_yes_reaches_all_that_wait_however_many(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spending, "MOST_HELD", 2)
+    parent = await running(engine, budget=Budget(tokens=100))
+    children = [await engine.spawn(parent, f"c{n}", new(f"child {n}")) for n in range(5)]
+    for work in await claim_all(engine):
+        await engine.used(work.fence, usage(101))
+        await stopped(engine, work.fence)
+    await engine.inbox.answer(await asked(engine), approve=True)
+    assert [await status(engine, child) for child in children] == ["PENDING"] * 5
+
+
+async def test_people_are_asked_though_they_have_paused_the_task(engine: Engine) -> None:
+    """It goes over its budget before it has stopped."""
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.pause(fence.task)
+    await engine.used(fence, usage())
+    assert await asked(engine)
+    await stopped(engine, fence)
+    assert (await engine.show(fence.task)).waiting_for == "budget"
 
 
 def test_a_budget_is_over_beyond_it() -> None:

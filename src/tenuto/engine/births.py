@@ -106,6 +106,8 @@ class Births:
         self._now = now
         self._births: list[Birth] = []
         self._growing: list[Group] = []
+        self._paused: set[UUID | None] = set()
+        """Groups concerned that are paused, or around which one is."""
 
     @property
     def waiting(self) -> bool:
@@ -142,7 +144,21 @@ class Births:
         if not ids:
             return {}
         rows = yield Statement("groups_locked", {"ids": sorted(ids)})
-        return {row["id"]: group_of(row) for row in rows}
+        groups = {row["id"]: group_of(row) for row in rows}
+        yield from self._note_paused(groups)
+        return groups
+
+    def _note_paused(self, groups: dict[UUID, Group]) -> Script[None]:
+        known = dict(groups)
+        for group in groups.values():
+            around = group
+            while around.status is not GroupStatus.PAUSED and around.parent is not None:
+                if around.parent not in known:
+                    rows = yield Statement("groups_locked", {"ids": [around.parent]})
+                    known[around.parent] = group_of(rows[0])
+                around = known[around.parent]
+            if around.status is GroupStatus.PAUSED:
+                self._paused.add(group.id)
 
     def _flows(self, ids: set[UUID]) -> Script[dict[UUID, Flow]]:
         rows = yield Statement("flows_locked", {"ids": sorted(ids)})
@@ -207,8 +223,12 @@ class Births:
                 follows=birth.follows,
                 context=context_text(context),
             ),
-            hold=hold_of(new, "paused" if flow.status is FlowStatus.PAUSED else None),
+            hold=hold_of(new, "paused" if self._is_paused(flow, birth.group) else None),
         )
+
+    def _is_paused(self, flow: Flow, group: UUID | None) -> bool:
+        """Whether what begins there waits for the end of a pause."""
+        return flow.status is FlowStatus.PAUSED or group in self._paused
 
     def first(self, plan: Plan, birth: Birth) -> Rows | None:
         """The rows of a key's first task in a flow that runs; `None` where more has to be done."""
@@ -286,7 +306,7 @@ class Births:
             cascade.spent += len(nested)
         yield from self._insert(flow, children, cascade, grown)
         yield from self._await(flow, children, deps["found"], cascade)
-        if flow.status is FlowStatus.PAUSED or group.status is GroupStatus.PAUSED:
+        if self._is_paused(flow, group.id):
             yield from cascade.each([child.id for child in children], held)
 
     def _await(
@@ -317,6 +337,8 @@ class Births:
     def joined(self, group: Group, new: NewTask, cascade: "Cascade") -> Script["Joined"]:
         """A child that the plan does not know of; its slot is after those of the plan."""
         paused = yield from is_paused(group)
+        if paused:
+            self._paused.add(group.id)
         flows = yield Statement("flows_locked", {"ids": [group.flow]})
         flow = flow_of(flows[0])
         rows = yield Statement("last_slot", {"parent": group.id, "workspace": group.workspace})
@@ -373,7 +395,7 @@ class Births:
         if item is not None:
             context = Context(groups=groups, item=item[0], index=item[1])
             new = for_item(new, *item)
-        paused = flow.status is FlowStatus.PAUSED or group.status is GroupStatus.PAUSED
+        paused = self._is_paused(flow, group.id)
         first = "turn" if not mine else ("paused" if paused else None)
         new = named(new, key, flow)
         needs = tuple(deps["needs"][name] for name in new.depends_on)

@@ -224,6 +224,8 @@ class Waiting:
         made = yield from cascade.each([task.id], lambda _: park)
         assert made, "the task is owned, and its row held"
         if bad := lost([(made[-1], park)]):
+            params = {"task": task.id, "now": self._core.now(), "actor": made[-1].event.actor}
+            yield Statement("inbox_close", params)  # nobody is there to hear an answer
             yield from escalate(self._core.clock, bad)
         self._sealing.forget(park.fence)
 

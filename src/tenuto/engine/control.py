@@ -74,8 +74,6 @@ class Controlling:
         def script(cascade: Cascade) -> Script[int]:
             revival = Revival(cascade, workspace, deep=deep)
             yield from revival.retry(task)
-            # As in `Core`: whoever retries a task has seen to what was put to people for it.
-            yield Statement("inbox_close", {"task": task, "now": self._core.now(), "actor": actor})
             return revival.revived
 
         return await self._core.flowing(script, actor)

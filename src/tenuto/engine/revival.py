@@ -86,6 +86,10 @@ class Revival:
         if not changed:
             raise Conflict("only a task that failed, died or was cancelled can be retried")
         self.revived += 1
+        # As in `Core`: whoever retries a task has seen to what was put to people for it.
+        moment = self._cascade.moment()
+        params = {"task": task, "now": moment.now, "actor": moment.actor}
+        yield Statement("inbox_close", params)
         if place.paused:
             yield from self._cascade.each([task], held)
         if self._deep:

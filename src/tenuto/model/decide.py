@@ -77,15 +77,15 @@ def _on_due_waiting(task: Task, moment: Moment) -> Command | None:
 
 def _on_wait_over(task: Task) -> Command:
     """What comes of a wait that was too long; a hold may say after a colon what is to."""
-    what, _, then = (task.hold or "").partition(":")
+    what, *then = (task.hold or "").split(":")
     if is_parked(task):
         # A question that nobody answered is answered for them, once: only children did nothing.
         return c.Wake(progress=what != "children")
-    message = f"nobody answered in time: {then or 'rejected'}"
-    if then == "approve":
+    message = f"nobody answered in time: {then[0] if then else 'rejected'}"
+    if "approve" in then:
         output = '{"decision": "approved", "by": "timeout"}'
         return c.Decide(status=Status.COMPLETED, output=output, message=message)
-    if then == "skip":
+    if "skip" in then:
         return c.Decide(status=Status.SKIPPED, message=message)
     return c.Refuse(code="wait_expired", message=f"waited too long for {what}")
 

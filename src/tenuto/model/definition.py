@@ -60,10 +60,13 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True, tag="approval", tag_fi
     on_reject: Literal["fail", "skip"] = "fail"
 
     def hold(self) -> str:
-        """What its task waits for, with what the end of its time means."""
+        """What its task waits for, with what the end of its time, and a no, mean."""
+        said = ["approval"]
         if self.on_timeout == "approve":
-            return "approval:approve"
-        return "approval:skip" if self.on_reject == "skip" else "approval"
+            said.append("approve")
+        if self.on_reject == "skip":
+            said.append("skip")
+        return ":".join(said)
 
 
 Control = Foreach | Goto | Condition | Approval
