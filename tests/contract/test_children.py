@@ -209,6 +209,19 @@ async def test_a_late_child_leaves_one_alone_that_went_on(
     await engine.complete(again)
 
 
+async def test_a_child_of_the_wait_before_does_not_wake(engine: Engine, clock: ManualClock) -> None:
+    fence = await running(engine)
+    children = await spawned(engine, fence, "quick", "slow")
+    held = await works(engine)
+    assert (await engine.wait(fence, children, 5, "both")).parked
+    clock.advance(6)
+    await engine.upkeep.promote_once("promoter")
+    again = await resumed(engine, fence.task)
+    assert (await engine.wait(again, ["quick"], None, "one")).parked
+    await engine.complete(held[children[0]].fence)
+    await resumed(engine, fence.task)
+
+
 async def test_a_paused_task_hears_of_its_children(engine: Engine) -> None:
     fence, [child] = await parked(engine, "a")
     await engine.pause(fence.task)
@@ -379,6 +392,22 @@ async def test_a_cancel_goes_on_where_one_transaction_ends(
         " having count(*) > 1"
     )
     assert events == []
+
+
+async def test_a_task_that_is_tried_again_keeps_the_children_that_are_left(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was cancelled, and not all of its children yet."""
+    monkeypatch.setattr("tenuto.engine.tree.CASCADE", 2)
+    fence = await running(engine)
+    children = await spawned(engine, fence, *map(str, range(5)))
+    await engine.cancel(fence.task)
+    await engine.confirm_cancel(fence, KILLED)
+    await engine.retry(fence.task)
+    while await engine.flows.work_once():
+        pass
+    ends = [await status(engine, child) for child in children]
+    assert Counter(ends) == {"CANCELLED": 2, "PENDING": 3}
 
 
 async def test_only_a_cancel_reaches_down(engine: Engine) -> None:

@@ -1,6 +1,7 @@
 """Tasks that wait for tasks, on both stores."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -16,12 +17,15 @@ from tests.contract.conftest import (
     status,
 )
 from tests.contract.flowing import worked
+from tests.contract.test_prune_races import in_line
 
+from tenuto.engine.dependencies import Dependencies
 from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Invalid
 from tenuto.model.matching import AgentProfile
 from tenuto.model.task import Status
+from tenuto.store.protocol import Script, Statement
 
 
 async def submit(engine: Engine, *needs: UUID, **options: Any) -> UUID:
@@ -224,3 +228,38 @@ async def test_a_long_chain_fails_in_bounded_steps(engine: Engine) -> None:
     while await engine.flows.work_once():
         pass
     assert (await engine.counts())[Status.FAILED] == 1200
+
+
+async def test_a_need_that_is_more_urgent_stays_so(engine: Engine) -> None:
+    urgent, slow = await submit(engine, priority=10), await submit(engine, priority=1)
+    before = (await row_of(engine, urgent)).rank
+    last = await submit(engine, urgent, slow, priority=5)
+    assert (await row_of(engine, urgent)).rank == before
+    assert (await row_of(engine, slow)).rank == (await row_of(engine, last)).rank
+
+
+async def test_a_need_that_ends_in_a_pause_is_not_waited_for_after_it(engine: Engine) -> None:
+    first = await submit(engine)
+    last = await submit(engine, first)
+    await engine.pause(last)
+    await finish(engine, first)
+    assert await status(engine, last) == "PAUSED"
+    await engine.resume(last)
+    assert await status(engine, last) == "PENDING"
+
+
+async def test_a_need_that_ends_while_a_task_comes_to_wait_for_it_is_told(
+    postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The submit has looked at what it waits for, and has not written yet."""
+    engine, real = postgres_engine, Dependencies.look
+
+    def slow(self: Dependencies, ids: Sequence[UUID]) -> Script[None]:
+        yield from real(self, ids)
+        yield Statement("workspace_lock", {"workspace": engine.workspace})
+
+    monkeypatch.setattr(Dependencies, "look", slow)
+    fence = await running(engine)
+    late, ending = submit(engine, fence.task), engine.complete(fence)
+    async with in_line(postgres_url, "select 1 from workspace", late, ending):
+        assert (await engine.counts())["PENDING"] == 1

@@ -1,7 +1,8 @@
 """What coordinators mend in flows, on both stores: damage that only a fault could have done."""
 
-from tests.contract.conftest import ManualClock, Raw, new, status
-from tests.contract.flowing import flow_status, group, start, task, worked
+import pytest
+from tests.contract.conftest import ManualClock, Raw, failure, new, status
+from tests.contract.flowing import WORKER, flow_status, group, start, statuses, task, worked
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.flow_upkeep import FlowUpkeep
@@ -43,3 +44,29 @@ async def test_a_count_that_drifted_is_set_right(
     assert await worked(engine, agent) == ["end"]
     assert await flow_status(engine, flow) == "COMPLETED"
     assert await FlowUpkeep(engine.system).recount_once("mender") == 0
+
+
+async def test_ends_that_are_still_to_be_counted_are_no_drift(
+    engine: Engine, agent: AgentProfile, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many have failed with one, more than are counted at once, and one still runs."""
+    monkeypatch.setattr("tenuto.engine.cascade.CASCADE", 2)
+    keys = [f"c{number}" for number in range(4)]
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "slow", *keys, order="parallel", join="all_done"),
+        task("a"),
+        task("slow"),
+        *(task(key, depends_on=["a"]) for key in keys),
+    )
+    works = {work.key: work for work in await engine.claim(agent, WORKER, 2)}
+    await engine.fail(works["a"].fence, failure(retryable=False))
+    clock.advance(minutes=6)
+    await engine.heartbeat([works["slow"].fence])
+    assert await FlowUpkeep(engine.system).recount_once("mender") == 0
+    while await engine.flows.work_once():
+        pass
+    assert (await statuses(engine, flow))["g"] == ["RUNNING"]
+    await engine.complete(works["slow"].fence)
+    assert await flow_status(engine, flow) == "COMPLETED"

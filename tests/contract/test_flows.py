@@ -478,3 +478,76 @@ async def test_a_task_that_says_what_follows_can_be_submitted_again(engine: Engi
     assert await refusal(engine.submit(other)) == "idempotency_conflict"
     waits = NewTask(title="waits", next="then", depends_on=[str(by_id.id)])
     assert await refusal(engine.submit(waits)) == "invalid_value"
+
+
+async def test_a_condition_that_an_agent_looked_into_hands_on_its_own_result(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    seen: dict[str | None, Any] = {}
+
+    def handler(work: Work) -> Any:
+        seen[work.key] = work.previous
+        return {"by": work.key}
+
+    asks = Condition(expression="result.by == 'if'", on_true="b")
+    flow = await start(
+        engine, "a", task("a", next="if"), task("if", prompt="Is it?", control=asks), task("b")
+    )
+    assert await worked(engine, agent, handler) == ["a", "if", "b"]
+    assert (seen["if"], seen["b"]) == ({"by": "a"}, {"by": "if"})
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_group_whose_next_has_its_turn_anyway_starts_it_once(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    flow = await start(
+        engine,
+        "all",
+        group("all", "inner", "b"),
+        group("inner", "a", next="b"),
+        task("a"),
+        task("b"),
+    )
+    assert await worked(engine, agent) == ["a", "b"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_result_that_was_made_again_is_referred_to_as_it_is_now(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    rounds = iter(range(1, 100))
+    seen: list[Any] = []
+
+    def handler(work: Work) -> Any:
+        if work.key == "end":
+            seen.append(work.input)
+        return {"round": next(rounds)}
+
+    await start(
+        engine,
+        "work",
+        task("work", next="if"),
+        task("if", control=Condition(expression="result.round == 3", on_true="end", on_false="go")),
+        task("go", control=Goto(target="work")),
+        task("end", input={"$from": "work", "path": "round"}),
+    )
+    await worked(engine, agent, handler)
+    assert seen == [3]
+
+
+async def test_an_item_without_what_the_template_names_says_so(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    seen: list[Any] = []
+
+    def handler(work: Work) -> Any:
+        seen.append(work.input)
+
+    each = Foreach(items=[{"name": "x"}, {}], template="one", order="sequential")
+    await start(
+        engine, "each", task("each", control=each), task("one", input={"who": {"$item": "name"}})
+    )
+    assert await worked(engine, agent, handler) == ["one", "one"]
+    assert seen[0] == {"who": "x"}
+    assert (seen[1]["item"], "name" in seen[1]["error"]) == ({}, True)

@@ -177,3 +177,31 @@ async def test_a_task_that_joins_in_a_pause_runs_after_it(
     await (flows.resume(flow) if run is None else flows.resume_group(run))
     assert sorted(await worked(engine, agent)) == ["a", "x"]
     assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_task_that_joined_and_was_paused_has_its_turn_all_the_same(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    """It is resumed only after its group's turn has come."""
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "later"),
+        group("later", "b", order="parallel"),
+        task("a"),
+        task("b"),
+    )
+    late = (await engine.submit(task("x", group="later"))).id
+    await engine.pause(late)
+    assert await worked(engine, agent) == ["a", "b"]
+    await engine.resume(late)
+    assert await worked(engine, agent) == ["x"]
+    assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_task_joins_the_newest_run_of_a_group(engine: Engine, agent: AgentProfile) -> None:
+    g, a = group("g", "a"), task("a")
+    old, young = await start(engine, "g", g, a), await start(engine, "g", g, a)
+    await engine.submit(task("late", group="g"))
+    assert "late" in await statuses(engine, young)
+    assert "late" not in await statuses(engine, old)

@@ -506,3 +506,16 @@ async def test_a_control_task_retried_after_what_it_waits_for_is_acted_on(
         if item.status == "OPEN" and item.kind == "approval":
             await engine.inbox.answer(item.id, approve=True)
     assert await flow_status(engine, flow) == "COMPLETED"
+
+
+async def test_a_task_tried_again_waits_for_what_is_paused(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    needed = await engine.submit(new("a"))
+    waiting = await engine.submit(new("b", depends_on=[str(needed.id)]))
+    await engine.cancel(waiting.id)
+    await engine.pause(needed.id)
+    await engine.retry(waiting.id)
+    assert await status(engine, waiting.id) == "WAITING"
+    await engine.resume(needed.id)
+    assert await worked(engine, agent) == ["a", "b"]

@@ -149,3 +149,40 @@ async def test_what_has_not_failed_cannot_be_retried(engine: Engine, agent: Agen
     await start(engine, "a", task("a"))
     [only] = (await engine.list()).tasks
     assert await refusal(engine.retry(only.id, cascade=True)) == "out_of_turn"
+
+
+async def test_a_cancelled_child_still_counts_when_another_is_retried(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    flow = await start(engine, "g", group("g", "a", "b", order="parallel"), task("a"), task("b"))
+    works = {work.key: work for work in await claim_all(engine)}
+    await engine.cancel(works["b"].fence.task)
+    await engine.confirm_cancel(works["b"].fence, {"state": "killed"})
+    await engine.fail(works["a"].fence, failure(retryable=False))
+    await engine.retry(works["a"].fence.task, cascade=True)
+    assert await worked(engine, agent) == ["a"]
+    assert (await statuses(engine, flow))["g"] == ["FAILED"]
+    assert await flow_status(engine, flow) == "FAILED"
+
+
+async def test_what_was_skipped_takes_no_failure_of_another_with_it_when_revived(
+    engine: Engine, agent: AgentProfile
+) -> None:
+    """One failed for good; another is retried, with one that was skipped because of it."""
+    flow = await start(
+        engine,
+        "g",
+        group("g", "a", "b", "c", "slow", order="parallel"),
+        task("a"),
+        task("b"),
+        task("c", depends_on=["b"], on_dependency_failure="skip"),
+        task("slow"),
+    )
+    works = {work.key: work for work in await claim_all(engine)}
+    for key in "ab":
+        await engine.fail(works[key].fence, failure(retryable=False))
+    assert (await statuses(engine, flow))["c"] == ["SKIPPED"]
+    await engine.retry(works["b"].fence.task, cascade=True)
+    assert await worked(engine, agent) == ["b", "c"]
+    await engine.complete(works["slow"].fence)
+    assert await flow_status(engine, flow) == "FAILED"

@@ -199,6 +199,20 @@ async def test_a_time_is_skipped_while_the_start_before_runs(
     assert await trail(raw, made) == ["created", "fired", "skipped", "skipped", "fired"]
 
 
+async def test_a_time_is_skipped_while_the_start_before_is_paused(
+    engine: Engine, clock: ManualClock, raw: Raw
+) -> None:
+    await defined(engine)
+    await hourly(engine)
+    clock.advance(HOUR)
+    await fire(engine)
+    [(flow,)] = await raw.fetch("select id from flow")
+    await engine.flows.pause(UUID(str(flow)))
+    clock.advance(HOUR)
+    await fire(engine)
+    assert await flows(raw) == [("job", "PAUSED")]
+
+
 async def test_times_queue_until_the_start_before_ends(
     engine: Engine, clock: ManualClock, raw: Raw, agent: AgentProfile
 ) -> None:

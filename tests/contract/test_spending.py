@@ -499,19 +499,6 @@ async def test_a_yes_reaches_a_task_that_was_paused_meanwhile(engine: Engine) ->
     assert await status(engine, fence.task) == "PENDING"
 
 
-async def test_a_yes_reaches_all_that_wait_however_many(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spending, "MOST_HELD", 2)
-    parent = await running(engine, budget=Budget(tokens=100))
-    children = [await engine.spawn(parent, f"c{n}", new(f"child {n}")) for n in range(5)]
-    for work in await claim_all(engine):
-        await engine.used(work.fence, usage(101))
-        await stopped(engine, work.fence)
-    await engine.inbox.answer(await asked(engine), approve=True)
-    assert [await status(engine, child) for child in children] == ["PENDING"] * 5
-
-
 async def test_people_are_asked_though_they_have_paused_the_task(engine: Engine) -> None:
     """It goes over its budget before it has stopped."""
     fence = await running(engine, budget=Budget(tokens=1))
