@@ -77,6 +77,17 @@ async def test_what_becomes_of_it_when_a_dependency_fails(
     assert await status(engine, after) == ("WAITING" if ends == "PENDING" else ends)
 
 
+async def test_what_came_after_its_dependency_failed_is_revived_with_it(engine: Engine) -> None:
+    first = await submit(engine)
+    await finish(engine, first, fails=True)
+    last = await submit(engine, first)
+    assert await status(engine, last) == "FAILED"
+    await engine.retry(first, cascade=True)
+    assert await status(engine, last) == "WAITING"
+    await finish(engine, first)
+    assert await status(engine, last) == "PENDING"
+
+
 async def test_tasks_submitted_together_refer_to_each_other_by_key(
     engine: Engine, agent: AgentProfile
 ) -> None:

@@ -468,6 +468,31 @@ async def test_cancelling_a_task_that_waits_for_its_budget_closes_the_question(
     assert await status(engine, fence.task) == "PENDING"
 
 
+async def test_a_worker_that_is_gone_leaves_no_question_about_a_cancelled_task(
+    engine: Engine, clock: ManualClock
+) -> None:
+    fence = await running(engine, budget=Budget(tokens=1))
+    await engine.used(fence, usage())
+    await engine.cancel(fence.task)
+    clock.advance(3600)
+    await engine.upkeep.expire_once("reaper")
+    assert await status(engine, fence.task) == "CANCELLED"
+    assert await engine.inbox.list() == []
+
+
+@pytest.mark.parametrize("deep", [False, True])
+async def test_a_retry_keeps_the_question_for_which_others_wait(engine: Engine, deep: bool) -> None:
+    parent = await running(engine, budget=Budget(tokens=10))
+    await engine.spawn(parent, "c", new("child"))
+    child = (await claim_one(engine)).fence
+    await engine.used(child, usage(11))
+    await stopped(engine, child)
+    await engine.fail(parent, failure("syntax"))
+    await engine.retry(parent.task, cascade=deep)
+    await engine.inbox.answer(await asked(engine), approve=True)
+    assert await status(engine, child.task) == "PENDING"
+
+
 async def test_a_rerun_has_the_same_budget(engine: Engine) -> None:
     fence = await running(engine, budget=Budget(cost_usd=2.5))
     await engine.complete(fence)

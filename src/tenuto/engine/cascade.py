@@ -43,7 +43,7 @@ from tenuto.engine.newborns import Birth
 from tenuto.engine.plans import Plans
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
 from tenuto.engine.steps import next_step, question
-from tenuto.engine.tree import BELOW, cancel_below, forsaken, hand_up, is_cancel
+from tenuto.engine.tree import BELOW, cancel_below, close_forsaken, closed, hand_up, is_cancel
 from tenuto.engine.turns import Turns
 from tenuto.model import commands
 from tenuto.model.commands import Command, Moment
@@ -69,7 +69,6 @@ from tenuto.model.flow import (
 from tenuto.model.matching import Requirements
 from tenuto.model.submission import NewTask
 from tenuto.model.task import TERMINAL, Change, Status, Task
-from tenuto.model.turns import asks
 from tenuto.store.protocol import Row, Script, Statement
 
 
@@ -271,8 +270,7 @@ class Cascade:
         if decided:
             yield write_changes(decided)
             self.spent += len(decided)
-        for asker in forsaken([change for change, _ in decided]):
-            yield Statement("inbox_close", {"task": asker, "now": self._now, "actor": self._actor})
+        yield from close_forsaken([change for change, _ in decided], self._now, self._actor)
         if acts:
             self._acts += [
                 (change.task.id, change.task.workspace)
@@ -284,8 +282,7 @@ class Cascade:
     def _note(self, before: Task, change: Change) -> None:
         after = change.task
         self.changes.append(change)
-        if asks(change):
-            self.turns.ask(after.id, after.workspace)
+        self.turns.note([change])
         if after.status in TERMINAL and before.watched:
             self._ended.append(Ended(after.id, after.workspace, after.status))
         if is_cancel(change):
@@ -302,8 +299,7 @@ class Cascade:
         self.turns.leave_all(rows)
         for row in rows:
             if row["kind"] == "approval":
-                params = {"task": row["id"], "now": self._now, "actor": self._actor}
-                yield Statement("inbox_close", params)
+                yield closed(row["id"], self._now, self._actor)
             if row["flow"] is None:
                 continue
             status = statuses[row["id"]]

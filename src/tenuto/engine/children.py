@@ -19,9 +19,11 @@ from tenuto.engine.report import Reporting
 from tenuto.engine.rows import decode
 from tenuto.engine.said import OWN, check_key
 from tenuto.engine.sealing import Sealing
+from tenuto.engine.tree import closed
 from tenuto.model import commands, limits
 from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict, Invalid, NotFound
+from tenuto.model.spending import HOLD as BUDGET
 from tenuto.model.task import LEASED, TERMINAL, Fence, Outcome, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
@@ -224,8 +226,8 @@ class Waiting:
         made = yield from cascade.each([task.id], lambda _: park)
         assert made, "the task is owned, and its row held"
         if bad := lost([(made[-1], park)]):
-            params = {"task": task.id, "now": self._core.now(), "actor": made[-1].event.actor}
-            yield Statement("inbox_close", params)  # nobody is there to hear an answer
+            # Nobody is there to hear an answer.
+            yield closed(task.id, self._core.now(), made[-1].event.actor, kept=BUDGET)
             yield from escalate(self._core.clock, bad)
         self._sealing.forget(park.fence)
 

@@ -18,13 +18,14 @@ from tenuto.engine.lanes import Lanes
 from tenuto.engine.links import Link, Standing, link_of
 from tenuto.engine.plans import Plans
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
-from tenuto.engine.tree import Tree, forsaken, is_cancel
+from tenuto.engine.tree import Tree, close_forsaken, closed, is_cancel
 from tenuto.model.commands import Command, Moment, Reprioritise, Retry
 from tenuto.model.decide import decide
 from tenuto.model.errors import Conflict, NotFound, TenutoError
+from tenuto.model.spending import HOLD as BUDGET
 from tenuto.model.task import TERMINAL, Change, Status, Task
 from tenuto.model.transcript import MOST_KB
-from tenuto.model.turns import asks
+from tenuto.model.turns import asks, steps_aside
 from tenuto.store.batching import Answers, Batcher, Kind
 from tenuto.store.protocol import Row, Script, Statement, Store
 
@@ -220,18 +221,17 @@ class Core:
             yield Statement("inherit_rank", {"most": RANKS_FAR}, {"eager": sorted(pulled)})
         if bad := lost(decided):
             yield from escalate(self.clock, bad)
+        yield from close_forsaken([change for change, _ in decided], self.now(), actor)
         # Whoever retries a task has seen to what was put to people for it.
-        retried = [change.task.id for change, command in decided if isinstance(command, Retry)]
-        for asker in [*forsaken([change for change, _ in decided]), *retried]:
-            yield Statement("inbox_close", {"task": asker, "now": self.now(), "actor": actor})
+        for task in [change.task.id for change, each in decided if isinstance(each, Retry)]:
+            yield closed(task, self.now(), actor, kept=BUDGET)
         acts = [change.task for change, _ in decided if _acts(change.task)]
         gone = [change.task for change, _ in decided if is_cancel(change) and change.end is None]
-        asking = [change.task for change, _ in decided if asks(change)]
-        if not (ended or acts or gone or asking):
+        turning = [change for change, _ in decided if asks(change) or steps_aside(change)]
+        if not (ended or acts or gone or turning):
             return None
         cascade = self.cascade(actor)
-        for task in asking:
-            cascade.turns.ask(task.id, task.workspace)
+        cascade.turns.note(turning)
         cascade.below((task.id, task.workspace) for task in gone)
         cascade.act((task.id, task.workspace) for task in acts)
         yield from cascade.follow(ended)

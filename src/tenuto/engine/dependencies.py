@@ -130,14 +130,28 @@ class Dependencies:
                     cells[STATUS] = Status.PENDING
                 row = tuple(cells)  # noqa: PLW2901  the same row, counted
             hot.append(row)
-            pairs += [(row[0], need, self._workspace, need in met, False) for need in needs]
+            pairs += [
+                (
+                    row[0],
+                    need,
+                    self._workspace,
+                    need in met,
+                    self._has_ended(need) and need not in met,
+                )
+                for need in needs
+            ]
         return rows | {"hot": hot, "dependency": pairs}
 
-    def _is_met(self, task: UUID, need: UUID) -> bool:
+    def _has_ended(self, need: UUID) -> bool:
+        """Whether it is none of the new tasks, and has ended before them."""
         row = self._found.get(need)
-        if row is None or Status(row["status"]) not in TERMINAL:
+        return row is not None and Status(row["status"]) in TERMINAL
+
+    def _is_met(self, task: UUID, need: UUID) -> bool:
+        if not self._has_ended(need):
             return False
-        return row["status"] == Status.COMPLETED or self._waits.policies[task] == "run"
+        status = self._found[need]["status"]
+        return status == Status.COMPLETED or self._waits.policies[task] == "run"
 
     def check_results(self, rows: dict[str, list[tuple[Any, ...]]], column: int) -> None:
         """Raise `Invalid` unless each result referred to is one that its task waits for."""
@@ -171,12 +185,9 @@ class Dependencies:
         for row in hot:
             task = row[0]
             for need in self._waits.needs.get(task, ()):
-                found = self._found.get(need)
-                if found is None or Status(found["status"]) not in TERMINAL:
-                    continue
-                if not self._is_met(task, need):
-                    policy = self._waits.policies[task]
-                    failed[task] = failed_need(need, Status(found["status"]), policy)
+                if self._has_ended(need) and not self._is_met(task, need):
+                    ended = Status(self._found[need]["status"])
+                    failed[task] = failed_need(need, ended, self._waits.policies[task])
         if failed:
             yield from cascade.each(sorted(failed), lambda task: failed[task.id])
 

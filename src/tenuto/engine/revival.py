@@ -13,6 +13,7 @@ import msgspec
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import held, place_of_turn
 from tenuto.engine.flow_rows import flow_of, group_of, is_by_engine, is_paused
+from tenuto.engine.tree import closed
 from tenuto.model import commands
 from tenuto.model.errors import Conflict
 from tenuto.model.flow import (
@@ -24,6 +25,7 @@ from tenuto.model.flow import (
     Group,
     GroupStatus,
 )
+from tenuto.model.spending import HOLD as BUDGET
 from tenuto.model.task import PRUNED, TERMINAL, Status, Task
 from tenuto.model.turns import HOLD
 from tenuto.store.protocol import Row, Script, Statement
@@ -88,8 +90,7 @@ class Revival:
         self.revived += 1
         # As in `Core`: whoever retries a task has seen to what was put to people for it.
         moment = self._cascade.moment()
-        params = {"task": task, "now": moment.now, "actor": moment.actor}
-        yield Statement("inbox_close", params)
+        yield closed(task, moment.now, moment.actor, kept=BUDGET)
         if place.paused:
             yield from self._cascade.each([task], held)
         if self._deep:

@@ -1,6 +1,7 @@
 """What passes between a task and the tasks that its attempts made: ends upwards, cancels down."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -99,6 +100,21 @@ def forsaken(changes: Sequence[Change]) -> list[UUID]:
         for change in changes
         if change.task.status in TERMINAL and (change.task.hold or "").partition(":")[0] in _ASKED
     ]
+
+
+def close_forsaken(changes: Sequence[Change], now: datetime, actor: str | None) -> Script[None]:
+    """Close what was put to people for tasks that ended though they waited for the answers."""
+    for asker in forsaken(changes):
+        yield closed(asker, now, actor)
+
+
+def closed(task: UUID, now: datetime, actor: str | None, kept: str | None = None) -> Statement:
+    """The statement that closes what was put to people for a task, but for one kind of question.
+
+    Others below a task may wait for an answer about its budget, whatever becomes of itself.
+    """
+    params = {"task": task, "kept": kept, "now": now, "actor": actor}
+    return Statement("inbox_close", params)
 
 
 def _woken(task: Task) -> Command:

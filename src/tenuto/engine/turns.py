@@ -21,7 +21,7 @@ from tenuto.model.commands import Command
 from tenuto.model.decide import decide
 from tenuto.model.errors import Invalid, TenutoError
 from tenuto.model.task import TERMINAL, Change, Status, Task
-from tenuto.model.turns import HOLD, Concurrency, given, superseded
+from tenuto.model.turns import HOLD, MOST, Concurrency, asks, given, steps_aside, superseded
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._asked: dict[UUID, UUID] = {}
+        self._aside: dict[UUID, UUID] = {}
         self._left: defaultdict[Key, list[UUID]] = defaultdict(list)
         self.missed = False
         """Whether places are given that should have been given before."""
@@ -60,7 +61,15 @@ class Turns:
     @property
     def waiting(self) -> bool:
         """Whether there is something to settle."""
-        return bool(self._asked or self._left)
+        return bool(self._asked or self._aside or self._left)
+
+    def note(self, changes: Iterable[Change]) -> None:
+        """Those of the tasks that ask for a place, and those that are passed by from now on."""
+        for change in changes:
+            if asks(change):
+                self.ask(change.task.id, change.task.workspace)
+            if steps_aside(change):
+                self._aside[change.task.id] = change.task.workspace
 
     def ask(self, task: UUID, workspace: UUID) -> None:
         """A task wants a place."""
@@ -82,29 +91,29 @@ class Turns:
 
     def supersede(self, cascade: "Cascade") -> Script[None]:
         """Cancel what those take the place of who want that, before any key is held."""
-        rows = yield from self._wishes()
+        rows = yield from _wishes(self._asked)
         for row in rows:
             wish = wish_of(row["concurrency"])
             if wish.policy == "cancel_old":
-                yield from cancel_before(cascade, row["workspace"], wish, LAST)
-
-    def _wishes(self) -> Script[Rows]:
-        if not self._asked:
-            return []
-        rows = yield Statement("turn_wishes", rows={"wanted": sorted(self._asked.items())})
-        return rows
+                params = {"task": row["id"], "workspace": row["workspace"], "most": 1}
+                mine = yield Statement("turn_show", params)
+                number = mine[0]["number"] if mine and not mine[0]["held"] else LAST
+                yield from cancel_before(cascade, row["id"], row["workspace"], wish, number)
 
     def settle(self, cascade: "Cascade") -> Script[None]:
         """Give the places that are free to those who come next."""
-        rows = yield from self._wishes()
+        rows = yield from _wishes(self._asked | self._aside)
         found = {row["id"]: row for row in rows}
+        for task in self._aside:
+            if task in found:
+                self.look(found[task]["workspace"], wish_of(found[task]["concurrency"]).key)
         newcomers: defaultdict[Key, list[tuple[UUID, Concurrency]]] = defaultdict(list)
         for task in self._asked:
             if task in found:
                 wish = wish_of(found[task]["concurrency"])
                 newcomers[found[task]["workspace"], wish.key].append((task, wish))
         left = dict(self._left)
-        self._asked, self._left = {}, defaultdict(list)
+        self._asked, self._aside, self._left = {}, {}, defaultdict(list)
         keys = sorted({*left, *newcomers})
         if not keys:
             return
@@ -127,15 +136,19 @@ class Turns:
         numbers = {task: first + place for place, (task, _) in enumerate(newcomers)}
         if newcomers:
             asked = [(task, *key, numbers[task], wish.limit) for task, wish in newcomers]
-            yield Statement("turn_enter", rows={"asked": asked})
+            entered = yield Statement("turn_enter", rows={"asked": asked})
+            numbers |= {row["id"]: row["number"] for row in entered}
         params = {"workspace": key[0], "key": key[1]}
-        line = yield Statement("turn_line", {**params, "most": GIVEN})
+        # Whoever would be turned away must have all the places there are.
+        hurried = any(wish.policy == "cancel_new" for _, wish in newcomers)
+        most = MOST if hurried else GIVEN
+        line = yield Statement("turn_line", {**params, "most": most})
         if not line:
             yield Statement("turn_key_drop", params)
             return
         chosen = given([(row["id"], row["most"]) for row in line], line[0]["places"])
         moved = yield from self._give(cascade, chosen)
-        if len(moved) < len(chosen) or len(chosen) == GIVEN:
+        if len(moved) < len(chosen) or len(chosen) == most:
             cascade.later("turn", chosen[0], key[0], {"key": key[1]})
         for task, wish in newcomers:
             if wish.policy == "cancel_new" and task not in moved:
@@ -186,6 +199,13 @@ class Turns:
         yield Statement("turn_leave", {"ids": [task]})
 
 
+def _wishes(tasks: dict[UUID, UUID]) -> Script[Rows]:
+    if not tasks:
+        return []
+    rows = yield Statement("turn_wishes", rows={"wanted": sorted(tasks.items())})
+    return rows
+
+
 def check_above(parent: Task, wish: Concurrency) -> Script[None]:
     """Raise `Invalid` for a child whose key one above it has: each could wait for the other."""
     params = {"task": parent.id, "workspace": parent.workspace, "most": DEEPEST}
@@ -208,14 +228,14 @@ def _before(workspace: UUID, wish: Concurrency, number: int) -> Statement:
 
 
 def cancel_before(
-    cascade: "Cascade", workspace: UUID, wish: Concurrency, number: int
+    cascade: "Cascade", task: UUID, workspace: UUID, wish: Concurrency, number: int
 ) -> Script[None]:
-    """Cancel as many of a key's older tasks as it takes for the one with that number."""
+    """Cancel as many of a key's older tasks as it takes for this one, which has that number."""
     rows = yield _before(workspace, wish, number)
     ids = superseded([row["id"] for row in rows], wish.limit)
     if len(ids) > GIVEN and number != LAST:
         data = {"concurrency": wish, "number": number}
-        cascade.later("supersede", ids[-1], workspace, data)
+        cascade.later("supersede", task, workspace, data)
     if ids:
         why = f"a newer task has the concurrency key {wish.key!r}"
         yield from cascade.each(sorted(ids), lambda _: commands.Cancel(reason=why))
@@ -242,7 +262,8 @@ def go_on_superseding(cascade: "Cascade", work: Row) -> Script[None]:
     if not rows or Status(rows[0]["status"]) in TERMINAL:
         return
     said = msgspec.json.decode(work["data"], type=_Superseding)
-    yield from cancel_before(cascade, work["workspace"], said.concurrency, said.number)
+    wish, workspace = said.concurrency, work["workspace"]
+    yield from cancel_before(cascade, work["subject"], workspace, wish, said.number)
 
 
 async def standing(core: "Core", task: UUID, workspace: UUID) -> str:

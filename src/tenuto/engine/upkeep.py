@@ -15,6 +15,7 @@ from tenuto.engine.consequences import Ended
 from tenuto.engine.core import Core
 from tenuto.engine.escalation import escalate, lost
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
+from tenuto.engine.tree import close_forsaken
 from tenuto.model import commands, limits
 from tenuto.model.commands import Command, Moment
 from tenuto.model.decide import decide, on_due
@@ -174,6 +175,8 @@ class Upkeep:
                 yield Statement("timer_set", rows={"timer": timers})
             if bad := lost(decided):
                 yield from escalate(self._core.clock, bad)
+            gone = [change for change, _ in decided]
+            yield from close_forsaken(gone, self._core.now(), actor)
             if woken := [change.task for change, command in decided if _woke(command)]:
                 yield from lapsed(self._core, woken)
             cascade = self._core.cascade(actor)

@@ -133,6 +133,7 @@ def revive(task: Task, command: c.Revive, moment: Moment) -> Change:
         status=status,
         hold=command.hold,
         unmet=command.unmet,
+        resume_at=None,
         wait_until=None,
         watched=True,
         finished_at=None,
@@ -211,6 +212,8 @@ def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
     over = late or (task.hold or "").partition(":")[0] in _OVER
     parked = is_parked(task)  # its handler starts anew, and may wait again
     hold = command.hold or (None if over or parked else task.hold)
+    # Only its own times may end a wait.
+    kept = hold is not None and hold == task.hold and not late
     again = msgspec.structs.replace(task, unmet=command.unmet, hold=hold)
     status = Status.PENDING if is_ready(again, moment.now) else Status.WAITING
     reset: dict[str, Any] = {
@@ -228,7 +231,8 @@ def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
         "session_key": None,
         "started_at": None,
         "watched": command.watched,
-        "wait_until": None if parked or late else task.wait_until,
+        "resume_at": task.resume_at if kept else None,
+        "wait_until": task.wait_until if kept else None,
     }
     if task.queue_ttl_s is not None and status is Status.PENDING:
         reset["run_at"] = moment.now  # a retry waits anew

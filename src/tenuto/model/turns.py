@@ -38,6 +38,13 @@ def asks(change: Change) -> bool:
     return waits and (event.previous is not Status.WAITING or event.kind == "unblocked")
 
 
+def steps_aside(change: Change) -> bool:
+    """Whether a task that stood in line is passed by from now on: those behind it may have more."""
+    task, event = change.task, change.event
+    stood = event.previous is Status.WAITING and task.hold == HOLD
+    return stood and (task.status is Status.PAUSED or event.kind == "blocked")
+
+
 def given(line: Iterable[tuple[UUID, int]], held: int) -> list[UUID]:
     """Those of the line, each with its own limit, that get a place now: in order, none passed."""
     lucky = []

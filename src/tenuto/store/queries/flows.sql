@@ -465,9 +465,10 @@ select :id, :workspace, :task, :kind, :title, :body, 'OPEN', :expires_at, :now;
 
 -- name: inbox_close
 -- What was asked for the sake of a task, of people or of its parent's agent, needs no answer any more.
--- params: task uuid, now timestamptz, actor text
+-- params: task uuid, kept text, now timestamptz, actor text
 update inbox_item set status = 'EXPIRED', decided_at = :now, decided_by = :actor
-where inbox_item.task = :task and inbox_item.status = 'OPEN' {own:inbox_item};
+where inbox_item.task = :task and inbox_item.status = 'OPEN' {own:inbox_item}
+  and (:kept is null or inbox_item.kind <> :kept);
 update message set taken_at = :now, replaced = true
 where message.task = :task and message.taken_at is null {own:message};
 

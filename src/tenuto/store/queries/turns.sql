@@ -31,7 +31,8 @@ from {rows:asked} join task on task.id = asked.task and task.workspace = asked.w
 where task.status = 'WAITING' and task.hold = 'concurrency' and task.unmet = 0
 on conflict (task) do update set held = false,
   number = case when task_turn.held then excluded.number else task_turn.number end
-  where task_turn.workspace = excluded.workspace;
+  where task_turn.workspace = excluded.workspace
+returning task_turn.task as id, task_turn.number;
 
 -- name: turn_line
 -- The first in a key's line that could run, and how many have a place. The caller holds the key.

@@ -1,0 +1,171 @@
+"""Random graphs of tasks that wait for tasks do what an interpreter of its own says of them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from unittest.mock import patch
+from uuid import UUID
+
+import msgspec
+import pytest
+from tests.contract.conftest import new
+from tests.contract.generated import Ground, Step, code_of
+from tests.contract.generated_keys import Job, chosen
+from tests.contract.test_generated_keys import KeyedTasks
+
+from tenuto.engine import cascade, flow_pieces, revival, tree
+from tenuto.model.submission import NewTask
+from tenuto.store.protocol import Statement
+
+KINDS = (
+    *("graph", "graph", "graph", "submit", "block", "claim", "claim", "claim", "end", "end"),
+    *("end", "end", "cancel", "pause", "pause", "resume", "resume", "retry", "revive", "revive"),
+    *("revive", "repeat", "time"),
+)
+POLICIES = ("fail", "fail", "skip", "run")
+UNMIXED = ("fail", "fail", "run")
+"""Whichever of several ends is heard of first, the same becomes of who waited for them."""
+
+
+class WaitingTasks(KeyedTasks):
+    """Tasks that wait for tasks on an engine, and what is expected of them."""
+
+    policies: Sequence[str] = POLICIES
+
+    def _drawn(self, step: Step, n: int = 0) -> Job:
+        number, how = len(self._keys.jobs) + n, step.how
+        needs = {step.which % number, how % number} if self._keys.jobs and how % 4 else set()
+        policy = self.policies[how % len(self.policies)] if needs else "fail"
+        return Job(number=number, needs=dict.fromkeys(sorted(needs), "open"), on_failure=policy)
+
+    # Graphs.
+
+    async def _graph(self, step: Step) -> None:
+        """Some tasks at once: each may wait for some before it, or block some after it."""
+        first = len(self._keys.jobs)
+        numbers = range(first, first + 3 + step.which % 6)
+        needs = {number: _needs(step, number, first) for number in numbers}
+        blocks = {number: _blocks(step, number, first, numbers) for number in numbers}
+        jobs = [self._node(step, number, needs[number]) for number in numbers]
+        news = [self._spelled(job, first, blocks[job.number]) for job in jobs]
+        made: list[UUID] = []
+
+        async def submit() -> None:
+            made.extend([each.id for each in await self._engine.submit_many(news)])
+
+        refused = await code_of(submit())
+        assert (refused is None) == self._accepted(jobs, blocks), refused
+        if refused is None:
+            self._news += news
+            self._ids += made
+
+    def _node(self, step: Step, number: int, needs: list[int]) -> Job:
+        policy = self.policies[(step.how + number) % len(self.policies)] if needs else "fail"
+        return Job(number=number, needs=dict.fromkeys(needs, "open"), on_failure=policy)
+
+    def _spelled(self, job: Job, first: int, blocks: list[int]) -> NewTask:
+        """Tasks of the same submit are named by their keys, others by their ids."""
+
+        def name(number: int) -> str:
+            return f"t{number}" if number >= first else str(self._ids[number])
+
+        return new(
+            f"task {job.number}",
+            key=f"t{job.number}",
+            depends_on=[name(need) for need in job.needs],
+            on_dependency_failure=job.on_failure,
+            blocks=[name(other) for other in blocks],
+            max_attempts=100,
+            idempotency_key=f"{self._engine.workspace} {job.number}",
+        )
+
+    def _accepted(self, jobs: list[Job], blocks: dict[int, list[int]]) -> bool:
+        """Submit them to the interpreter, whole or not at all."""
+        known = self._keys.jobs
+        before = [msgspec.structs.replace(job) for job in known]
+        for job in jobs:
+            self._keys.submit(job)
+        for job in jobs:
+            for number in blocks[job.number]:
+                other = known[number]
+                if not self._may_block(other, len(before)) or self._leads(job, other):
+                    self._keys.jobs = before
+                    return False
+                if job.number not in other.needs:
+                    self._keys.block(other, job)
+        return True
+
+    def _may_block(self, job: Job, first: int) -> bool:
+        """Whether it has neither begun nor ended; for a new one, not by what ended before."""
+        failed = [need for need, how in job.needs.items() if how == "failed"]
+        if job.number >= first and job.is_over:
+            return min(failed) >= first
+        return job.status in ("WAITING", "PENDING", "PAUSED")
+
+    def _leads(self, job: Job, other: Job) -> bool:
+        """Whether one waits for the other, near or far, or ever did."""
+        return job is other or any(self._leads(self._keys.jobs[n], other) for n in job.needs)
+
+    # What people ask.
+
+    async def _revive(self, step: Step) -> None:
+        """Retry a task with all that ended because of it."""
+        over = ("FAILED", "CANCELLED", "SKIPPED")
+        for job in chosen(self._keys.jobs, step.which, lambda job: job.status in over):
+            refused = await code_of(self._engine.retry(self._ids[job.number], cascade=True))
+            assert (refused is None) == self._keys.retry_all(job), (job, refused)
+
+    # What is compared.
+
+    async def check(self) -> None:
+        await super().check()
+        rows = await self._engine.core.store.fetch(
+            Statement("needs_unmet", {"ids": sorted(self._ids)})
+        )
+        number = {task: number for number, task in enumerate(self._ids)}
+        found = {(number[row["id"]], number[row["needs"]], bool(row["failed"])) for row in rows}
+        expected = {
+            (job.number, need, how == "failed")
+            for job in self._keys.jobs
+            for need, how in job.needs.items()
+            if how != "met"
+        }
+        assert found == expected, found ^ expected
+
+
+def _needs(step: Step, number: int, first: int) -> list[int]:
+    """Up to two tasks before it, most often the first of the graph."""
+    if number == 0:
+        return []
+    chance = step.how * 31 + number * 17 + step.which
+    some = [first, first, chance // 3 % number, chance // 7 % number]
+    wanted = [some[chance % 4], some[chance // 4 % 4]][: chance % 3]
+    return sorted({each for each in wanted if each < number})
+
+
+def _blocks(step: Step, number: int, first: int, numbers: range) -> list[int]:
+    """Now and then one after it in the graph, or one that is there already."""
+    chance = step.how * 13 + number * 29 + step.which
+    if chance % 5 == 0 and number + 1 in numbers:
+        return [numbers[-1]]
+    if chance % 11 == 0 and first > 0:
+        return [chance // 11 % first]
+    return []
+
+
+@pytest.fixture
+def ground(database_url: str) -> Iterator[Ground]:
+    made = Ground(database_url)
+    yield made
+    made.close()
+
+
+def test_tasks_that_wait_for_tasks_end_as_those_did(ground: Ground) -> None:
+    ground.play_all("TENUTO_WAITS", 8, KINDS, WaitingTasks, 30, 60)
+
+
+def test_so_do_more_of_them_than_one_step_takes(ground: Ground) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(WaitingTasks, "policies", UNMIXED))
+        for module in (cascade, flow_pieces, revival, tree):
+            stack.enter_context(patch.object(module, "CASCADE", 3))
+        ground.play_all("TENUTO_WAITS", 4, KINDS, WaitingTasks, 30, 60)
