@@ -55,8 +55,10 @@ Make = Callable[[Engine, Raw], World]
 
 
 def drawn(seed: int, kinds: Sequence[str], fewest: int, most: int) -> list[Step]:
-    """A random sequence of steps, each of one of the kinds."""
+    """A random sequence of steps of most of the kinds: without the others it gets further."""
     chance = random.Random(seed)
+    left = {kind for kind in sorted(set(kinds)) if chance.random() < 0.2} - {kinds[0]}
+    kinds = [kind for kind in kinds if kind not in left]
     return [
         Step(chance.choice(kinds), chance.randrange(1000), chance.randrange(1000))
         for _ in range(chance.randint(fewest, most))

@@ -118,7 +118,7 @@ class Keys:
 
     def submit(self, job: Job) -> None:
         self.jobs.append(job)
-        for need in job.needs:
+        for need in reversed(job.needs):  # of several that ended badly the last one named decides
             other = self.jobs[need]
             if other.is_over:
                 self._hear(job, other)

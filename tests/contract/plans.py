@@ -6,7 +6,7 @@ what may run.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -146,6 +146,29 @@ class _Drawing:
                 child.to_sibling = True
             elif later and other:
                 child.again = draw(st.sampled_from(later))
+        for index, child in enumerate(children):
+            if isinstance(child, Job) and child.next is None and child.again is None:
+                others = [each.key for each in children[:index] if isinstance(each, Job)]
+                before = [key for key in others if not _leads(key, child.key, children)]
+                if before and not child.to_sibling and draw(st.integers(0, 2)) == 0:
+                    child.again = draw(st.sampled_from(before))
+
+
+def _leads(key: str, other: str, children: list[Node]) -> bool:
+    """Whether one child leads to the other, by what follows it or by who waits for it."""
+    if key == other:
+        return True
+    onward: list[str] = []
+    for child, behind in zip(children, [*children[1:], None], strict=True):
+        if not isinstance(child, Job):
+            continue
+        if child.needs == key:
+            onward.append(child.key)
+        if child.key == key and child.again is not None:
+            onward.append(child.again)
+        if child.key == key and child.to_sibling and behind is not None:
+            onward.append(behind.key)
+    return any(_leads(each, other, children) for each in onward)
 
 
 def specs(node: Node, sibling: str | None = None) -> list[Spec]:
@@ -203,7 +226,9 @@ def steps(node: Node | None) -> Iterator[Node]:
 class Forecast:
     """What a plan comes to: `runs` for certain, `may` at most, and how groups end."""
 
-    def __init__(self, root: Node) -> None:
+    def __init__(self, root: Node, cancelled: Collection[str] = ()) -> None:
+        self._cancelled = cancelled
+        """Steps that people cancelled when they had their turn."""
         self.runs: Counter[str] = Counter()
         self.may: Counter[str] = Counter()
         self.groups: dict[str, list[str]] = {}
@@ -219,6 +244,8 @@ class Forecast:
     def _slot(self, node: Node) -> Ends:
         match node:
             case Job():
+                if node.key in self._cancelled:
+                    return "failure"
                 self._ran(node.key)
                 return self._then(node) if node.works else "failure"
             case Choice():
@@ -247,22 +274,25 @@ class Forecast:
     ) -> Ends:
         sure = self._sure
         ends: list[Ends] = []
-        self._sure = sure and not (order == "parallel" and join == "first_succeeded")
+        gone = node.key in self._cancelled
+        self._sure = sure and not gone and not (order == "parallel" and join == "first_succeeded")
         for run in children:
             ends.append(run())
+            if gone:
+                continue  # nobody can say how much of it ran before
             if order == "sequential" and join == "first_succeeded" and ends[-1] == "success":
                 break
             if order == "sequential" and join == "all_succeeded" and ends[-1] == "failure":
                 break
         self._sure = sure
-        status = _status(join, ends)
+        status = "CANCELLED" if gone else _status(join, ends)
         if sure:
             self.groups.setdefault(node.key, []).append(status)
         else:
             self.unsure.add(node.key)
         if status == "COMPLETED":
             return self._then(node)
-        return "failure" if status == "FAILED" else "neither"
+        return "failure" if status in ("FAILED", "CANCELLED") else "neither"
 
 
 def _status(join: str, ends: list[Ends]) -> str:
@@ -292,5 +322,6 @@ class _Siblings:
             skipped = child.policy == "skip" or needed == "neither"
             self._own[child.key] = "neither" if skipped else "failure"
             return self._own[child.key]
-        self._own[child.key] = "success" if child.works else "failure"
+        works = child.works and child.key not in self._forecast._cancelled
+        self._own[child.key] = "success" if works else "failure"
         return self._forecast._slot(child)

@@ -14,7 +14,7 @@ from hypothesis import note
 from hypothesis import strategies as st
 from tests.contract.conftest import ManualClock, failure, opened, profile
 from tests.contract.flowing import WORKER, flow_status, start, statuses
-from tests.contract.plans import Job, Node, specs, steps
+from tests.contract.plans import Forecast, Job, Node, specs, steps
 
 from tenuto.engine import births, cascade, flow_pieces, latecomers, revival, tree
 from tenuto.engine.claim import Work
@@ -39,6 +39,8 @@ Kind = Literal[
     "pause the flow",
     "resume all",
     "leave the rest for later",
+    "cancel a task",
+    "cancel a group",
 ]
 
 
@@ -56,11 +58,14 @@ class Played(NamedTuple):
     ran: list[str]
     statuses: dict[str, list[str]]
     end: str
+    cancelled: set[str]
+    """The steps that were cancelled one by one."""
 
 
-def troubles() -> st.SearchStrategy[list[Trouble]]:
+def troubles(*, cancels: bool = True) -> st.SearchStrategy[list[Trouble]]:
     turn, which = st.integers(0, 12), st.integers(0, 20)
-    kind = st.sampled_from(get_args(Kind))
+    kinds = [each for each in get_args(Kind) if cancels or not each.startswith("cancel")]
+    kind = st.sampled_from(kinds)
     return st.lists(st.builds(Trouble, turn, kind, which), max_size=8)
 
 
@@ -99,7 +104,7 @@ class Here:
                 await made.abandon()
                 raise
             found = await statuses(self.engine, flow)
-            return Played(made.ran, found, await flow_status(self.engine, flow))
+            return Played(made.ran, found, await flow_status(self.engine, flow), made.cancelled)
 
         return self._runner.run(all_of_it())
 
@@ -119,6 +124,12 @@ class Play:
         self._random = random.Random(seed)
         self._paused: list[Callable[[], Awaitable[None]]] = []
         self._waits = False
+        self.cancelled: set[str] = set()
+        forecast = Forecast(node)
+        jobs = forecast.runs + forecast.may
+        groups = {key for key, ends in forecast.groups.items() if len(ends) == 1}
+        self._once = groups | {key for key in self._works if jobs[key] == 1}
+        """The steps that run no more than once."""
 
     async def go_on(self, happening: list[Trouble] | None = None, turns: int = TURNS) -> None:
         """Work until nothing is left to do, or for so many turns; raises if it never ends."""
@@ -208,6 +219,8 @@ class Play:
             self._waits = True
         elif trouble.kind in ("pause a task", "pause a group", "pause the flow"):
             await self._hold(trouble)
+        elif trouble.kind in ("cancel a task", "cancel a group"):
+            await self._cancel_one(trouble)
         else:
             for work in await self._claimed():
                 await self._interrupt(trouble.kind, work)
@@ -242,6 +255,19 @@ class Play:
             one = known[trouble.which % len(known)]
             if await _unless_over(pause(one)):
                 self._paused.append(partial(resume, one))
+
+    async def _cancel_one(self, trouble: Trouble) -> None:
+        """Cancel something that has its turn, and of which there is no other run."""
+        nodes = [row for row in await self._nodes() if row["key"] in self._once]
+        cancel: Control = self.engine.cancel
+        known = [row for row in nodes if not _is_group(row) and row["status"] == "PENDING"]
+        if trouble.kind == "cancel a group":
+            cancel = self.engine.flows.cancel_group
+            known = [row for row in nodes if _is_group(row) and row["status"] == "RUNNING"]
+        if known:
+            one = known[trouble.which % len(known)]
+            if await _unless_over(cancel(one["id"])):
+                self.cancelled.add(one["key"])
 
     async def _nodes(self) -> Rows:
         workspace = self.engine.workspace

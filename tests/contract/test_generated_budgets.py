@@ -23,9 +23,9 @@ from tenuto.model.task import Fence
 from tenuto.store.protocol import Statement
 
 KINDS = (
-    *("submit", "claim", "claim", "claim", "spawn", "spawn", "used", "used", "used", "used"),
-    *("used", "used", "repeat", "end", "end", "stop", "stop", "stop", "approve", "approve"),
-    *("reject", "cancel", "pause", "resume", "retry", "time"),
+    *("submit", "claim", "claim", "spawn", "spawn", "spawn", "used", "used", "used", "used"),
+    *("used", "used", "repeat", "repeat", "end", "end", "stop", "stop", "approve", "approve"),
+    *("approve", "reject", "cancel", "pause", "resume", "resume", "retry", "retry", "time"),
 )
 MODELS = (None, "m1", "m2")
 STATUSES = ("WAITING", "PENDING", "RUNNING", "PAUSED", "RETRY_WAIT")
@@ -44,8 +44,21 @@ class TasksWithBudgets:
         """The reports with numbers of each attempt that runs."""
 
     async def do(self, step: Step) -> None:
-        await getattr(self, f"_{step.kind}")(step)
+        await getattr(self, f"_{self._possible(step.kind)}")(step)
         await do_rest(self._engine)
+
+    def _possible(self, kind: str) -> str:
+        """What is done instead where there is nobody to do that to."""
+        items = self._budgets.items
+        if kind in ("approve", "reject") and not any(item.is_asked for item in items):
+            kind = "used"
+        if kind == "stop" and not any(item.to_cancel or item.to_pause for item in items):
+            kind = "used"
+        free = [item for item in items if item.status == "RUNNING" and not item.to_cancel]
+        if kind in ("used", "spawn", "end", "repeat") and not free:
+            kind = "claim"
+        ready = any(item.status == "PENDING" for item in items)
+        return kind if ready or kind != "claim" else "submit"
 
     def _chosen(self, step: Step, wanted: Callable[[Item], Any]) -> Iterator[Item]:
         found = [item for item in self._budgets.items if wanted(item)]
@@ -62,13 +75,13 @@ class TasksWithBudgets:
         self._ids.append(task)
 
     async def _submit(self, step: Step) -> None:
-        item = Item(number=len(self._ids), budget=_budget(step.how, 30))
+        item = Item(number=len(self._ids), budget=_budget(step.how, 20))
         asked = new(f"task {item.number}", budget=item.budget, max_attempts=100)
         self._added(item, (await self._engine.submit(asked)).id)
 
     async def _spawn(self, step: Step) -> None:
         for parent in self._running(step):
-            budget = _budget(step.how, 10) if step.how % 3 == 0 else None
+            budget = _budget(step.how, 8) if step.how % 3 == 0 else None
             item = Item(number=len(self._ids), parent=parent.number, budget=budget)
             asked = new(f"task {item.number}", budget=budget, max_attempts=100)
             made: list[UUID] = []
@@ -253,4 +266,4 @@ def ground(database_url: str) -> Iterator[Ground]:
 
 
 def test_budgets_stop_who_uses_them_up(ground: Ground) -> None:
-    ground.play_all("TENUTO_BUDGETS", 12, KINDS, TasksWithBudgets, 40, 80)
+    ground.play_all("TENUTO_BUDGETS", 10, KINDS, TasksWithBudgets, 30, 60)

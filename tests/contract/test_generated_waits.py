@@ -44,7 +44,7 @@ class WaitingTasks(KeyedTasks):
         first = len(self._keys.jobs)
         numbers = range(first, first + 3 + step.which % 6)
         needs = {number: _needs(step, number, first) for number in numbers}
-        blocks = {number: _blocks(step, number, first, numbers) for number in numbers}
+        blocks = {number: self._blocks(step, number, first, numbers) for number in numbers}
         jobs = [self._node(step, number, needs[number]) for number in numbers]
         news = [self._spelled(job, first, blocks[job.number]) for job in jobs]
         made: list[UUID] = []
@@ -57,6 +57,11 @@ class WaitingTasks(KeyedTasks):
         if refused is None:
             self._news += news
             self._ids += made
+
+    def _blocks(self, step: Step, number: int, first: int, numbers: range) -> list[int]:
+        """Those that it blocks: no handler's wait, which is looked at again only by and by."""
+        found = _blocks(step, number, first, numbers)
+        return [each for each in found if each >= first or not self._keys.jobs[each].is_parked]
 
     def _node(self, step: Step, number: int, needs: list[int]) -> Job:
         policy = self.policies[(step.how + number) % len(self.policies)] if needs else "fail"
@@ -84,15 +89,16 @@ class WaitingTasks(KeyedTasks):
         before = [msgspec.structs.replace(job) for job in known]
         for job in jobs:
             self._keys.submit(job)
-        for job in jobs:
-            for number in blocks[job.number]:
-                other = known[number]
-                if not self._may_block(other, len(before)) or self._leads(job, other):
-                    self._keys.jobs = before
-                    return False
-                if job.number not in other.needs:
-                    self._keys.block(other, job)
-        return True
+        pairs = [(job, known[number]) for job in jobs for number in blocks[job.number]]
+        # Who says itself that it waits for that one is not asked.
+        wanted = [(job, other) for job, other in pairs if job.number not in other.needs]
+        accepted = all(self._may_block(other, len(before)) for _, other in wanted)
+        for job, other in wanted:
+            accepted = accepted and not self._leads(job, other)
+            if accepted:
+                self._keys.block(other, job)
+        self._keys.jobs = known if accepted else before
+        return accepted
 
     def _may_block(self, job: Job, first: int) -> bool:
         """Whether it has neither begun nor ended; for a new one, not by what ended before."""
