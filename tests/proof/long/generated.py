@@ -1,0 +1,35 @@
+"""Generated sequences: hundreds of random plans and commands do what their interpreters say.
+
+They are the tests of `tests/contract` with more examples, which differ from run to run. A failure
+prints the variable and the seed that repeat it.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = {
+    "test_plans.py": ("TENUTO_PLANS", 150),
+    "test_generated_keys.py": ("TENUTO_KEYS", 40),
+    "test_generated_waits.py": ("TENUTO_WAITS", 40),
+    "test_generated_budgets.py": ("TENUTO_BUDGETS", 60),
+    "test_state_machine.py": ("TENUTO_EXAMPLES", 100),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_random_sequences_do_as_they_should(name: str) -> None:
+    variable, number = EXAMPLES[name]
+    environment = {key: value for key, value in os.environ.items() if key != "CI"}
+    command = [sys.executable, "-m", "pytest", "-q", "-n", str(os.cpu_count() or 1)]
+    done = subprocess.run(
+        [*command, "--timeout=0", f"tests/contract/{name}"],
+        cwd=ROOT,
+        env={variable: str(number)} | environment,
+        check=False,
+    )
+    assert done.returncode == 0, f"{variable}={number} pytest tests/contract/{name}"
