@@ -5,14 +5,14 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from tests.contract.conftest import AGENT, Raw, claim_one, new, profile, refusal, running
+from tests.contract.conftest import AGENT, Raw, claim_one, failure, new, profile, refusal, running
 from tests.contract.flowing import flow_status, group, start, task
 
 from tenuto.engine.children import Question
 from tenuto.engine.engine import Engine
 from tenuto.engine.registry import Registry
 from tenuto.model.errors import Invalid
-from tenuto.model.spending import Budget
+from tenuto.model.spending import Budget, Usage
 
 Call = Callable[[Engine], Awaitable[Any]]
 
@@ -139,6 +139,33 @@ async def test_what_cannot_be_is_refused(engine: Engine, raw: Raw, call: Call) -
     items = await engine.inbox.list(None)
     assert {item.status for item in items} <= {"OPEN"}
     assert await raw.value("select count(*) from flow where status in ('CANCELLED', 'PAUSED')") == 0
+
+
+async def test_an_escalation_is_answered_once(engine: Engine) -> None:
+    await engine.fail(await running(engine), failure("syntax"))
+    [item] = await engine.inbox.list()
+    await engine.inbox.dismiss(item.id, "the first")
+    assert await refusal(engine.inbox.dismiss(item.id, "the second")) == "out_of_turn"
+    decision = (await engine.inbox.show(item.id)).decision
+    assert decision is not None
+    assert decision["comment"] == "the first"
+
+
+async def test_a_budget_is_raised_once_by_one_item(engine: Engine) -> None:
+    fence = await running(engine, budget=Budget(tokens=10))
+    await engine.used(fence, Usage(input_tokens=11))
+    await engine.confirm_pause(fence, {"state": "killed"})
+    [item] = await engine.inbox.list()
+    await engine.inbox.answer(item.id, approve=True)
+    assert await refusal(engine.inbox.answer(item.id, approve=True)) == "out_of_turn"
+    assert (await engine.show(fence.task)).budget == {"tokens": 22, "costUsd": None}
+
+
+async def test_a_task_is_found_by_four_letters_of_its_id_and_by_no_pattern(engine: Engine) -> None:
+    task = str((await engine.submit(new())).id)
+    assert str(await engine.find(f" {task[:4].upper()} ")) == task
+    for text in (task[:3], "%%%%", "____", f"{task[:4]}%", ""):
+        assert await refusal(engine.find(text)) == "not_found"
 
 
 @pytest.mark.parametrize("field", ["depends_on", "blocks"])
