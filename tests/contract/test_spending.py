@@ -180,6 +180,22 @@ async def test_what_is_told_with_a_result_that_its_control_cannot_use_counts_onc
     assert await spent(engine, fence.task) == (5, 0, 1)
 
 
+@pytest.mark.parametrize(
+    "control", [Condition(expression="result.a.b.c > 1"), Foreach(items="result.a", template="t")]
+)
+async def test_what_is_told_with_a_result_that_the_tasks_own_control_cannot_use_counts_once(
+    engine: Engine, control: Any
+) -> None:
+    await start(engine, "c", task("c", prompt="choose", control=control), task("t"))
+    fence = (await claim_one(engine)).fence
+    await engine.complete(fence, {"a": "no list"}, usage=usage(5, 1))
+    assert await status(engine, fence.task) == "FAILED"
+    assert await spent(engine, fence.task) == (5, 0, 1)
+    again = engine.complete(fence, {"a": "no list"}, usage=usage(5, 1))
+    assert await refusal(again) == "lease_lost"
+    assert await spent(engine, fence.task) == (5, 0, 1)
+
+
 async def test_what_is_told_with_a_failure_counts_once(engine: Engine) -> None:
     fence = await running(engine)
     await engine.fail(fence, failure(), usage=usage(5, 1))

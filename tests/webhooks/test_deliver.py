@@ -162,6 +162,19 @@ async def test_failures_that_were_under_way_together_trip_once(world: World) -> 
     assert view.closed_until == world.clock.now() + timedelta(seconds=30)
 
 
+async def test_a_failure_that_is_told_after_the_rest_counts_for_nothing(world: World) -> None:
+    made = (await world.hook(ENDS)).webhook
+    await waiting(world, TRIP_AFTER + 1)
+    *first, last = await world.deliveries.due(32)
+    for each in first:
+        await world.deliveries.failed(each, "no answer")
+    tripped = await world.show(made.id)
+    assert tripped.closed_until is not None
+    world.clock.advance((tripped.closed_until - world.clock.now()).total_seconds() + 1)
+    await world.deliveries.failed(last, "no answer")
+    assert await world.show(made.id) == tripped
+
+
 async def test_one_probe_at_a_time(world: World, another: Another) -> None:
     world.receiver.replies = [answer(500)]
     made = (await world.hook(ENDS)).webhook
@@ -245,7 +258,9 @@ async def test_what_a_dead_sender_took_is_sent_by_another(world: World, another:
     assert (second.id, second.attempt) == (lost.id, 2)
     await world.deliveries.failed(lost, "late")
     await world.deliveries.delivered(lost, 200)
-    assert (await world.only(made.id)).status == "PENDING"
+    message = await world.only(made.id)
+    assert (message.status, message.error) == ("PENDING", None)
+    assert await world.wait(made.id) == timedelta(seconds=LEASE_S)
     await world.deliveries.delivered(second, 201)
     message = await world.only(made.id)
     assert (message.status, message.response_status, message.attempts) == ("DELIVERED", 201, 2)
