@@ -479,23 +479,6 @@ async def test_nobody_resigns_for_the_leader(engine: Engine, clock: ManualClock)
     assert (leads.holder, leads.epoch) == ("leader", 1)
 
 
-async def test_who_resigns_stands_by_no_more(engine: Engine) -> None:
-    assert await engine.upkeep.lead("duty", "leader", 10) is not None
-    for holder in ("one", "two"):
-        await engine.upkeep.stand_by(holder)
-    await engine.upkeep.resign("duty", "one")
-    assert await engine.upkeep.standbys("duty") == ["two"]
-
-
-async def test_a_leader_leads_since_it_first_did(engine: Engine, clock: ManualClock) -> None:
-    for _ in range(3):
-        assert await engine.upkeep.lead("duty", "leader", 10) is not None
-        clock.advance(1)
-    leads = await engine.upkeep.leader("duty")
-    assert leads is not None
-    assert (leads.since, leads.cycles) == (START, 3)
-
-
 async def test_one_leads_at_a_time(engine: Engine, clock: ManualClock, another: Another) -> None:
     upkeep = engine.upkeep
     async with another() as second:
