@@ -103,7 +103,8 @@ async def test_what_is_said_before_a_wait_for_children_is_kept(sqlite_url: str) 
         ctx.log(f"attempt {ctx.attempt} waits")
         await ctx.wait([await ctx.spawn("part", child(2))])
 
-    async with working(sqlite_url, {"parent": parent, "square": square}) as inside:
+    handlers: Handlers = {"parent": parent, "square": square}
+    async with working(sqlite_url, handlers, slots=1) as inside:
         task = await inside.submit(task_type="parent")
         await inside.ended(task)
         assert await inside.transcript(task) == ["attempt 1 waits", "attempt 2 waits"]
