@@ -182,6 +182,25 @@ async def test_of_two_halves_of_a_circle_one_is_refused(engine: Engine, another:
     assert [each.code for each in refused] == ["dependency_cycle"]
 
 
+async def test_a_circle_of_two_submits_that_share_no_task_is_refused(
+    postgres_engine: Engine, postgres_url: str
+) -> None:
+    """The first has looked for a circle, and has not written yet."""
+    engine = postgres_engine
+    one, two = await submit(engine), await submit(engine)
+    after_one, after_two = await submit(engine, one), await submit(engine, two)
+    half = engine.submit(new(depends_on=[str(after_two)], blocks=[str(one)]))
+    codes: list[str] = []
+
+    async def other_half() -> None:
+        closing = new(depends_on=[str(after_one)], blocks=[str(two)])
+        codes.append(await refusal(engine.submit(closing)))
+
+    row = f"select 1 from task where id = '{one}'"
+    async with in_line(postgres_url, row, half, other_half()):
+        assert codes == ["dependency_cycle"]
+
+
 async def test_an_urgent_task_pulls_what_it_waits_for(engine: Engine) -> None:
     far = await submit(engine, priority=1)
     near = await submit(engine, far, priority=1)

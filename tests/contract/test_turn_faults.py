@@ -87,3 +87,10 @@ async def test_a_task_that_is_blocked_in_line_lets_others_pass(engine: Engine) -
     assert await status(engine, second) == "WAITING"
     await engine.complete(works[third])
     assert await status(engine, second) == "PENDING"
+
+
+async def test_a_task_that_others_wait_for_gives_its_place_on(engine: Engine) -> None:
+    first, second = await submit(engine), await submit(engine)
+    after = (await engine.submit(new(depends_on=[str(first)]))).id
+    await engine.complete((await claim_one(engine)).fence)
+    assert [await status(engine, task) for task in (second, after)] == ["PENDING"] * 2
