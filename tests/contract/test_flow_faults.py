@@ -22,15 +22,12 @@ from tests.contract.flowing import (
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.model.definition import (
-    MAX_ITEMS,
-    MAX_NESTING,
     Approval,
     Condition,
     Foreach,
     Goto,
 )
 from tenuto.model.errors import Conflict, Invalid
-from tenuto.model.flow import Unfit, items_of
 from tenuto.model.matching import AgentProfile
 
 Control = Callable[[UUID], Awaitable[None]]
@@ -534,32 +531,3 @@ async def test_a_no_skips_an_approval_for_which_silence_is_a_yes(
         clock.advance(61)
         await engine.upkeep.promote_once("promoter")
     assert await statuses(engine, flow) == {"yes": ["SKIPPED" if answered else "COMPLETED"]}
-
-
-@pytest.mark.parametrize("order", ["sequential", "parallel"])
-def test_a_child_refers_to_results_of_those_whose_turn_was_before(order: Any) -> None:
-    both = [task("a"), task("b", input={"$from": "a"})]
-    if order == "sequential":
-        assert plan("g", group("g", "a", "b", order=order), *both).root == "g"
-    else:
-        with pytest.raises(Invalid) as caught:
-            plan("g", group("g", "a", "b", order=order), *both)
-        assert caught.value.code == "reference_invalid"
-
-
-def test_groups_are_nested_as_deep_as_said_and_no_deeper() -> None:
-    deep = [group(f"g{n}", f"g{n + 1}") for n in range(MAX_NESTING - 1)]
-    last = f"g{MAX_NESTING - 1}"
-    assert plan("g0", *deep, group(last)).groups.keys() >= {last}
-    with pytest.raises(Invalid) as caught:
-        plan("g0", *deep, group(last, "more"), group("more"))
-    assert caught.value.code == "nesting_too_deep"
-
-
-def test_a_foreach_takes_as_many_items_as_said_and_no_more() -> None:
-    each = Foreach(items={"$from": "list"}, template="one")
-    most: list[Any] = [0] * MAX_ITEMS
-    assert items_of(each, {"list": most}) == most
-    with pytest.raises(Unfit) as caught:
-        items_of(each, {"list": [*most, 0]})
-    assert caught.value.code == "too_large"
