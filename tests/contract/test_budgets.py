@@ -16,7 +16,7 @@ from tests.contract.conftest import (
     status,
 )
 from tests.contract.test_prune_races import in_line
-from tests.contract.test_spending import KILLED, asked, stopped, usage
+from tests.contract.test_spending import KILLED, asked, below, stopped, usage
 
 from tenuto.engine import spending
 from tenuto.engine.engine import Engine

@@ -46,9 +46,9 @@ def plant_all(
             folder = copies.get()
             began = time.monotonic()
             try:
-                if (tests := (*fault.tests, fault.only)) not in passed:
-                    check_tests(folder, fault)
-                    passed.add(tests)
+                if (key := (*fault.tests, fault.only)) not in passed:
+                    check_tests(folder, fault, earlier=tests is not None)
+                    passed.add(key)
                 result = "noticed" if is_noticed(folder, fault) else "survived"
             except (RuntimeError, ValueError, OSError) as error:
                 result = str(error) or "error"
