@@ -29,7 +29,7 @@ KINDS = (
     *("submit", "submit", "submit", "bulk", "claim", "claim", "end", "end", "end", "end"),
     *("cancel", "pause", "pause", "resume", "resume", "retry", "retry", "block", "repeat", "time"),
 )
-KEYS = ("deploy", "build", "site")
+KEYS = ("build", "deploy", "site")
 OPEN = ("WAITING", "PENDING", "RUNNING", "RETRY_WAIT")
 ENDS = ("complete", "complete", "complete", "fail", "fail", "retry", "release", "park")
 
@@ -65,7 +65,7 @@ class KeyedTasks:
         return Job(
             number=number,
             key=key,
-            limit=usual if how // 60 % 4 else 1 + how % 4,
+            limit=usual if how // 60 % 2 else 1 + how // 120 % 4,
             policy=policy,
             on_failure=("fail", "run", "skip")[how % 3] if needs else "fail",
             needs=dict.fromkeys(needs, "open"),
@@ -191,7 +191,14 @@ class KeyedTasks:
         await self._ask("cancel", step, *OPEN)
 
     async def _pause(self, step: Step) -> None:
-        await self._ask("pause", step, *OPEN)
+        """Of those in line as often as of all others."""
+        line = [job for key in KEYS for job in self._keys.line(key)]
+        if not line or step.how % 2:
+            await self._ask("pause", step, *OPEN)
+        else:
+            job = line[step.which % len(line)]
+            await self._engine.pause(self._ids[job.number])
+            assert self._keys.pause(job)
 
     async def _resume(self, step: Step) -> None:
         await self._ask("resume", step, "PAUSED")
@@ -237,7 +244,7 @@ class KeyedTasks:
             for number in list(self._fences):
                 await self._leave(self._keys.jobs[number], "complete")
                 self._keys.give()
-            await do_rest(self._engine)
+                await do_rest(self._engine)
             await self.check()
         mine = f"where workspace = '{self._engine.workspace}'"
         assert await self._raw.value(f"select count(*) from task_turn {mine}") == 0
