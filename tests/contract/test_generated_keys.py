@@ -1,6 +1,6 @@
 """Random commands to tasks with concurrency keys do what an interpreter of its own says of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -36,6 +36,8 @@ ENDS = ("complete", "complete", "complete", "fail", "fail", "retry", "release", 
 
 class KeyedTasks:
     """Tasks with keys on an engine, and what is expected of them."""
+
+    ends: Sequence[str] = ENDS
 
     def __init__(self, engine: Engine, raw: Raw) -> None:
         self._engine = engine
@@ -151,7 +153,7 @@ class KeyedTasks:
 
     async def _end(self, step: Step) -> None:
         for job in chosen(self._keys.jobs, step.which, lambda job: job.status == "RUNNING"):
-            await self._leave(job, ENDS[step.how % len(ENDS)])
+            await self._leave(job, self.ends[step.how % len(self.ends)])
 
     async def _leave(self, job: Job, how: str) -> None:
         engine, fence = self._engine, self._fences.pop(job.number)
@@ -263,4 +265,4 @@ def test_tasks_with_keys_have_their_places_in_order(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, given: int
 ) -> None:
     monkeypatch.setattr(turns, "GIVEN", given)
-    ground.play_all("TENUTO_KEYS", 4 if given > 2 else 8, KINDS, KeyedTasks, 30, 60)
+    ground.play_all("TENUTO_KEYS", 5 if given > 2 else 9, KINDS, KeyedTasks, 30, 60)
