@@ -31,6 +31,8 @@ KINDS = (
 )
 KEYS = ("build", "deploy", "site")
 OPEN = ("WAITING", "PENDING", "RUNNING", "RETRY_WAIT")
+SEEDS = (0, 1, 2, 3, 9, 12, 17, 19)
+"""Between them they notice the faults in tests/mutants/areas/generated.toml."""
 ENDS = ("complete", "complete", "complete", "fail", "fail", "retry", "release", "park")
 
 
@@ -265,4 +267,4 @@ def test_tasks_with_keys_have_their_places_in_order(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, given: int
 ) -> None:
     monkeypatch.setattr(turns, "GIVEN", given)
-    ground.play_all("TENUTO_KEYS", 5 if given > 2 else 9, KINDS, KeyedTasks, 30, 60)
+    ground.play_all("TENUTO_KEYS", SEEDS, KINDS, KeyedTasks, 30, 60)
