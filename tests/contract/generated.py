@@ -98,9 +98,10 @@ class Ground:
     ) -> None:
         """Play as many random sequences as the variable says; the shortest that fails is told.
 
-        Without it the few are played, and half of them on PostgreSQL, where each costs twice as much.
+        Without it the few are played, and half of them on PostgreSQL, where each costs more.
         """
-        for seed in seeds(variable, few if self._raw.path is not None else few[::2]):
+        on_sqlite = self._raw.path is not None
+        for seed in seeds(variable, few if on_sqlite else few[::2]):
             steps = drawn(seed, kinds, fewest, most)
             failed = self._failure(steps, make)
             if failed is None:

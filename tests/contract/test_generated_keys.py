@@ -71,7 +71,7 @@ class KeyedTasks:
             key=key,
             limit=usual if how // 60 % 2 else 1 + how // 120 % 4,
             policy=policy,
-            on_failure=("fail", "run", "skip")[how % 3] if needs else "fail",
+            on_failure=("fail", "run")[how % 2] if needs else "fail",
             needs=dict.fromkeys(needs, "open"),
         )
 
