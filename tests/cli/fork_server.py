@@ -48,7 +48,8 @@ class Forked:
         self._link.connect(_server())
         socket.send_fds(self._link, [msgspec.msgpack.encode(command)], files)
         self._link.shutdown(socket.SHUT_WR)
-        self.pid = int(_line(self._link))
+        self._told = self._link.makefile("rb")
+        self.pid = int(self._told.readline())
 
     def terminate(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
@@ -56,9 +57,9 @@ class Forked:
     def wait(self, patience_s: float) -> int:
         """The exit code once it ended, negative for a signal; kills it after that time."""
         self._link.settimeout(patience_s)
-        with self._link:
+        with self._link, self._told:
             try:
-                return int(_line(self._link))
+                return int(self._told.readline())
             except TimeoutError:
                 os.kill(self.pid, signal.SIGKILL)
                 raise
@@ -86,15 +87,6 @@ def run(command: Command, given: bytes, patience_s: float) -> Ended:
         os.close(err_end)
     said = _read([out, err], patience_s)
     return Ended(forked.wait(patience_s), said[out], said[err])
-
-
-def _line(link: socket.socket) -> bytes:
-    found = b""
-    while not found.endswith(b"\n"):
-        part = link.recv(64)
-        assert part, "the fork server ended"
-        found += part
-    return found
 
 
 def _read(ends: list[int], patience_s: float) -> dict[int, bytes]:
