@@ -154,6 +154,7 @@ async def test_4_a_database_that_goes_and_comes_back_loses_nothing(
         tasks = await world.submit(*(world.task(script) for _ in range(6)))
         worker, coordinator = world.worker("--slots", "3"), world.coordinator()
         await eventually(lambda: len(world.sessions()) >= 3, PATIENCE)
+        await eventually(lambda: "leads, epoch" in coordinator.text(), PATIENCE)
         durable.stop("immediate")
         try:
             with pytest.raises(Unavailable):
