@@ -149,6 +149,7 @@ class Births:
         return groups
 
     def _note_paused(self, groups: dict[UUID, Group]) -> Script[None]:
+        """Note which of the groups are paused, or inside of one that is."""
         known = dict(groups)
         for group in groups.values():
             around = group
