@@ -27,11 +27,12 @@ from tenuto.crash import POINTS
 from tenuto.manifest.schema import schema as schema_of_yaml
 from tenuto.manifest.tasks import NAMES as YAML_NAMES
 from tenuto.metrics import TABLE as METRICS
-from tenuto.model import commands, errors
-from tenuto.model.commands import Fail, Failure, Fenced, Moment
-from tenuto.model.decide import decide, token_hash
-from tenuto.model.retry import ErrorClass
-from tenuto.model.task import TERMINAL, TRANSITIONS, Fence, Status, Task
+from tenuto.model import errors
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.commands import Fail, Failure, Fenced, Moment
+from tenuto.model.tasks.decide import decide, token_hash
+from tenuto.model.tasks.retry import ErrorClass
+from tenuto.model.tasks.task import TERMINAL, TRANSITIONS, Fence, Status, Task
 from tenuto.settings import Settings
 from tenuto.store import schema, sql
 

@@ -22,9 +22,9 @@ from tests.contract.conftest import (
 from tenuto.engine.engine import Engine
 from tenuto.engine.query import Filter
 from tenuto.model.errors import CODES, TenutoError
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.task import Fence
-from tenuto.model.transcript import Line
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.task import Fence
+from tenuto.model.tasks.transcript import Line
 
 NUL, HALF = "a\x00b", "a\ud800b"
 MEGABYTE = "x" * (1024 * 1024 + 1)

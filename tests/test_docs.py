@@ -18,7 +18,7 @@ from tests.cli.orchestrate import PATIENCE, Orchestrate
 from tests.waiting import eventually_sync
 
 from tenuto.cli.root import cli as root
-from tenuto.model.task import Outcome, Status
+from tenuto.model.tasks.task import Outcome, Status
 from tenuto.settings import load
 from tenuto.store.schema import migrations, statements
 

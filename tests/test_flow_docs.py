@@ -10,7 +10,7 @@ from tests.contract.flowing import Wrong, worked
 from tenuto import app
 from tenuto.cli.tree import lines
 from tenuto.engine.claim import Work
-from tenuto.model.matching import AgentProfile
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.settings import Settings
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "flows.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from bench.workload import Journal
 from tenuto import app
 from tenuto.client.client import AsyncClient
 from tenuto.coordinator.coordinator import Coordinator
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import Settings
 from tenuto.worker.worker import Worker
 

@@ -23,8 +23,8 @@ from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
 from tenuto.engine.engine import Engine
 from tenuto.engine.tree import Tree
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid, Unavailable
-from tenuto.model.matching import AgentProfile
 from tenuto.settings import Settings, listed
 from tenuto.store.protocol import Store
 from tenuto.store.schema import NEEDS

@@ -7,8 +7,8 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client import Metric as Family
 
-from tenuto.model.retry import ErrorClass
-from tenuto.model.task import TERMINAL
+from tenuto.model.tasks.retry import ErrorClass
+from tenuto.model.tasks.task import TERMINAL
 
 OTHER = "other"
 """Stands for label values that are not among the known ones."""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tenuto.model.errors import Invalid
-from tenuto.model.quota import Quota
+from tenuto.model.limits.quota import Quota
 
 _WAYS = ("pooler", "database_runtime", "database_direct")
 """How else the setting `database` is reached; a flag that names another database resets them.

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from tenuto import tracing
 from tenuto.model.printable import encodable, indented, printable, printable_json
-from tenuto.model.redact import LEAST, MASK, Redactor, words
+from tenuto.model.tenancy.redact import LEAST, MASK, Redactor, words
 
 REQUEST: ContextVar[str | None] = ContextVar("request", default=None)
 """The id of the request that is being answered."""

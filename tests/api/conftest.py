@@ -16,7 +16,7 @@ from tenuto.api.connection_limits import Deadlines
 from tenuto.api.server import serve
 from tenuto.api.service import Service
 from tenuto.engine.engine import DEFAULT_WORKSPACE
-from tenuto.model.access import SCOPES, Role
+from tenuto.model.tenancy.access import SCOPES, Role
 from tenuto.settings import Settings
 from tenuto.tls import trusted_for
 

@@ -17,9 +17,9 @@ from tenuto.api.openapi import document
 from tenuto.app import key_folder
 from tenuto.engine import identity
 from tenuto.engine.engine import DEFAULT_WORKSPACE
-from tenuto.model.access import Role
 from tenuto.model.errors import Unauthenticated, Unavailable
-from tenuto.model.task import Fence
+from tenuto.model.tasks.task import Fence
+from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 from tenuto.vault import add_key
 

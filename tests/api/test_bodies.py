@@ -20,8 +20,8 @@ from tests.moved_time import MovedTime
 from tenuto.api import bodies
 from tenuto.api.bodies import check_large, check_small
 from tenuto.api.middleware import PATIENCE_S
-from tenuto.model.access import Role
 from tenuto.model.errors import Invalid
+from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 
 TASKS = f"{V1}/agent-tasks"

@@ -11,8 +11,8 @@ from tests.waiting import eventually
 
 from tenuto.api import body_budget
 from tenuto.api.body_budget import FREE_BYTES, BodyBudget
-from tenuto.model.access import Caller, Role
 from tenuto.model.errors import TooMany, Unavailable
+from tenuto.model.tenancy.access import Caller, Role
 from tenuto.settings import Settings
 
 

@@ -6,7 +6,7 @@ from uuid import uuid4
 import httpx2
 from tests.api.conftest import V1, Api, problem
 
-from tenuto.model.access import Role
+from tenuto.model.tenancy.access import Role
 
 TASKS = f"{V1}/agent-tasks"
 

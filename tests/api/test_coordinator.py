@@ -11,11 +11,11 @@ from tenuto.client.remote import reach
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
 from tenuto.engine.report import Presence
-from tenuto.model.access import Role
-from tenuto.model.attempts import HUNG
 from tenuto.model.errors import Unavailable
-from tenuto.model.submission import NewTask
-from tenuto.model.task import Fence
+from tenuto.model.tasks.attempts import HUNG
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import Fence
+from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 from tenuto.store.protocol import Script, Statement
 

@@ -7,7 +7,7 @@ import pytest
 from tests.api.conftest import V1, Api, problem
 from tests.manifest.examples import FLOW, S2
 
-from tenuto.model.access import Role
+from tenuto.model.tenancy.access import Role
 
 PATH = f"{V1}/definitions"
 

@@ -7,7 +7,7 @@ import httpx2
 import pytest
 from tests.api.conftest import V1, Api, problem
 
-from tenuto.model.access import Role
+from tenuto.model.tenancy.access import Role
 
 
 class Flowing:

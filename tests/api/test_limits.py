@@ -17,9 +17,9 @@ from tenuto.api.logins import AT_ONCE, FREE_TRIES, Logins, Tries, Who
 from tenuto.api.rates import Rates
 from tenuto.clock import Clock
 from tenuto.engine.engine import DEFAULT_WORKSPACE
-from tenuto.model.access import Role
 from tenuto.model.errors import TooMany
-from tenuto.model.quota import Quota
+from tenuto.model.limits.quota import Quota
+from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 
 ANN = Who("192.0.2.1", "ann")

@@ -14,8 +14,8 @@ from tests.contract.conftest import Raw
 from tests.waiting import eventually
 
 from tenuto.engine.engine import DEFAULT_WORKSPACE
-from tenuto.model.access import SCOPES, Caller, Role
 from tenuto.model.errors import Conflict
+from tenuto.model.tenancy.access import SCOPES, Caller, Role
 from tenuto.settings import Settings
 
 LAST = (409, "last_owner")

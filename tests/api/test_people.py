@@ -15,7 +15,7 @@ from tests.contract.conftest import Raw
 from tests.waiting import eventually
 
 from tenuto.engine.engine import DEFAULT_WORKSPACE
-from tenuto.model.access import Role
+from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 
 PASSWORD = "correct horse battery"

@@ -18,7 +18,7 @@ from tests.api.test_connection import CHUNKED, LIVE, raw, unread
 from tests.waiting import eventually
 
 from tenuto.engine.engine import DEFAULT_WORKSPACE
-from tenuto.model.access import Role
+from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 
 

@@ -11,7 +11,7 @@ from tests.api.conftest import V1, Api, problem
 from tenuto.engine.core import Core
 from tenuto.engine.dispatch import Dispatching
 from tenuto.engine.engine import DEFAULT_WORKSPACE
-from tenuto.model.task import Fence
+from tenuto.model.tasks.task import Fence
 
 
 class Pushed:

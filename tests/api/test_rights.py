@@ -20,7 +20,7 @@ from tests.api.conftest import V1, Api, running
 
 from tenuto.api.app import routes
 from tenuto.api.attempt_tokens import KIND, PURPOSE
-from tenuto.model.access import Role
+from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 
 PUBLIC = """

@@ -9,7 +9,7 @@ from tests.api.conftest import V1, Api, problem
 
 from tenuto.engine.firing import Firing
 from tenuto.engine.triggering import Triggering
-from tenuto.model.access import Role
+from tenuto.model.tenancy.access import Role
 
 DAILY = {"type": "cron", "expression": "0 9 * * *", "timezone": "Europe/Berlin"}
 BODY = {"name": "s", "target": "job", "schedule": DAILY, "input": {"n": 1}}

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 from tests.api.conftest import V1, Api, problem
 
-from tenuto.model.access import Role
+from tenuto.model.tenancy.access import Role
 
 TASKS = f"{V1}/agent-tasks"
 VALUE = "payroll-canary-19e4"

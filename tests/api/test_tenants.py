@@ -15,7 +15,7 @@ from tests.api.conftest import V1, Api, running
 from tests.contract.conftest import Raw
 
 from tenuto.api.access import PUBLIC, ROUTES
-from tenuto.model.access import Role
+from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 from tenuto.store import sql
 

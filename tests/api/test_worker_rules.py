@@ -9,7 +9,7 @@ from tests.api.conftest import V1, Api, problem
 from tests.proof.crash.system import PATIENCE, System, system
 from tests.waiting import eventually
 
-from tenuto.model.access import Role
+from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 
 TASKS = f"{V1}/agent-tasks"

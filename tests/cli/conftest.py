@@ -8,10 +8,10 @@ from tests.cli.orchestrate import Answer, Orchestrate
 
 from tenuto import app
 from tenuto.cli.main import main
-from tenuto.model.commands import Failure
-from tenuto.model.matching import AgentProfile
-from tenuto.model.submission import NewTask
-from tenuto.model.transcript import Line
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.tasks.commands import Failure
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.transcript import Line
 from tenuto.settings import Settings
 
 Die = Callable[..., str]

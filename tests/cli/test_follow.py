@@ -15,13 +15,13 @@ from tenuto.cli.base import Globals
 from tenuto.cli.run import _follow
 from tenuto.client.follow import OUTAGE_S, PAGE
 from tenuto.engine.engine import Engine
-from tenuto.model import commands
-from tenuto.model.commands import Failure
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Unavailable
-from tenuto.model.matching import AgentProfile
-from tenuto.model.submission import NewTask
-from tenuto.model.task import Fence
-from tenuto.model.transcript import Line
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.commands import Failure
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import Fence
+from tenuto.model.tasks.transcript import Line
 from tenuto.settings import Settings
 
 

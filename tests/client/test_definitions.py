@@ -8,7 +8,7 @@ from tests.manifest.test_writing import SPECS
 from tenuto.client.remote import RemoteEngine
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Conflict, Invalid, NotFound
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 
 
 async def test_near_and_far_agree(api: Api, far: RemoteEngine, near: Engine) -> None:

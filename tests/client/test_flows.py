@@ -18,11 +18,11 @@ from tenuto.client.worker import Worker
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.engine.flow_views import FlowView
-from tenuto.model.definition import Approval, Condition, Foreach, Goto
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
-from tenuto.model.matching import AgentProfile
-from tenuto.model.plan import Spec
-from tenuto.model.submission import NewTask
+from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto
+from tenuto.model.flows.plan import Spec
+from tenuto.model.tasks.submission import NewTask
 
 SPECS: tuple[Spec, ...] = (
     group("nightly", "fetch", "rest", next="sign"),

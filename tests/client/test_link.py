@@ -19,7 +19,7 @@ from tenuto.client.remote import RemoteEngine, reach
 from tenuto.engine.engine import Engine
 from tenuto.engine.query import Filter
 from tenuto.model.errors import Invalid, TooMany, Unavailable
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 from tenuto.tls import trusted_for
 
 WORKER = "host:1:worker"

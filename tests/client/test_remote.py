@@ -15,13 +15,13 @@ from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
 from tenuto.engine.query import Filter
 from tenuto.engine.report import Presence
-from tenuto.model.commands import Failure
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Invalid, NotFound, TenutoError, Unauthenticated
-from tenuto.model.matching import AgentProfile
-from tenuto.model.retry import ErrorClass, RetryPolicy
-from tenuto.model.submission import NewTask
-from tenuto.model.task import Fence
-from tenuto.model.transcript import Line
+from tenuto.model.tasks.commands import Failure
+from tenuto.model.tasks.retry import ErrorClass, RetryPolicy
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import Fence
+from tenuto.model.tasks.transcript import Line
 
 WORKER = "host:1:worker"
 EVERYTHING = NewTask(

@@ -11,7 +11,7 @@ from tests.proof.crash.system import PATIENCE, Process, System, stopped, system
 from tests.waiting import eventually
 from tests.worker.test_worker_process import NASTY, NASTY_SIZE, nobody_writes
 
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 
 
 class Server:

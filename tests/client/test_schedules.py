@@ -10,8 +10,8 @@ from tenuto.engine.engine import Engine
 from tenuto.engine.schedules import ScheduleChange
 from tenuto.engine.triggers import TriggerChange
 from tenuto.model.errors import Conflict, Invalid, NotFound
-from tenuto.model.schedule import ScheduleSpec
-from tenuto.model.submission import NewTask
+from tenuto.model.schedules.schedule import ScheduleSpec
+from tenuto.model.tasks.submission import NewTask
 
 SPECS = [
     ScheduleSpec(type="cron", expression="0 9 * * *", timezone="Europe/Berlin", catch_up="all"),

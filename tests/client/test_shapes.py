@@ -16,11 +16,11 @@ from tenuto.client import work as told_work
 from tenuto.client.bodies import change_body, filter_body, task_body
 from tenuto.engine.edit import Changes
 from tenuto.engine.query import Filter
-from tenuto.model.definition import Approval, Condition, Control, Foreach, Goto
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.spending import Budget
-from tenuto.model.submission import NewTask
-from tenuto.model.turns import Concurrency
+from tenuto.model.flows.definition import Approval, Condition, Control, Foreach, Goto
+from tenuto.model.limits.budgets import Budget
+from tenuto.model.limits.concurrency import Concurrency
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask
 
 WHEN = datetime(2030, 1, 1, tzinfo=UTC)
 TASK = NewTask(

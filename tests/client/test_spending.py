@@ -3,11 +3,11 @@
 from tenuto.client.flows import InboxItems
 from tenuto.client.remote import RemoteEngine
 from tenuto.engine.engine import Engine
-from tenuto.model.commands import Failure
-from tenuto.model.matching import AgentProfile
-from tenuto.model.spending import Budget, Usage
-from tenuto.model.submission import NewTask
-from tenuto.model.turns import Concurrency
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.limits.budgets import Budget, Usage
+from tenuto.model.limits.concurrency import Concurrency
+from tenuto.model.tasks.commands import Failure
+from tenuto.model.tasks.submission import NewTask
 
 
 async def test_a_worker_behind_a_server_says_what_it_used(far: RemoteEngine, near: Engine) -> None:

@@ -21,14 +21,14 @@ from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
 from tenuto.engine.rows import CorruptRow, task_of
 from tenuto.engine.upkeep import APART
 from tenuto.engine.views import LogLine, TaskView
-from tenuto.model import commands
-from tenuto.model.commands import Failure
-from tenuto.model.decide import token_hash
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import TenutoError
-from tenuto.model.matching import AgentProfile
-from tenuto.model.retry import ErrorClass
-from tenuto.model.submission import NewTask
-from tenuto.model.task import LEASED, TRANSITIONS, Fence, Status, Task, due_at
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.commands import Failure
+from tenuto.model.tasks.decide import token_hash
+from tenuto.model.tasks.retry import ErrorClass
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import LEASED, TRANSITIONS, Fence, Status, Task, due_at
 from tenuto.store.postgres import PostgresStore
 from tenuto.store.protocol import Rows, Script, Statement
 from tenuto.store.sqlite import SqliteStore

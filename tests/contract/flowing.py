@@ -8,12 +8,12 @@ import msgspec
 
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
-from tenuto.model.commands import Failure
-from tenuto.model.definition import GroupSpec
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict
-from tenuto.model.matching import AgentProfile
-from tenuto.model.plan import Plan, Spec, plan_for
-from tenuto.model.submission import NewTask
+from tenuto.model.flows.definition import GroupSpec
+from tenuto.model.flows.plan import Plan, Spec, plan_for
+from tenuto.model.tasks.commands import Failure
+from tenuto.model.tasks.submission import NewTask
 
 WORKER = "host:1:worker"
 Handler = Callable[[Work], Any]

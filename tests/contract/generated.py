@@ -25,7 +25,7 @@ from tests.contract.conftest import (
 from tenuto.engine.engine import Engine
 from tenuto.engine.rows import task_of
 from tenuto.model.errors import TenutoError
-from tenuto.model.task import Task
+from tenuto.model.tasks.task import Task
 from tenuto.store.protocol import Script, Statement
 
 KILLED = {"state": "killed"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tenuto.model.spending import Budget, Usage
+from tenuto.model.limits.budgets import Budget, Usage
 
 OVER = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 

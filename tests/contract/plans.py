@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.contract import flowing
 from tests.contract.flowing import group
 
-from tenuto.model.definition import Approval, Condition, Foreach
-from tenuto.model.plan import Spec
+from tenuto.model.flows.definition import Approval, Condition, Foreach
+from tenuto.model.flows.plan import Spec
 
 Ends = Literal["success", "failure", "neither"]
 JOINS = ("all_succeeded", "all_done", "any_failed", "first_succeeded")

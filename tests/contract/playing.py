@@ -20,7 +20,7 @@ from tenuto.engine import births, cascade, flow_pieces, latecomers, revival, tre
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Conflict
-from tenuto.model.task import TERMINAL
+from tenuto.model.tasks.task import TERMINAL
 from tenuto.store.protocol import Row, Rows, Statement
 
 TURNS = 3000

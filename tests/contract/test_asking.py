@@ -20,8 +20,8 @@ from tests.contract.conftest import (
 from tenuto.engine.children import Question
 from tenuto.engine.engine import Engine
 from tenuto.engine.inbox import InboxItem
-from tenuto.model.retry import FREE_ENDS
-from tenuto.model.task import Fence
+from tenuto.model.tasks.retry import FREE_ENDS
+from tenuto.model.tasks.task import Fence
 
 APPROVAL = Question(kind="approval", title="deploy?", body={"to": "production"})
 QUESTION = Question(kind="question", title="which one?")

@@ -23,10 +23,11 @@ from tenuto.engine.identity import MAX_PASSWORD, MIN_PASSWORD, Identity
 from tenuto.engine.mailbox import MOST_TAKEN
 from tenuto.engine.query import Filter
 from tenuto.metrics import HERE
-from tenuto.model import limits, rates
-from tenuto.model.access import Role
-from tenuto.model.rates import RateLimit
-from tenuto.model.spending import Usage
+from tenuto.model import bounds
+from tenuto.model.limits import rate_limits
+from tenuto.model.limits.budgets import Usage
+from tenuto.model.limits.rate_limits import RateLimit
+from tenuto.model.tenancy.access import Role
 
 Call = Callable[[Engine, int], Awaitable[Any]]
 
@@ -74,29 +75,29 @@ async def checkpoint(engine: Engine, n: int) -> Any:
 
 CALLS: dict[str, tuple[int, Call]] = {
     "tasks of a claim": (
-        limits.MAX_CLAIM,
+        bounds.MAX_CLAIM,
         lambda engine, n: engine.claim(profile(), WORKER, n),
     ),
     "lease of a claim": (
-        limits.MAX_LEASE_S,
+        bounds.MAX_LEASE_S,
         lambda engine, n: engine.claim(profile(), WORKER, 1, n),
     ),
-    "lease of a heartbeat": (limits.MAX_LEASE_S, heartbeat),
-    "number of a checkpoint": (limits.MAX_COUNT, checkpoint),
-    "message of a failure": (limits.MAX_ERROR, fail),
-    "stack of a failure": (limits.MAX_STACK, fail_deep),
-    "a page of tasks": (limits.MAX_PAGE, lambda engine, n: engine.list(Filter(), n)),
-    "a page of the inbox": (limits.MAX_PAGE, lambda engine, n: engine.inbox.list(limit=n)),
+    "lease of a heartbeat": (bounds.MAX_LEASE_S, heartbeat),
+    "number of a checkpoint": (bounds.MAX_COUNT, checkpoint),
+    "message of a failure": (bounds.MAX_ERROR, fail),
+    "stack of a failure": (bounds.MAX_STACK, fail_deep),
+    "a page of tasks": (bounds.MAX_PAGE, lambda engine, n: engine.list(Filter(), n)),
+    "a page of the inbox": (bounds.MAX_PAGE, lambda engine, n: engine.inbox.list(limit=n)),
     "messages taken": (MOST_TAKEN, take),
     "tasks of an action": (
-        limits.MAX_BULK,
+        bounds.MAX_BULK,
         lambda engine, n: engine.act("cancel", Filter(), limit=n),
     ),
     "seconds of a wait": (MAX_WAIT_S, wait),
-    "tags of an edit": (limits.MAX_TAGS, lambda engine, n: tag(engine, ("x",) * n)),
-    "a tag of an edit": (limits.MAX_NAME, lambda engine, n: tag(engine, ("x" * n,))),
-    "a model in a report": (limits.MAX_NAME, use),
-    "a comment": (limits.MAX_TEXT, comment),
+    "tags of an edit": (bounds.MAX_TAGS, lambda engine, n: tag(engine, ("x",) * n)),
+    "a tag of an edit": (bounds.MAX_NAME, lambda engine, n: tag(engine, ("x" * n,))),
+    "a model in a report": (bounds.MAX_NAME, use),
+    "a comment": (bounds.MAX_TEXT, comment),
 }
 
 
@@ -112,7 +113,7 @@ async def test_a_call_at_its_limit_is_answered_and_beyond_refused(
 async def test_a_bulk_holds_exactly_so_many(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "MAX_BULK", 3)
+    monkeypatch.setattr(bounds, "MAX_BULK", 3)
     assert await refusal(engine.submit_many([new()] * 4)) == "bulk_too_large"
     assert len(await engine.submit_many([new()] * 3)) == 3
     assert len(await claim_all(engine)) == 3
@@ -131,7 +132,7 @@ async def test_a_workspace_has_exactly_so_many_gates(
 async def test_a_workspace_has_exactly_so_many_rate_limits(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rates, "MAX_RATE_LIMITS", 2)
+    monkeypatch.setattr(rate_limits, "MAX_RATE_LIMITS", 2)
 
     async def put(name: str) -> None:
         await engine.rate_limits.put(RateLimit(name=name, model=name, requests_per_minute=1))

@@ -21,7 +21,7 @@ from tests.contract.test_spending import KILLED, asked, below, stopped, usage
 from tenuto.engine import spending
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Conflict
-from tenuto.model.spending import Budget, Spent, is_over, raised
+from tenuto.model.limits.budgets import Budget, Spent, is_over, raised
 from tenuto.store.protocol import Script, Statement
 
 

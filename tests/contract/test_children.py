@@ -31,7 +31,7 @@ from tenuto.engine.engine import Engine
 from tenuto.engine.query import Filter
 from tenuto.engine.tree import Tree
 from tenuto.model.errors import TooMany
-from tenuto.model.task import Fence
+from tenuto.model.tasks.task import Fence
 
 KILLED = {"state": "killed"}
 

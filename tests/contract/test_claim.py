@@ -33,7 +33,7 @@ from tests.contract.conftest import (
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Unavailable
-from tenuto.model.task import Status, rank
+from tenuto.model.tasks.task import Status, rank
 from tenuto.store.protocol import Script, Statement
 
 PROPERTY = settings(

@@ -30,16 +30,16 @@ from tenuto.engine.control import Action
 from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
 from tenuto.engine.query import Filter
-from tenuto.model import commands
-from tenuto.model.commands import Escalation, Moment
-from tenuto.model.decide import decide
 from tenuto.model.errors import Conflict
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.spending import Budget
-from tenuto.model.submission import NewTask
-from tenuto.model.task import AGING_MS, Change, Status
-from tenuto.model.transcript import Line
-from tenuto.model.turns import Concurrency
+from tenuto.model.limits.budgets import Budget
+from tenuto.model.limits.concurrency import Concurrency
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.commands import Escalation, Moment
+from tenuto.model.tasks.decide import decide
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import AGING_MS, Change, Status
+from tenuto.model.tasks.transcript import Line
 from tenuto.store.protocol import Statement
 
 KILLED = {"state": "killed", "pid": 7}

@@ -24,7 +24,7 @@ from tests.contract.conftest import (
 
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import TenutoError
-from tenuto.model.task import Status
+from tenuto.model.tasks.task import Status
 
 
 async def damage(raw: Raw, task: UUID, change: str) -> None:

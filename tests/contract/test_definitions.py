@@ -11,9 +11,9 @@ from tests.manifest.examples import FLOW, S2
 from tenuto.engine.definitions import Applied
 from tenuto.engine.engine import Engine
 from tenuto.manifest.manifest import Manifest, read
-from tenuto.model.definition import Goto, GroupSpec
 from tenuto.model.errors import Invalid, NotFound
-from tenuto.model.submission import NewTask
+from tenuto.model.flows.definition import Goto, GroupSpec
+from tenuto.model.tasks.submission import NewTask
 
 
 def told(applied: Applied) -> dict[str, str]:

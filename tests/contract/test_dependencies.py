@@ -22,9 +22,9 @@ from tests.contract.test_prune_races import in_line
 from tenuto.engine.dependencies import Dependencies
 from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid
-from tenuto.model.matching import AgentProfile
-from tenuto.model.task import Status
+from tenuto.model.tasks.task import Status
 from tenuto.store.protocol import Script, Statement
 
 

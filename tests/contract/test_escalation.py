@@ -16,8 +16,8 @@ from tests.contract.conftest import (
 from tests.contract.flowing import start, task
 
 from tenuto.engine.engine import Engine
-from tenuto.model.commands import Escalation, Failure
-from tenuto.model.complexity import ComplexityRules, level
+from tenuto.model.limits.complexity import ComplexityRules, level
+from tenuto.model.tasks.commands import Escalation, Failure
 
 
 async def test_a_failure_for_good_is_put_to_people(engine: Engine) -> None:

@@ -22,8 +22,8 @@ from tests.contract.conftest import (
 
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Conflict
-from tenuto.model.retry import FREE_ENDS, RetryPolicy
-from tenuto.model.task import Fence
+from tenuto.model.tasks.retry import FREE_ENDS, RetryPolicy
+from tenuto.model.tasks.task import Fence
 
 
 async def next_attempt(engine: Engine, clock: ManualClock, task: Fence) -> Fence:

@@ -11,13 +11,13 @@ from tests.contract.flowing import (
     task,
 )
 
-from tenuto.model.definition import (
+from tenuto.model.errors import Invalid
+from tenuto.model.flows.definition import (
     MAX_ITEMS,
     MAX_NESTING,
     Foreach,
 )
-from tenuto.model.errors import Invalid
-from tenuto.model.flow import Unfit, items_of
+from tenuto.model.flows.progress import Unfit, items_of
 
 Control = Callable[[UUID], Awaitable[None]]
 

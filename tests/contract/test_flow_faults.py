@@ -21,14 +21,14 @@ from tests.contract.flowing import (
 
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
-from tenuto.model.definition import (
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.errors import Conflict, Invalid
+from tenuto.model.flows.definition import (
     Approval,
     Condition,
     Foreach,
     Goto,
 )
-from tenuto.model.errors import Conflict, Invalid
-from tenuto.model.matching import AgentProfile
 
 Control = Callable[[UUID], Awaitable[None]]
 

@@ -6,7 +6,7 @@ from tests.contract.flowing import WORKER, flow_status, group, start, statuses, 
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.flow_upkeep import FlowUpkeep
-from tenuto.model.matching import AgentProfile
+from tenuto.model.agents.matching import AgentProfile
 
 
 async def test_a_circle_is_found_and_failed(engine: Engine, raw: Raw) -> None:

@@ -10,8 +10,8 @@ from tests.contract.flowing import Wrong, group, start, task, worked
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.engine.flow_graph import GraphView, mermaid
-from tenuto.model.definition import Approval, Condition, Foreach, Goto
-from tenuto.model.matching import AgentProfile
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto
 
 NIGHTLY = (
     group("nightly", "fetch", "each", "check", next="report", prompt="Be brief."),
@@ -218,8 +218,8 @@ async def test_nobodys_flow_is_not_found(engine: Engine) -> None:
 
 @pytest.mark.parametrize("title", ['say "hi" <b>', "a\n# end", "x"])
 async def test_mermaid_text_is_safe(engine: Engine, agent: AgentProfile, title: str) -> None:
-    from tenuto.model.definition import GroupSpec
-    from tenuto.model.submission import NewTask
+    from tenuto.model.flows.definition import GroupSpec
+    from tenuto.model.tasks.submission import NewTask
 
     flow = await start(
         engine,

@@ -8,9 +8,9 @@ from tests.contract.flowing import Wrong, flow_status, group, start, statuses, t
 
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
-from tenuto.model.definition import Approval, Condition, Foreach, Goto
-from tenuto.model.matching import AgentProfile
-from tenuto.model.submission import NewTask
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto
+from tenuto.model.tasks.submission import NewTask
 
 
 async def test_a_chain_runs_in_order(engine: Engine, agent: AgentProfile) -> None:

@@ -28,11 +28,11 @@ from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
 from tenuto.engine.query import Filter
 from tenuto.engine.registry import Registry
 from tenuto.engine.report import Presence
+from tenuto.model.agents.messages import NewMessage
 from tenuto.model.errors import NotFound, TenutoError
-from tenuto.model.messages import NewMessage
-from tenuto.model.spending import Usage
-from tenuto.model.task import Fence
-from tenuto.model.transcript import Line
+from tenuto.model.limits.budgets import Usage
+from tenuto.model.tasks.task import Fence
+from tenuto.model.tasks.transcript import Line
 
 GONE = {"state": "killed"}
 LATER = START + timedelta(days=1)

@@ -19,7 +19,7 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
-from tenuto.model.gates import GateKind
+from tenuto.model.limits.pauses import GateKind
 
 
 async def subject_of(engine: Engine, kind: GateKind, task: UUID) -> str:

@@ -18,8 +18,8 @@ from tests.contract.generated import (
 from tests.contract.generated_budgets import Budgets, Item
 
 from tenuto.engine.engine import Engine
-from tenuto.model.spending import HOLD, Budget, Usage
-from tenuto.model.task import Fence
+from tenuto.model.limits.budgets import HOLD, Budget, Usage
+from tenuto.model.tasks.task import Fence
 from tenuto.store.protocol import Statement
 
 KINDS = (

@@ -20,9 +20,9 @@ from tests.contract.generated_keys import Job, Keys, chosen
 
 from tenuto.engine import turns
 from tenuto.engine.engine import Engine
-from tenuto.model.submission import NewTask
-from tenuto.model.task import Fence, Status
-from tenuto.model.turns import HOLD, Concurrency
+from tenuto.model.limits.concurrency import HOLD, Concurrency
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import Fence, Status
 from tenuto.store.protocol import Statement
 
 KINDS = (

@@ -13,7 +13,7 @@ from tests.contract.generated_keys import Job, chosen
 from tests.contract.test_generated_keys import KeyedTasks
 
 from tenuto.engine import cascade, flow_pieces, revival, tree
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 from tenuto.store.protocol import Statement
 
 KINDS = (

@@ -10,7 +10,7 @@ from tests.contract.flowing import WORKER, flow_status, group, start, statuses, 
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.submit import Submitted
-from tenuto.model.matching import AgentProfile
+from tenuto.model.agents.matching import AgentProfile
 
 
 @pytest.mark.parametrize("by_id", [True, False])

@@ -9,8 +9,8 @@ from tests.contract.conftest import START, ManualClock, claim_all, claim_one, ne
 from tests.contract.flowing import start, task
 
 from tenuto.engine.engine import Engine
-from tenuto.model.definition import Approval
-from tenuto.model.task import Fence
+from tenuto.model.flows.definition import Approval
+from tenuto.model.tasks.task import Fence
 
 LATER = START + timedelta(days=60)
 MADE = {"n": 1}

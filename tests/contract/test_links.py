@@ -13,9 +13,9 @@ from tests.waiting import eventually
 
 from tenuto.engine.ends import Ending
 from tenuto.engine.engine import Engine
-from tenuto.model.matching import AgentProfile
-from tenuto.model.plan import Plan
-from tenuto.model.spending import Usage
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.flows.plan import Plan
+from tenuto.model.limits.budgets import Usage
 from tenuto.store.protocol import Script
 
 

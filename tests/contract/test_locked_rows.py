@@ -26,9 +26,9 @@ from tests.webhooks.conftest import VAULT, deliveries_of, hooks_of
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.registry import AgentUpkeep
-from tenuto.model.messages import NewMessage
-from tenuto.model.submission import NewTask
-from tenuto.model.turns import Concurrency
+from tenuto.model.agents.messages import NewMessage
+from tenuto.model.limits.concurrency import Concurrency
+from tenuto.model.tasks.submission import NewTask
 from tenuto.vault import Vault
 
 T = TypeVar("T")

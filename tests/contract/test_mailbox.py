@@ -22,7 +22,7 @@ from tests.contract.conftest import (
 from tenuto.engine import mailbox
 from tenuto.engine.engine import Engine
 from tenuto.engine.registry import AgentUpkeep, Registry
-from tenuto.model.messages import MAX_BODY, NewMessage
+from tenuto.model.agents.messages import MAX_BODY, NewMessage
 
 
 def note(body: object = "hello", **more: object) -> NewMessage:

@@ -18,8 +18,8 @@ from tests.contract.test_corrupt import NOT_UTF8, damage
 
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
-from tenuto.model.submission import NewTask
-from tenuto.model.task import Fence
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import Fence
 from tenuto.store.sqlite import SqliteStore
 from tenuto.store.sqlite_connection import MANY
 

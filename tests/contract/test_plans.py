@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.contract.plans import Forecast, Items, Job, Node, plans, steps
 from tests.contract.playing import Here, Play, Played, Trouble, bounded, troubles
 
-from tenuto.model.task import TERMINAL
+from tenuto.model.tasks.task import TERMINAL
 
 SETTINGS = settings(
     max_examples=int(os.environ.get("TENUTO_PLANS", "50")),

@@ -33,8 +33,8 @@ from tenuto.engine.engine import Engine
 from tenuto.engine.query import Filter
 from tenuto.engine.views import TaskView
 from tenuto.model.errors import TenutoError
-from tenuto.model.task import Status
-from tenuto.model.transcript import Line
+from tenuto.model.tasks.task import Status
+from tenuto.model.tasks.transcript import Line
 from tenuto.store import sql
 from tenuto.store.postgres import PostgresStore
 from tenuto.store.protocol import Script, Statement

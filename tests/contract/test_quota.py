@@ -19,8 +19,8 @@ from tests.contract.timing import cron, defined, fire, trigger
 
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import TooMany
-from tenuto.model.quota import Quota
-from tenuto.model.turns import Concurrency
+from tenuto.model.limits.concurrency import Concurrency
+from tenuto.model.limits.quota import Quota
 
 WAITING = "select count(*) from task where status in ('PENDING', 'WAITING')"
 

@@ -21,9 +21,9 @@ from tests.contract.conftest import (
 
 from tenuto.engine import rates
 from tenuto.engine.engine import Engine
-from tenuto.model.matching import AgentProfile
-from tenuto.model.rates import RateLimit
-from tenuto.model.spending import Usage
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.limits.budgets import Usage
+from tenuto.model.limits.rate_limits import RateLimit
 from tenuto.store.protocol import Script, Statement
 
 OPUS = "anthropic/opus"

@@ -12,7 +12,7 @@ from tenuto.engine.children import Question
 from tenuto.engine.engine import Engine
 from tenuto.engine.registry import Registry
 from tenuto.model.errors import Invalid
-from tenuto.model.spending import Budget, Usage
+from tenuto.model.limits.budgets import Budget, Usage
 
 Call = Callable[[Engine], Awaitable[Any]]
 

@@ -22,8 +22,8 @@ from tests.contract.conftest import (
 from tenuto.engine.engine import Engine
 from tenuto.engine.registry import AgentUpkeep, AgentView, Felt, Registry
 from tenuto.engine.report import Presence
-from tenuto.model.complexity import ComplexityRules
 from tenuto.model.errors import Invalid
+from tenuto.model.limits.complexity import ComplexityRules
 
 BEAT = Presence(WORKER, "host", 1, ["agent"], 4)
 

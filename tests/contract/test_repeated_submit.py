@@ -11,14 +11,14 @@ from tests.contract.flowing import task
 from tests.secrets.conftest import OLD
 
 from tenuto.engine.engine import Engine
-from tenuto.model.access import Caller, Role
-from tenuto.model.complexity import ComplexityRules
 from tenuto.model.errors import Unavailable
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.secret_use import Use
-from tenuto.model.spending import Budget
-from tenuto.model.submission import NewTask
-from tenuto.model.turns import Concurrency
+from tenuto.model.limits.budgets import Budget
+from tenuto.model.limits.complexity import ComplexityRules
+from tenuto.model.limits.concurrency import Concurrency
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tenancy.access import Caller, Role
+from tenuto.model.tenancy.secret_use import Use
 from tenuto.vault import Vault
 
 KEYED: dict[str, Any] = {"idempotency_key": "k"}

@@ -28,11 +28,11 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
-from tenuto.model.commands import Complete, Moment
-from tenuto.model.decide import decide
 from tenuto.model.errors import Conflict, NotFound
-from tenuto.model.task import Change, Fence, Status
-from tenuto.model.transcript import Line
+from tenuto.model.tasks.commands import Complete, Moment
+from tenuto.model.tasks.decide import decide
+from tenuto.model.tasks.task import Change, Fence, Status
+from tenuto.model.tasks.transcript import Line
 
 Call = Callable[[Engine, Fence], Awaitable[Any]]
 KILLED = {"state": "killed"}

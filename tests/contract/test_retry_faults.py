@@ -19,9 +19,9 @@ from tests.contract.conftest import (
 from tests.contract.flowing import WORKER, flow_status, group, start, task, worked
 
 from tenuto.engine.engine import Engine
-from tenuto.model.definition import Approval, Condition, Control
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict
-from tenuto.model.matching import AgentProfile
+from tenuto.model.flows.definition import Approval, Condition, Control
 
 
 async def test_a_task_tried_again_waits_only_for_what_has_not_ended(

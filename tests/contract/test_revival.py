@@ -10,8 +10,8 @@ from tests.contract.flowing import Wrong, flow_status, group, start, statuses, t
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.engine.query import Filter
-from tenuto.model.definition import Condition
-from tenuto.model.matching import AgentProfile
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.flows.definition import Condition
 
 
 def failing(*keys: str) -> Callable[[Work], Any]:

@@ -17,10 +17,10 @@ from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.engine.flows import Flows
 from tenuto.engine.schedules import ScheduleChange, Schedules, ScheduleView, Times, Wanted
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Unavailable
-from tenuto.model.firing import MAX_QUEUED
-from tenuto.model.matching import AgentProfile
-from tenuto.model.schedule import ScheduleSpec, following
+from tenuto.model.schedules.firing import MAX_QUEUED
+from tenuto.model.schedules.schedule import ScheduleSpec, following
 
 HOUR = 3600
 

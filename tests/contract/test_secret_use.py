@@ -15,13 +15,13 @@ from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
 from tenuto.engine.schedules import ScheduleChange
 from tenuto.engine.secret_use import runs_the_same
-from tenuto.model.access import Caller, Role
-from tenuto.model.definition import Approval, Foreach, GroupSpec
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid
-from tenuto.model.matching import AgentProfile
-from tenuto.model.schedule import ScheduleSpec
-from tenuto.model.secret_use import Use
-from tenuto.model.submission import NewTask
+from tenuto.model.flows.definition import Approval, Foreach, GroupSpec
+from tenuto.model.schedules.schedule import ScheduleSpec
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tenancy.access import Caller, Role
+from tenuto.model.tenancy.secret_use import Use
 from tenuto.vault import Vault
 
 VALUE = "use-canary-51c2"

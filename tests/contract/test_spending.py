@@ -24,11 +24,11 @@ from tests.contract.flowing import group, start, task
 
 from tenuto.engine.engine import Engine
 from tenuto.metrics import HERE
-from tenuto.model.definition import Condition, Foreach
 from tenuto.model.errors import Conflict, Invalid
-from tenuto.model.rates import RateLimit
-from tenuto.model.spending import Budget, Usage
-from tenuto.model.task import Fence
+from tenuto.model.flows.definition import Condition, Foreach
+from tenuto.model.limits.budgets import Budget, Usage
+from tenuto.model.limits.rate_limits import RateLimit
+from tenuto.model.tasks.task import Fence
 
 KILLED = {"state": "killed"}
 

@@ -24,11 +24,11 @@ from tests.contract.conftest import WORKER, ManualClock, Raw, failure, new, prof
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.query import Filter
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import TenutoError
-from tenuto.model.matching import AgentProfile
-from tenuto.model.retry import ErrorClass, RetryPolicy
-from tenuto.model.task import Fence
-from tenuto.model.transcript import Line
+from tenuto.model.tasks.retry import ErrorClass, RetryPolicy
+from tenuto.model.tasks.task import Fence
+from tenuto.model.tasks.transcript import Line
 from tenuto.store.postgres import PostgresStore
 from tenuto.store.protocol import Row
 from tenuto.store.sqlite import SqliteStore

@@ -25,10 +25,10 @@ from tenuto.engine.engine import Engine
 from tenuto.engine.rows import Rows, joined
 from tenuto.engine.submit import Submitted
 from tenuto.model.errors import Conflict, Invalid, Unavailable
-from tenuto.model.fingerprint import fingerprints
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.submission import NewTask
-from tenuto.model.task import AGING_MS
+from tenuto.model.tasks.fingerprint import fingerprints
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import AGING_MS
 from tenuto.store.protocol import Statement
 
 PARENT = UUID("00000000-0000-7000-8000-0000000000aa")

@@ -17,9 +17,9 @@ from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.engine.triggering import Triggering
 from tenuto.engine.triggers import TriggerChange, Triggers, Wanted
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Unavailable
-from tenuto.model.happenings import MAX_DEPTH, depth_of, names_of, source_of, wanted
-from tenuto.model.matching import AgentProfile
+from tenuto.model.schedules.event_names import MAX_DEPTH, depth_of, names_of, source_of, wanted
 from tenuto.vault import Vault
 
 

@@ -16,7 +16,7 @@ from tests.contract.test_turns import submit, work_off
 from tenuto.engine import turns
 from tenuto.engine.engine import Engine
 from tenuto.engine.turns import TurnUpkeep
-from tenuto.model.turns import Concurrency
+from tenuto.model.limits.concurrency import Concurrency
 
 
 async def test_a_task_cannot_have_the_key_of_one_two_above_it(engine: Engine) -> None:

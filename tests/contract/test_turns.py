@@ -26,8 +26,8 @@ from tenuto.engine import turns
 from tenuto.engine.engine import Engine
 from tenuto.engine.turns import TurnUpkeep
 from tenuto.model.errors import Conflict, Invalid, TenutoError
-from tenuto.model.task import TERMINAL
-from tenuto.model.turns import Concurrency, given, superseded
+from tenuto.model.limits.concurrency import Concurrency, given, superseded
+from tenuto.model.tasks.task import TERMINAL
 
 KILLED = {"state": "killed"}
 

@@ -8,7 +8,7 @@ from tests.contract.test_turns import KILLED, submit, work_off
 
 from tenuto.engine import turns
 from tenuto.engine.engine import Engine
-from tenuto.model.turns import Concurrency
+from tenuto.model.limits.concurrency import Concurrency
 
 
 async def test_one_that_cancels_the_old_and_asks_again_cancels_neither_itself_nor_the_new(

@@ -27,7 +27,7 @@ from tests.contract.conftest import (
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.upkeep import EVERY_LEASE, Spared
-from tenuto.model.task import AGING_MS, TERMINAL, Fence, Status
+from tenuto.model.tasks.task import AGING_MS, TERMINAL, Fence, Status
 
 
 async def test_a_scheduled_task_waits_for_its_time(engine: Engine, clock: ManualClock) -> None:

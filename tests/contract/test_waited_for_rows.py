@@ -36,10 +36,10 @@ from tenuto.engine.hooks import WebhookChange
 from tenuto.engine.identity import Identity
 from tenuto.engine.registry import Registry
 from tenuto.engine.secrets import Secrets
-from tenuto.model.access import SCOPES, Caller, Role
-from tenuto.model.decide import token_hash
-from tenuto.model.rates import RateLimit
-from tenuto.model.spending import Usage
+from tenuto.model.limits.budgets import Usage
+from tenuto.model.limits.rate_limits import RateLimit
+from tenuto.model.tasks.decide import token_hash
+from tenuto.model.tenancy.access import SCOPES, Caller, Role
 
 T = TypeVar("T")
 PATIENCE_S = 10

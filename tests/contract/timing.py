@@ -9,8 +9,8 @@ from tests.contract.flowing import task
 from tenuto.engine.engine import Engine
 from tenuto.engine.firing import Firing
 from tenuto.engine.triggering import Triggering
-from tenuto.model.plan import Spec
-from tenuto.model.schedule import ScheduleSpec
+from tenuto.model.flows.plan import Spec
+from tenuto.model.schedules.schedule import ScheduleSpec
 
 
 async def defined(engine: Engine, *specs: Spec) -> None:

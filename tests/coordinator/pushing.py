@@ -13,9 +13,9 @@ from tenuto.coordinator.gateway import Gateway
 from tenuto.engine.dispatch import Dispatching
 from tenuto.engine.engine import Engine
 from tenuto.engine.gateways import Gateways, GatewayState
-from tenuto.model.matching import AgentProfile
-from tenuto.model.submission import NewTask
-from tenuto.model.task import Fence
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import Fence
 from tenuto.settings import Settings
 
 SETTINGS = Settings(dispatch_per_s=40, public_url="http://api.test", grace_s=10)

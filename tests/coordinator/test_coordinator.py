@@ -19,9 +19,9 @@ from tenuto.engine.coordination import happened
 from tenuto.engine.engine import Engine
 from tenuto.engine.upkeep import STANDBY_S, Cycle, Leadership
 from tenuto.metrics import HERE
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid, Unavailable
-from tenuto.model.matching import AgentProfile
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import Settings
 from tenuto.store.protocol import Row
 

@@ -17,7 +17,7 @@ from tenuto.coordinator.pace import Pace
 from tenuto.engine.dispatch import Dispatching, Target
 from tenuto.engine.gateways import Gateways, GatewayState, worst
 from tenuto.metrics import HERE
-from tenuto.model.matching import AgentProfile
+from tenuto.model.agents.matching import AgentProfile
 
 SPAWNED = "tenuto_agents_spawned_total"
 

@@ -13,7 +13,7 @@ from tenuto.engine.claim import Work
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
 from tenuto.engine.firing import Firing
 from tenuto.engine.upkeep import BATCH, Sink, Spared, Upkeep
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import Settings
 from tenuto.store.protocol import Row, Store
 

@@ -21,8 +21,8 @@ from tests.waiting import eventually
 
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import Engine
-from tenuto.model.attempts import HUNG
-from tenuto.model.task import AGING_MS, Fence
+from tenuto.model.tasks.attempts import HUNG
+from tenuto.model.tasks.task import AGING_MS, Fence
 from tenuto.settings import Settings
 
 ESTIMATE = 10

@@ -10,12 +10,12 @@ from tenuto.manifest.drafting import MAX_FILES, Schedule, Trigger, spec_from, te
 from tenuto.manifest.manifest import Manifest, read
 from tenuto.manifest.nodes import MAX_BYTES
 from tenuto.manifest.writing import snake
-from tenuto.model.commands import Escalation
-from tenuto.model.definition import Approval, Condition, Foreach, Goto, GroupSpec
 from tenuto.model.errors import Invalid
-from tenuto.model.plan import Spec
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.submission import NewTask
+from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto, GroupSpec
+from tenuto.model.flows.plan import Spec
+from tenuto.model.tasks.commands import Escalation
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask
 
 
 def told(text: str, stored: dict[str, Spec] | None = None) -> list[str]:

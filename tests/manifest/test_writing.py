@@ -15,13 +15,13 @@ from tenuto.manifest.drafting import drafted, spec_from
 from tenuto.manifest.manifest import read
 from tenuto.manifest.tasks import NEVER
 from tenuto.manifest.writing import camel, dump, kind_of, said_by, snake, yaml_of
-from tenuto.model.commands import Escalation
-from tenuto.model.definition import Approval, Condition, Foreach, Goto, GroupSpec
-from tenuto.model.plan import Spec
+from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto, GroupSpec
+from tenuto.model.flows.plan import Spec
+from tenuto.model.limits.budgets import Budget
 from tenuto.model.printable import printable
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.spending import Budget
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.commands import Escalation
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask
 
 EVERYTHING = NewTask(
     key="every/thing:1",

@@ -6,7 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from tenuto.model.access import (
+from tenuto.model.errors import Forbidden, Invalid
+from tenuto.model.tenancy.access import (
     SCOPES,
     Action,
     Caller,
@@ -17,7 +18,6 @@ from tenuto.model.access import (
     loses_last_owner,
     origin_of,
 )
-from tenuto.model.errors import Forbidden, Invalid
 
 ANN, BOB, ONE, TWO = (UUID(int=number) for number in range(4))
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenuto.model import commands as c
-from tenuto.model.commands import Command, Failure, Fenced, Moment
-from tenuto.model.decide import _DECIDERS, decide, on_due, token_hash
 from tenuto.model.errors import Conflict
-from tenuto.model.retry import ATTEMPT_CAP, ErrorClass
-from tenuto.model.task import (
+from tenuto.model.tasks import commands as c
+from tenuto.model.tasks.commands import Command, Failure, Fenced, Moment
+from tenuto.model.tasks.decide import _DECIDERS, decide, on_due, token_hash
+from tenuto.model.tasks.retry import ATTEMPT_CAP, ErrorClass
+from tenuto.model.tasks.task import (
     LEASED,
     TERMINAL,
     TRANSITIONS,

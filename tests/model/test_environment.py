@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from tenuto.model.environment import REFUSED, Allowed, always_refused, decide
 from tenuto.model.errors import Invalid
-from tenuto.model.submission import NewTask, check
+from tenuto.model.tasks.environment import REFUSED, Allowed, always_refused, decide
+from tenuto.model.tasks.submission import NewTask, check
 
 EVIL = """
 LD_PRELOAD LD_AUDIT DYLD_INSERT_LIBRARIES GCONV_PATH GLIBC_TUNABLES BASH_ENV ENV BASH_FUNC_ls%%

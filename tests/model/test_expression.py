@@ -11,10 +11,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tenuto.model import expression
 from tenuto.model.errors import Invalid
-from tenuto.model.expression import MAX_EXPRESSION, MAX_NESTING, MAX_PATTERNS, compile_expression
-from tenuto.model.operations import FAULT_STEPS, MAX_STEPS, Run
+from tenuto.model.flows.expressions import parser
+from tenuto.model.flows.expressions.operators import FAULT_STEPS, MAX_STEPS, Run
+from tenuto.model.flows.expressions.parser import (
+    MAX_EXPRESSION,
+    MAX_NESTING,
+    MAX_PATTERNS,
+    compile_expression,
+)
 
 NAMES = frozenset({"result", "task", "input"})
 VARIABLES: dict[str, Any] = {
@@ -501,7 +506,7 @@ def test_a_budget_is_not_shared() -> None:
 
 def test_patterns_are_loaded_only_when_needed() -> None:
     program = (
-        "import sys; from tenuto.model.expression import compile_expression as c\n"
+        "import sys; from tenuto.model.flows.expressions.parser import compile_expression as c\n"
         "c('true', frozenset()); assert 're2' not in sys.modules\n"
         "c('\"\".matches(\"\")', frozenset()); assert 're2' in sys.modules"
     )
@@ -546,6 +551,6 @@ def test_equality_does_not_care_for_sides(left: Any, right: Any) -> None:
 
 
 def test_the_page_tells_the_limits() -> None:
-    page = (Path(expression.__file__).parents[3] / "docs" / "expressions.md").read_text()
+    page = (Path(parser.__file__).parents[3] / "docs" / "expressions.md").read_text()
     for limit in (MAX_EXPRESSION, MAX_NESTING, MAX_STEPS, MAX_PATTERNS):
         assert f"{limit:,}" in page

@@ -6,11 +6,11 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from tenuto.model.definition import Approval
-from tenuto.model.fingerprint import _FIELDS_OF_01, fingerprint, fingerprints
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.spending import Budget
-from tenuto.model.submission import NewTask
+from tenuto.model.flows.definition import Approval
+from tenuto.model.limits.budgets import Budget
+from tenuto.model.tasks.fingerprint import _FIELDS_OF_01, fingerprint, fingerprints
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask
 
 PLAIN = NewTask(title="a task", idempotency_key="k")
 FULL = NewTask(

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.model.test_schedule import BERLIN, spec, utc, walls
 
-from tenuto.model.firing import Standing, first_look, next_look, turn
-from tenuto.model.schedule import CatchUp, ScheduleSpec, due, following
+from tenuto.model.schedules.firing import Standing, first_look, next_look, turn
+from tenuto.model.schedules.schedule import CatchUp, ScheduleSpec, due, following
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 LOOKS = st.lists(st.tuples(st.integers(1, 40_000), st.booleans(), st.floats(0, 0.999)), max_size=30)

@@ -12,18 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenuto.model import definition, flow, limits, turns
-from tenuto.model.commands import Escalation
-from tenuto.model.definition import Approval, Foreach, GroupSpec, check_group
+from tenuto.model import bounds
 from tenuto.model.errors import Invalid
-from tenuto.model.fingerprint import fingerprint
-from tenuto.model.flow import Unfit, items_of
-from tenuto.model.plan import Spec, plan_for
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.secrets import check_value, hidden
-from tenuto.model.spending import Budget
-from tenuto.model.submission import NewTask, check, requirements, same_lane
-from tenuto.model.turns import Concurrency
+from tenuto.model.flows import definition, progress
+from tenuto.model.flows.definition import Approval, Foreach, GroupSpec, check_group
+from tenuto.model.flows.plan import Spec, plan_for
+from tenuto.model.flows.progress import Unfit, items_of
+from tenuto.model.limits import concurrency
+from tenuto.model.limits.budgets import Budget
+from tenuto.model.limits.concurrency import Concurrency
+from tenuto.model.tasks.commands import Escalation
+from tenuto.model.tasks.fingerprint import fingerprint
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask, check, requirements, same_lane
+from tenuto.model.tenancy.secrets import check_value, hidden
 
 JSON = st.recursive(
     st.none()
@@ -67,7 +69,7 @@ def nested(depth: int) -> Any:
 
 @given(JSON)
 def test_json_comes_back_as_it_went_in(value: Any) -> None:
-    text = limits.json_text("input", value)
+    text = bounds.json_text("input", value)
     if value is None:
         assert text is None
     else:
@@ -84,22 +86,22 @@ def test_what_is_storable_is_utf8_without_nul(value: str) -> None:
         fits = False
     else:
         fits = "\x00" not in value
-    assert limits.storable(value) == fits
-    cleaned = limits.clean(value, 10)
-    assert limits.storable(cleaned)
+    assert bounds.storable(value) == fits
+    cleaned = bounds.clean(value, 10)
+    assert bounds.storable(cleaned)
     assert len(cleaned) <= 10
     if fits and len(value) <= 10:
         assert cleaned == value
 
 
 def test_text_has_bounds() -> None:
-    assert limits.text("f", "x" * 10, 10) == "x" * 10
-    assert code_of(limits.text, "f", "x" * 11, 10) == "too_large"
-    assert code_of(limits.text, "f", "a\x00b", 10) == "text_invalid"
-    assert code_of(limits.text, "f", "a\udc00b", 10) == "text_invalid"
+    assert bounds.text("f", "x" * 10, 10) == "x" * 10
+    assert code_of(bounds.text, "f", "x" * 11, 10) == "too_large"
+    assert code_of(bounds.text, "f", "a\x00b", 10) == "text_invalid"
+    assert code_of(bounds.text, "f", "a\udc00b", 10) == "text_invalid"
     for empty in ("", "  ", "\t\n", "\u2003"):
         with pytest.raises(Invalid, match="empty") as caught:
-            limits.text("f", empty, 10, empty=False)
+            bounds.text("f", empty, 10, empty=False)
         assert caught.value.details == {"field": "f"}
 
 
@@ -134,20 +136,20 @@ def test_text_has_bounds() -> None:
     ids=lambda value: str(type(value).__name__) if not isinstance(value, str) else value[:12],
 )
 def test_what_is_not_plain_small_json_is_refused(value: Any, code: str) -> None:
-    assert code_of(limits.json_text, "input", value) == code
-    assert code_of(limits.json_text, "input", {"deep": [value]}) == code
+    assert code_of(bounds.json_text, "input", value) == code
+    assert code_of(bounds.json_text, "input", {"deep": [value]}) == code
 
 
 def test_what_contains_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
-    assert code_of(limits.json_text, "input", loop) == "too_deep"
+    assert code_of(bounds.json_text, "input", loop) == "too_deep"
 
 
 @pytest.mark.parametrize("value", [Wrapped(1.5), Name("x"), Count(3), {"a": [Wrapped(2)]}])
 def test_a_number_of_another_library_is_a_number_or_refused(value: Any) -> None:
     try:
-        text = limits.json_text("input", value)
+        text = bounds.json_text("input", value)
     except Invalid as error:
         assert error.code == "invalid_json"  # noqa: PT017  either answer will do
     else:
@@ -156,9 +158,9 @@ def test_a_number_of_another_library_is_a_number_or_refused(value: Any) -> None:
 
 
 def test_the_limits_themselves_are_inside() -> None:
-    assert limits.json_text("input", nested(64)) is not None
-    assert limits.json_text("input", "x" * (limits.MAX_JSON - 2)) is not None
-    assert limits.json_text("input", [2**64 - 1, -(2**63)]) is not None
+    assert bounds.json_text("input", nested(64)) is not None
+    assert bounds.json_text("input", "x" * (bounds.MAX_JSON - 2)) is not None
+    assert bounds.json_text("input", [2**64 - 1, -(2**63)]) is not None
 
 
 @pytest.mark.parametrize(
@@ -181,23 +183,23 @@ def test_the_limits_themselves_are_inside() -> None:
     ids=lambda value: repr(value)[:14],
 )
 def test_json_text_from_outside(source: str | bytes, code: str) -> None:
-    assert code_of(limits.parse_json, "body", source) == code
+    assert code_of(bounds.parse_json, "body", source) == code
 
 
 def test_json_text_from_outside_is_read() -> None:
-    assert limits.parse_json("body", ' {"a": [1, 2.5, null, "\\u00e9"]} ') == {
+    assert bounds.parse_json("body", ' {"a": [1, 2.5, null, "\\u00e9"]} ') == {
         "a": [1, 2.5, None, "é"]
     }
-    assert code_of(limits.json_text, "body", limits.parse_json("body", '"\\u0000"')) == (
+    assert code_of(bounds.json_text, "body", bounds.parse_json("body", '"\\u0000"')) == (
         "text_invalid"
     )
-    big = limits.parse_json("body", "1" + "0" * 40)
-    assert code_of(limits.json_text, "body", big) == "invalid_json"
+    big = bounds.parse_json("body", "1" + "0" * 40)
+    assert code_of(bounds.json_text, "body", big) == "invalid_json"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 11, 10**100])
 def test_a_number_has_bounds(value: float) -> None:
-    assert code_of(limits.number, "f", value, 0, 10) == "invalid_value"
+    assert code_of(bounds.number, "f", value, 0, 10) == "invalid_value"
 
 
 FIELDS: dict[str, Any] = {
@@ -317,38 +319,38 @@ def test_an_empty_list_is_as_plain_as_none_at_all() -> None:
 
 
 EDGES: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
-    "title": (limits.MAX_TITLE, lambda n: {"title": "x" * n}),
-    "task_type": (limits.MAX_NAME, lambda n: {"task_type": "x" * n}),
-    "prompt": (limits.MAX_TEXT, lambda n: {"prompt": "x" * n}),
-    "description": (limits.MAX_TEXT, lambda n: {"description": "x" * n}),
-    "idempotency_key": (limits.MAX_NAME, lambda n: {"idempotency_key": "x" * n}),
-    "key": (limits.MAX_NAME, lambda n: {"key": "x" * n}),
+    "title": (bounds.MAX_TITLE, lambda n: {"title": "x" * n}),
+    "task_type": (bounds.MAX_NAME, lambda n: {"task_type": "x" * n}),
+    "prompt": (bounds.MAX_TEXT, lambda n: {"prompt": "x" * n}),
+    "description": (bounds.MAX_TEXT, lambda n: {"description": "x" * n}),
+    "idempotency_key": (bounds.MAX_NAME, lambda n: {"idempotency_key": "x" * n}),
+    "key": (bounds.MAX_NAME, lambda n: {"key": "x" * n}),
     "priority": (10, lambda n: {"priority": n}),
-    "max_attempts": (limits.MAX_ATTEMPTS, lambda n: {"max_attempts": n}),
+    "max_attempts": (bounds.MAX_ATTEMPTS, lambda n: {"max_attempts": n}),
     "max_turns": (1_000_000, lambda n: {"max_turns": n}),
-    "estimate_minutes": (limits.MAX_SECONDS // 60, lambda n: {"estimate_minutes": n}),
-    "timeout_s": (limits.MAX_SECONDS, lambda n: {"timeout_s": n}),
-    "queue_ttl_s": (limits.MAX_SECONDS, lambda n: {"queue_ttl_s": n}),
-    "lease_s": (limits.MAX_SECONDS, lambda n: {"lease_s": n}),
-    "retry.base_s": (limits.MAX_SECONDS, lambda n: {"retry": RetryPolicy(base_s=n)}),
+    "estimate_minutes": (bounds.MAX_SECONDS // 60, lambda n: {"estimate_minutes": n}),
+    "timeout_s": (bounds.MAX_SECONDS, lambda n: {"timeout_s": n}),
+    "queue_ttl_s": (bounds.MAX_SECONDS, lambda n: {"queue_ttl_s": n}),
+    "lease_s": (bounds.MAX_SECONDS, lambda n: {"lease_s": n}),
+    "retry.base_s": (bounds.MAX_SECONDS, lambda n: {"retry": RetryPolicy(base_s=n)}),
     "retry.multiplier": (100, lambda n: {"retry": RetryPolicy(multiplier=n)}),
     "retry.jitter": (1, lambda n: {"retry": RetryPolicy(jitter=n)}),
-    "tags": (limits.MAX_TAGS, lambda n: {"tags": ["x"] * n}),
-    "a tag": (limits.MAX_NAME, lambda n: {"tags": ["x" * n]}),
-    "task_tags": (limits.MAX_TAGS, lambda n: {"task_tags": ["x"] * n}),
-    "capabilities": (limits.MAX_TAGS, lambda n: {"capabilities": ["x"] * n}),
-    "depends_on": (limits.MAX_DEPENDENCIES, lambda n: {"depends_on": ["x"] * n}),
-    "blocks": (limits.MAX_DEPENDENCIES, lambda n: {"blocks": ["x"] * n}),
-    "a word of a command": (limits.MAX_TEXT, lambda n: {"command": ["x" * n]}),
-    "a name in env": (limits.MAX_NAME, lambda n: {"env": {"X" * n: "x"}}),
-    "a value in env": (limits.MAX_TEXT, lambda n: {"env": {"X": "x" * n}}),
+    "tags": (bounds.MAX_TAGS, lambda n: {"tags": ["x"] * n}),
+    "a tag": (bounds.MAX_NAME, lambda n: {"tags": ["x" * n]}),
+    "task_tags": (bounds.MAX_TAGS, lambda n: {"task_tags": ["x"] * n}),
+    "capabilities": (bounds.MAX_TAGS, lambda n: {"capabilities": ["x"] * n}),
+    "depends_on": (bounds.MAX_DEPENDENCIES, lambda n: {"depends_on": ["x"] * n}),
+    "blocks": (bounds.MAX_DEPENDENCIES, lambda n: {"blocks": ["x"] * n}),
+    "a word of a command": (bounds.MAX_TEXT, lambda n: {"command": ["x" * n]}),
+    "a name in env": (bounds.MAX_NAME, lambda n: {"env": {"X" * n: "x"}}),
+    "a value in env": (bounds.MAX_TEXT, lambda n: {"env": {"X": "x" * n}}),
     "escalation.reason": (
-        limits.MAX_ERROR,
+        bounds.MAX_ERROR,
         lambda n: {"escalation": Escalation(reason="x" * n, prompt="p")},
     ),
-    "budget.tokens": (limits.MAX_COUNT, lambda n: {"budget": Budget(tokens=n)}),
-    "concurrency.key": (limits.MAX_NAME, lambda n: {"concurrency": Concurrency("x" * n)}),
-    "concurrency.limit": (turns.MOST, lambda n: {"concurrency": Concurrency("x", limit=n)}),
+    "budget.tokens": (bounds.MAX_COUNT, lambda n: {"budget": Budget(tokens=n)}),
+    "concurrency.key": (bounds.MAX_NAME, lambda n: {"concurrency": Concurrency("x" * n)}),
+    "concurrency.limit": (concurrency.MOST, lambda n: {"concurrency": Concurrency("x", limit=n)}),
     "items": (
         definition.MAX_ITEMS,
         lambda n: {"control": Foreach(items=[1] * n, template="t")},
@@ -376,20 +378,20 @@ def test_one_is_accepted_and_less_is_not(name: str) -> None:
 
 def test_secrets_up_to_the_limits() -> None:
     for at, over in (
-        ("x" * limits.MAX_SECRET, "x" * (limits.MAX_SECRET + 1)),
-        ("é" * (limits.MAX_SECRET // 2), "é" * (limits.MAX_SECRET // 2) + "x"),
-        ("x\n" * limits.MAX_SECRET_LINES, "x\n" * (limits.MAX_SECRET_LINES + 1)),
+        ("x" * bounds.MAX_SECRET, "x" * (bounds.MAX_SECRET + 1)),
+        ("é" * (bounds.MAX_SECRET // 2), "é" * (bounds.MAX_SECRET // 2) + "x"),
+        ("x\n" * bounds.MAX_SECRET_LINES, "x\n" * (bounds.MAX_SECRET_LINES + 1)),
     ):
         check_value("value", at)
         assert code_of(check_value, "value", over) == "too_large"
-    named = {f"n{n}": "a value" for n in range(limits.MAX_SECRETS)}
+    named = {f"n{n}": "a value" for n in range(bounds.MAX_SECRETS)}
     assert hidden({"secrets": named})[1] == named
     assert code_of(hidden, {"secrets": named | {"more": "a value"}}) == "too_large"
 
 
 def test_a_foreach_takes_items_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those in another task's result are counted when it is there."""
-    monkeypatch.setattr(flow, "MAX_ITEMS", 3)
+    monkeypatch.setattr(progress, "MAX_ITEMS", 3)
     each = Foreach(items={"$from": "w"}, template="t")
     assert items_of(each, {"w": [1, 2, 3]}) == [1, 2, 3]
     with pytest.raises(Unfit, match="at most 3"):
@@ -398,7 +400,7 @@ def test_a_foreach_takes_items_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) 
 
 def test_groups_and_plans_up_to_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(definition, "MAX_CHILDREN", 3)
-    monkeypatch.setattr("tenuto.model.plan.MAX_PLAN", 4)
+    monkeypatch.setattr("tenuto.model.flows.plan.MAX_PLAN", 4)
     for n in (3, 4):
         keys = tuple(f"k{number}" for number in range(n))
         group = GroupSpec(title="g", key="g", children=keys)

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenuto.model.matching import AgentProfile, Requirements, Rule, eligible, lane_id, obstacles
+from tenuto.model.agents.matching import (
+    AgentProfile,
+    Requirements,
+    Rule,
+    eligible,
+    lane_id,
+    obstacles,
+)
 
 WORKSPACE, AGENT = UUID(int=1), UUID(int=2)
 NAMES = st.sampled_from(["a", "b", "c", "d"])

@@ -3,7 +3,7 @@
 import pytest
 
 from tenuto.model.errors import Invalid
-from tenuto.model.quota import Quota, effective
+from tenuto.model.limits.quota import Quota, effective
 
 CEILING = Quota(pending=10, running=3)
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenuto.model import rates
 from tenuto.model.errors import Invalid
-from tenuto.model.rates import RateLimit
+from tenuto.model.limits import rate_limits
+from tenuto.model.limits.rate_limits import RateLimit
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -71,75 +71,75 @@ def test_no_sixty_seconds_have_more_requests_than_the_limit(
     per_minute: int, asks: list[tuple[float, int]]
 ) -> None:
     wanted = limit(requests_per_minute=per_minute)
-    usage, now = rates.fresh(wanted, NOW), NOW
+    usage, now = rate_limits.fresh(wanted, NOW), NOW
     made: list[tuple[datetime, int]] = []
     for pause, number in asks:
         now += timedelta(seconds=pause)
-        got = min(number, rates.requests_left(wanted, usage, now))
+        got = min(number, rate_limits.requests_left(wanted, usage, now))
         if got:
-            usage = rates.with_requests(usage, now, got)
+            usage = rate_limits.with_requests(usage, now, got)
             made.append((now, got))
-        opens = rates.opens_at(wanted, usage, now)
-        assert (opens == now) == (rates.requests_left(wanted, usage, now) > 0)
-        assert rates.requests_left(wanted, usage, opens) > 0
-        window = [n for at, n in made if now - rates.MINUTE < at <= now]
+        opens = rate_limits.opens_at(wanted, usage, now)
+        assert (opens == now) == (rate_limits.requests_left(wanted, usage, now) > 0)
+        assert rate_limits.requests_left(wanted, usage, opens) > 0
+        window = [n for at, n in made if now - rate_limits.MINUTE < at <= now]
         assert sum(window) <= per_minute
         assert len(usage.taken) <= 61
 
 
 def test_all_of_a_minute_may_come_at_once_and_comes_back_after_sixty_seconds() -> None:
     wanted = limit(requests_per_minute=3)
-    usage = rates.with_requests(rates.fresh(wanted, NOW), NOW, 3)
-    assert rates.requests_left(wanted, usage, later(59.999999)) == 0
-    assert rates.opens_at(wanted, usage, later(10)) == later(60)
-    assert rates.requests_left(wanted, usage, later(60)) == 3
+    usage = rate_limits.with_requests(rate_limits.fresh(wanted, NOW), NOW, 3)
+    assert rate_limits.requests_left(wanted, usage, later(59.999999)) == 0
+    assert rate_limits.opens_at(wanted, usage, later(10)) == later(60)
+    assert rate_limits.requests_left(wanted, usage, later(60)) == 3
 
 
 def test_a_clock_that_steps_back_gives_nothing_away() -> None:
     wanted = limit(requests_per_minute=2)
-    usage = rates.with_requests(rates.fresh(wanted, NOW), later(5), 1)
-    usage = rates.with_requests(usage, later(1), 1)
-    assert rates.requests_left(wanted, usage, later(61.5)) == 0
-    assert rates.requests_left(wanted, usage, later(65)) == 2
+    usage = rate_limits.with_requests(rate_limits.fresh(wanted, NOW), later(5), 1)
+    usage = rate_limits.with_requests(usage, later(1), 1)
+    assert rate_limits.requests_left(wanted, usage, later(61.5)) == 0
+    assert rate_limits.requests_left(wanted, usage, later(65)) == 2
 
 
 def test_a_report_from_a_clock_that_is_behind_fills_no_bucket_twice() -> None:
     wanted = limit(tokens_per_minute=600)
-    usage = rates.with_tokens(wanted, rates.fresh(wanted, NOW), later(30), 600)
-    usage = rates.with_tokens(wanted, usage, later(0), 0)  # from a host that is 30 s behind
-    assert rates.tokens_left(wanted, usage, later(30)) == 0
-    assert rates.tokens_left(wanted, usage, later(60)) == 300
+    usage = rate_limits.with_tokens(wanted, rate_limits.fresh(wanted, NOW), later(30), 600)
+    usage = rate_limits.with_tokens(wanted, usage, later(0), 0)  # from a host that is 30 s behind
+    assert rate_limits.tokens_left(wanted, usage, later(30)) == 0
+    assert rate_limits.tokens_left(wanted, usage, later(60)) == 300
 
 
 def test_tokens_are_paid_back_before_the_next_request() -> None:
     wanted = limit(tokens_per_minute=600)
-    usage = rates.fresh(wanted, NOW)
-    assert rates.requests_left(wanted, usage, NOW) > 0
-    usage = rates.with_tokens(wanted, usage, NOW, 1800)
-    assert rates.tokens_left(wanted, usage, NOW) == -1200
-    assert rates.requests_left(wanted, usage, later(120)) == 0
-    opens = rates.opens_at(wanted, usage, later(30))
+    usage = rate_limits.fresh(wanted, NOW)
+    assert rate_limits.requests_left(wanted, usage, NOW) > 0
+    usage = rate_limits.with_tokens(wanted, usage, NOW, 1800)
+    assert rate_limits.tokens_left(wanted, usage, NOW) == -1200
+    assert rate_limits.requests_left(wanted, usage, later(120)) == 0
+    opens = rate_limits.opens_at(wanted, usage, later(30))
     assert later(120) < opens < later(120.2)
-    assert rates.requests_left(wanted, usage, opens) > 0
-    assert rates.tokens_left(wanted, usage, later(100_000)) == 600
+    assert rate_limits.requests_left(wanted, usage, opens) > 0
+    assert rate_limits.tokens_left(wanted, usage, later(100_000)) == 600
 
 
 def test_a_changed_limit_keeps_what_was_used() -> None:
     before = limit(requests_per_minute=5, tokens_per_minute=60)
-    usage = rates.with_requests(rates.fresh(before, NOW), NOW, 4)
-    usage = rates.with_tokens(before, usage, NOW, 100)
+    usage = rate_limits.with_requests(rate_limits.fresh(before, NOW), NOW, 4)
+    usage = rate_limits.with_tokens(before, usage, NOW, 100)
     after = limit(requests_per_minute=6, tokens_per_minute=6000)
-    now = rates.adjusted(before, after, usage, NOW)
-    assert rates.tokens_left(after, now, NOW) == -40
-    assert rates.requests_left(limit(requests_per_minute=6), now, NOW) == 2
+    now = rate_limits.adjusted(before, after, usage, NOW)
+    assert rate_limits.tokens_left(after, now, NOW) == -40
+    assert rate_limits.requests_left(limit(requests_per_minute=6), now, NOW) == 2
     only = limit(requests_per_minute=5)
-    new = rates.adjusted(only, after, rates.fresh(only, NOW), NOW)
-    assert rates.tokens_left(after, new, NOW) == 6000
+    new = rate_limits.adjusted(only, after, rate_limits.fresh(only, NOW), NOW)
+    assert rate_limits.tokens_left(after, new, NOW) == 6000
 
 
 def test_shares_go_by_rank_and_no_limit_is_overdrawn() -> None:
     heads = {(): [1, 4, 9], ("a",): [2, 3, 5], ("a", "b"): [0, 6]}
     left = {"a": 2, "b": 1}
-    assert rates.shared_out(heads, left, 10) == {(): 3, ("a",): 1, ("a", "b"): 1}
-    assert rates.shared_out(heads, left, 2) == {(): 1, ("a",): 0, ("a", "b"): 1}
-    assert rates.shared_out(heads, {"a": 9, "b": 0}, 10) == {(): 3, ("a",): 3, ("a", "b"): 0}
+    assert rate_limits.shared_out(heads, left, 10) == {(): 3, ("a",): 1, ("a", "b"): 1}
+    assert rate_limits.shared_out(heads, left, 2) == {(): 1, ("a",): 0, ("a", "b"): 1}
+    assert rate_limits.shared_out(heads, {"a": 9, "b": 0}, 10) == {(): 3, ("a",): 3, ("a", "b"): 0}

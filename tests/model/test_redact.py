@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenuto.model.redact import LEAST, MASK, NOTHING, Redactor
+from tenuto.model.tenancy.redact import LEAST, MASK, NOTHING, Redactor
 
 # The mask itself is no part of the words: a text that spells a secret around one is no leak.
 CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="*")

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenuto.model import registry
-from tenuto.model.errors import Invalid
-from tenuto.model.matching import AgentProfile, Means
-from tenuto.model.registry import (
+from tenuto.model.agents import lifecycle
+from tenuto.model.agents.lifecycle import (
     LOOK_AGAIN,
     Verdict,
     merged,
@@ -21,6 +19,8 @@ from tenuto.model.registry import (
     told,
     types_of,
 )
+from tenuto.model.agents.matching import AgentProfile, Means
+from tenuto.model.errors import Invalid
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 AGAIN = NOW + LOOK_AGAIN
@@ -135,4 +135,4 @@ def test_what_no_agent_can_be_is_refused() -> None:
         {"region": "\x00"},
     ):
         with pytest.raises(Invalid):
-            registry.checked(msgspec.structs.replace(PLAIN, **change))
+            lifecycle.checked(msgspec.structs.replace(PLAIN, **change))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenuto.model import limits
-from tenuto.model.retry import (
+from tenuto.model import bounds
+from tenuto.model.tasks.retry import (
     ALERTING,
     DEFAULT,
     PERMANENT,
@@ -21,9 +21,9 @@ from tenuto.model.retry import (
 
 POLICIES = st.builds(
     RetryPolicy,
-    base_s=st.floats(0, limits.MAX_SECONDS),
+    base_s=st.floats(0, bounds.MAX_SECONDS),
     multiplier=st.floats(1, 100),
-    cap_s=st.floats(0, limits.MAX_SECONDS),
+    cap_s=st.floats(0, bounds.MAX_SECONDS),
     jitter=st.floats(0, 1),
 )
 ROLLS = st.floats(0, 1, exclude_max=True)
@@ -75,7 +75,7 @@ def test_a_timeout_doubles_up_to_a_day() -> None:
     assert longer_timeout(TIMEOUT_CAP_S) == TIMEOUT_CAP_S
 
 
-@given(timeout_s=st.integers(1, limits.MAX_SECONDS))
+@given(timeout_s=st.integers(1, bounds.MAX_SECONDS))
 def test_a_longer_timeout_is_never_shorter(timeout_s: int) -> None:
     longer = longer_timeout(timeout_s)
     assert longer is not None

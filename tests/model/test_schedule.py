@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tenuto.model.errors import Invalid
-from tenuto.model.schedule import (
+from tenuto.model.schedules.schedule import (
     GRACE,
     MAX_CATCH_UP,
     MAX_COUNTED,

@@ -7,7 +7,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenuto.model.task import (
+from tenuto.model.tasks.task import (
     AGING_MS,
     DEFAULT_LEASE_S,
     KILL_GRACE_S,

@@ -19,7 +19,7 @@ from tenuto.clock import Clock
 from tenuto.coordinator.alarm import TOO_LONG_S, Alarm, Alert, Outage
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import Engine
-from tenuto.model.commands import Failure
+from tenuto.model.tasks.commands import Failure
 
 V1 = "/api/v1"
 

@@ -27,9 +27,9 @@ from tenuto.engine.engine import Engine
 from tenuto.engine.spending import counted as count_spending
 from tenuto.metrics import HERE, OTHER, TABLE, Metrics
 from tenuto.model.errors import Unavailable
-from tenuto.model.retry import ErrorClass
-from tenuto.model.spending import Usage
-from tenuto.model.task import TERMINAL
+from tenuto.model.limits.budgets import Usage
+from tenuto.model.tasks.retry import ErrorClass
+from tenuto.model.tasks.task import TERMINAL
 from tenuto.store.protocol import Row, Statement
 
 KINDS = {"counter": COUNTERS, "gauge": GAUGES, "histogram": HISTOGRAMS}

@@ -20,13 +20,22 @@ import msgspec
 from tests.proof.planted_model import NOW, Rules, Write, owns
 
 from tenuto.engine.upkeep import LOOK_AGAIN
-from tenuto.model import commands as c
-from tenuto.model.changes import altered
-from tenuto.model.commands import Command, Failure, Fenced, Moment
 from tenuto.model.errors import Conflict
-from tenuto.model.retry import ATTEMPT_CAP, FREE_ENDS, ErrorClass
-from tenuto.model.task import LEASED, TERMINAL, TRANSITIONS, Change, Fence, Outcome, Status, Task
-from tenuto.model.task import due_at as timer_of
+from tenuto.model.tasks import commands as c
+from tenuto.model.tasks.changes import altered
+from tenuto.model.tasks.commands import Command, Failure, Fenced, Moment
+from tenuto.model.tasks.retry import ATTEMPT_CAP, FREE_ENDS, ErrorClass
+from tenuto.model.tasks.task import (
+    LEASED,
+    TERMINAL,
+    TRANSITIONS,
+    Change,
+    Fence,
+    Outcome,
+    Status,
+    Task,
+)
+from tenuto.model.tasks.task import due_at as timer_of
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)

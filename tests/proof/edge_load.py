@@ -25,7 +25,7 @@ from tenuto import app
 from tenuto.api.connection_limits import Deadlines
 from tenuto.api.server import serve
 from tenuto.engine.engine import DEFAULT_WORKSPACE
-from tenuto.model.access import Role
+from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 
 P99_MS = 250.0

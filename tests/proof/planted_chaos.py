@@ -15,10 +15,10 @@ import msgspec
 
 from tenuto.engine import rows, submit, upkeep
 from tenuto.loop import wait_any
-from tenuto.model import changes, commands
 from tenuto.model.errors import TenutoError
-from tenuto.model.submission import NewTask
-from tenuto.model.task import Change, Task
+from tenuto.model.tasks import changes, commands
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import Change, Task
 from tenuto.store import sql
 from tenuto.store.protocol import Statement
 

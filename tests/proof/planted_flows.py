@@ -20,9 +20,9 @@ from tenuto.engine.ends import Ending, _Followed
 from tenuto.engine.inbox import Inbox
 from tenuto.engine.newborns import Birth
 from tenuto.engine.plans import Plans
-from tenuto.model import commands
-from tenuto.model.flow import Flow, Group
-from tenuto.model.task import Status
+from tenuto.model.flows.progress import Flow, Group
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.task import Status
 from tenuto.store.batching import Answers
 from tenuto.store.protocol import Rows, Script, Statement
 

@@ -10,14 +10,14 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model import commands as c
-from tenuto.model import decide as production
-from tenuto.model.changes import altered
-from tenuto.model.commands import Command, Fenced, Moment
-from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict
-from tenuto.model.retry import ATTEMPT_CAP
-from tenuto.model.task import LEASED, TERMINAL, Change, Fence, Status, Task
+from tenuto.model.tasks import commands as c
+from tenuto.model.tasks import decide as production
+from tenuto.model.tasks.changes import altered
+from tenuto.model.tasks.commands import Command, Fenced, Moment
+from tenuto.model.tasks.decide import token_hash
+from tenuto.model.tasks.retry import ATTEMPT_CAP
+from tenuto.model.tasks.task import LEASED, TERMINAL, Change, Fence, Status, Task
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 LEASE = timedelta(seconds=30)

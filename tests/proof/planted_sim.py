@@ -18,10 +18,10 @@ from tenuto.engine import core, report, rows, submit, upkeep
 from tenuto.engine.claim import Claiming
 from tenuto.engine.rows import task_of
 from tenuto.loop import wait_any
-from tenuto.model import attempts, changes, commands, decide
 from tenuto.model.errors import Conflict, TenutoError
-from tenuto.model.submission import NewTask
-from tenuto.model.task import LEASED, Change, Fence, Status, Task, due_at
+from tenuto.model.tasks import attempts, changes, commands, decide
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import LEASED, Change, Fence, Status, Task, due_at
 from tenuto.store import sql
 from tenuto.store.protocol import Script, Statement
 from tenuto.worker import heart, worker

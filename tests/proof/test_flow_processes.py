@@ -20,9 +20,9 @@ from tests.proof.crash.system import Process, System, system
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
-from tenuto.model.definition import Foreach
-from tenuto.model.plan import Plan
-from tenuto.model.retry import RetryPolicy
+from tenuto.model.flows.definition import Foreach
+from tenuto.model.flows.plan import Plan
+from tenuto.model.tasks.retry import RetryPolicy
 
 KILLED = -signal.SIGKILL
 FLOW_POINTS = ("flow.before_piece", "flow.before_commit", "flow.committed")

@@ -21,9 +21,9 @@ from tests.waiting import eventually
 
 from tenuto.clock import to_micros
 from tenuto.engine.gateways import Gateways
-from tenuto.model.matching import AgentProfile
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.submission import NewTask
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask
 
 log = logging.getLogger(__name__)
 

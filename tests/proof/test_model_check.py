@@ -9,8 +9,8 @@ import pytest
 from tests.proof.checker import INVARIANTS, Row, Worker, World, explore
 from tests.proof.planted_model import LEASE, NOW, PLANTED, Rules
 
-from tenuto.model.retry import ATTEMPT_CAP, FREE_ENDS
-from tenuto.model.task import Status, Task, due_at
+from tenuto.model.tasks.retry import ATTEMPT_CAP, FREE_ENDS
+from tenuto.model.tasks.task import Status, Task, due_at
 
 TWO = (Worker(), Worker())
 

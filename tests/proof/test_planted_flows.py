@@ -13,7 +13,7 @@ from tests.proof.planted_flows import PLANTS
 from tests.proof.sim.flow_story import simulate_flow
 
 from tenuto.engine.engine import Engine
-from tenuto.model.plan import Spec
+from tenuto.model.flows.plan import Spec
 from tenuto.store import sql
 
 WITHIN = 60

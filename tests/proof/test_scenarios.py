@@ -32,7 +32,7 @@ from tenuto.clock import boot_time
 from tenuto.engine.core import Core
 from tenuto.engine.hooks import Hooks
 from tenuto.model.errors import Unavailable
-from tenuto.model.task import AGING_MS
+from tenuto.model.tasks.task import AGING_MS
 from tenuto.webhooks.guard import Guard
 
 ZOMBIES = int(os.environ.get("TENUTO_PROOF_ZOMBIES", "8"))

@@ -19,10 +19,10 @@ from tests.secrets.conftest import OLD, stored_bytes
 
 from tenuto.clock import Clock
 from tenuto.engine.engine import Engine
-from tenuto.model.environment import Allowed
-from tenuto.model.matching import AgentProfile
-from tenuto.model.redact import Redactor
-from tenuto.model.submission import NewTask
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.tasks.environment import Allowed
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tenancy.redact import Redactor
 from tenuto.settings import Settings
 from tenuto.vault import Vault
 from tenuto.worker.runtime.command import CommandRuntime
@@ -230,7 +230,7 @@ async def test_the_search_finds_a_canary_that_is_not_struck(
 async def test_the_search_finds_a_canary_that_is_not_sealed(
     database_url: str, raw: Raw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.model.secrets.hidden", lambda value: (value, {}))
+    monkeypatch.setattr("tenuto.model.tenancy.secrets.hidden", lambda value: (value, {}))
     async with working(database_url, {}) as inside:
         task = await inside.submit(task_type="nobody's", input={"secrets": {"token": CANARY}})
         found = await leaks(inside, raw, [task])

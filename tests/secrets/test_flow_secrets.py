@@ -8,7 +8,7 @@ from tests.contract.flowing import flow_status, start, task
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.triggering import Triggering
-from tenuto.model.definition import Foreach
+from tenuto.model.flows.definition import Foreach
 
 CANARY = "flow-canary-91c2"
 

@@ -17,8 +17,8 @@ from tests.contract.flowing import group, start, task
 from tests.secrets.conftest import NEW, OLD, dump, stored_bytes
 
 from tenuto.engine.engine import Engine
+from tenuto.model.bounds import MAX_SECRET
 from tenuto.model.errors import Invalid
-from tenuto.model.limits import MAX_SECRET
 from tenuto.vault import Vault
 
 CANARY = "named-canary-7f3a"
@@ -67,7 +67,7 @@ async def test_a_bad_value_is_refused_and_not_repeated(engine: Engine, value: st
 async def test_a_workspace_has_so_many_secrets(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.model.limits.MAX_NAMED_SECRETS", 2)
+    monkeypatch.setattr("tenuto.model.bounds.MAX_NAMED_SECRETS", 2)
     await put(engine, "one")
     await put(engine, "two")
     assert await refusal(put(engine, "three")) == "too_large"

@@ -20,11 +20,11 @@ from tests.secrets.conftest import NEW, OLD, dump, stored_bytes
 
 from tenuto.engine.children import Question
 from tenuto.engine.engine import Engine
-from tenuto.model.commands import Escalation, Failure
+from tenuto.model.bounds import MAX_ERROR, MAX_SECRET
 from tenuto.model.errors import Invalid
-from tenuto.model.limits import MAX_ERROR, MAX_SECRET
-from tenuto.model.transcript import Line
-from tenuto.model.turns import Concurrency
+from tenuto.model.limits.concurrency import Concurrency
+from tenuto.model.tasks.commands import Escalation, Failure
+from tenuto.model.tasks.transcript import Line
 from tenuto.settings import Settings
 from tenuto.vault import Vault
 from tenuto.worker.attempt import Attempt

@@ -5,8 +5,8 @@ import sys
 
 from tenuto.app import connect, open_store
 from tenuto.engine.engine import Engine
-from tenuto.model.matching import AgentProfile
-from tenuto.model.submission import NewTask
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import Settings
 
 OTHER = """

@@ -14,7 +14,7 @@ from tenuto.engine.deliveries import CURSOR, Occurrence
 from tenuto.engine.engine import Engine
 from tenuto.engine.hooks import WebhookChange
 from tenuto.engine.registry import AgentUpkeep
-from tenuto.model.task import Status
+from tenuto.model.tasks.task import Status
 from tenuto.store.protocol import Script, Statement
 
 FIELDS = ["event", "taskId", "previousStatus", "newStatus", "workspaceId", "timestamp"]

@@ -13,7 +13,7 @@ import pytest
 from tests.proof.crash.inside import Inside, working
 from tests.waiting import eventually
 
-from tenuto.model.task import TIMEOUT_SLACK_S
+from tenuto.model.tasks.task import TIMEOUT_SLACK_S
 from tenuto.worker import attempt
 from tenuto.worker.supervisor import processes
 

@@ -14,7 +14,7 @@ from tests.waiting import eventually
 
 from tenuto import app
 from tenuto.engine.engine import Engine
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import Settings
 from tenuto.worker.heart import STUCK_EXIT
 from tenuto.worker.worker import CLAIM_MOST, Worker

@@ -13,7 +13,7 @@ from tests.proof.crash.inside import SHORT
 from tests.waiting import eventually
 
 from tenuto import app
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import Settings
 from tenuto.worker.worker import Worker
 

@@ -23,10 +23,10 @@ from tests.waiting import eventually
 from tenuto import app
 from tenuto.engine.engine import Engine
 from tenuto.engine.report import Beat
-from tenuto.model.commands import Failure
-from tenuto.model.retry import ErrorClass
-from tenuto.model.submission import NewTask
-from tenuto.model.task import Fence
+from tenuto.model.tasks.commands import Failure
+from tenuto.model.tasks.retry import ErrorClass
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import Fence
 from tenuto.settings import Settings
 from tenuto.worker.runtime.function import FunctionRuntime, Stopped
 from tenuto.worker.runtime.protocol import AttemptFailed

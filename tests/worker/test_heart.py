@@ -12,7 +12,7 @@ from tenuto.clock import Clock
 from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.engine.report import Presence
-from tenuto.model.task import TIMEOUT_SLACK_S, Fence
+from tenuto.model.tasks.task import TIMEOUT_SLACK_S, Fence
 from tenuto.settings import Settings
 from tenuto.worker.attempt import Attempt
 from tenuto.worker.heart import Heart, lease_seconds

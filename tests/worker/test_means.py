@@ -8,7 +8,7 @@ import pytest
 from tests.proof.crash.inside import PATIENCE, working
 from tests.waiting import eventually
 
-from tenuto.model.matching import AgentProfile
+from tenuto.model.agents.matching import AgentProfile
 
 
 async def test_what_cannot_be_run_here_goes_back_with_its_try(

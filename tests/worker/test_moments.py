@@ -7,8 +7,8 @@ import pytest
 from tests.proof.crash.inside import working
 
 from tenuto.engine.engine import Engine
-from tenuto.model.submission import NewTask
-from tenuto.model.task import Fence
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import Fence
 
 
 async def test_an_agent_at_its_limit_takes_the_next_when_one_has_ended(sqlite_url: str) -> None:

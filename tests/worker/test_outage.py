@@ -12,7 +12,7 @@ from tests.proof.crash.system import frozen, system
 from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 
-from tenuto.model.matching import AgentProfile
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.worker.context import Context
 
 

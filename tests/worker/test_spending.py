@@ -9,7 +9,7 @@ from tests.waiting import eventually
 
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Unavailable
-from tenuto.model.spending import Budget
+from tenuto.model.limits.budgets import Budget
 
 
 @pytest.mark.parametrize("kind", ["later", "now"])

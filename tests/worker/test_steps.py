@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.proof.crash.inside import working
 
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 
 
 async def test_a_step_answers_the_same_in_every_attempt(database_url: str) -> None:

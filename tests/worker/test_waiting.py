@@ -12,8 +12,8 @@ from tests.proof.crash.inside import RETRY, TERMINAL, Handlers, Inside, working
 from tests.proof.crash.system import PATIENCE, system
 from tests.waiting import eventually
 
-from tenuto.model.matching import AgentProfile
-from tenuto.model.submission import NewTask
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.tasks.submission import NewTask
 from tenuto.worker.waiting import Parked
 
 

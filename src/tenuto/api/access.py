@@ -12,8 +12,8 @@ from litestar.handlers import BaseRouteHandler
 
 from tenuto.api import idempotency, own
 from tenuto.api.service import Desk, service_of
-from tenuto.model.access import Caller, Role, Scope
 from tenuto.model.errors import Forbidden, Invalid, NotFound, Unauthenticated
+from tenuto.model.tenancy.access import Caller, Role, Scope
 
 
 class Access(msgspec.Struct, frozen=True):

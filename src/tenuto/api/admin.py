@@ -40,9 +40,9 @@ from tenuto.engine.people import (
     WorkspaceView,
 )
 from tenuto.engine.views import SecretView
-from tenuto.model.access import SCOPES, Role, check_lasting, check_reach
 from tenuto.model.errors import Conflict, NotFound
-from tenuto.model.quota import Quota, effective, quota_of
+from tenuto.model.limits.quota import Quota, effective, quota_of
+from tenuto.model.tenancy.access import SCOPES, Role, check_lasting, check_reach
 from tenuto.store.protocol import Row
 
 

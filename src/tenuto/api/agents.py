@@ -13,10 +13,10 @@ from tenuto.api.tasks import Limit, TaskPage
 from tenuto.engine.agent_explain import AgentExplanation
 from tenuto.engine.query import Filter
 from tenuto.engine.registry import AgentHealth, AgentToken, AgentView
-from tenuto.model.access import Role
+from tenuto.model.agents.lifecycle import rules_of
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, NotFound
-from tenuto.model.matching import AgentProfile
-from tenuto.model.registry import rules_of
+from tenuto.model.tenancy.access import Role
 
 
 class AgentPage(msgspec.Struct, frozen=True, rename="camel"):

@@ -12,10 +12,10 @@ import jwt
 import msgspec
 
 from tenuto.clock import Clock
-from tenuto.model import limits
-from tenuto.model.access import Caller, Role
+from tenuto.model import bounds
 from tenuto.model.errors import Forbidden, Incompatible, Invalid, Unauthenticated
-from tenuto.model.task import Fence
+from tenuto.model.tasks.task import Fence
+from tenuto.model.tenancy.access import Caller, Role
 from tenuto.vault import Vault
 
 ISSUER = "tenuto"
@@ -36,7 +36,7 @@ class _Claims(msgspec.Struct, frozen=True):
     sub: UUID
     ws: UUID
     task: UUID
-    att: Annotated[int, msgspec.Meta(ge=1, le=limits.MAX_COUNT)]
+    att: Annotated[int, msgspec.Meta(ge=1, le=bounds.MAX_COUNT)]
     tok: Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,200}$")]
 
 

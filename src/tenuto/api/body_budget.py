@@ -3,8 +3,8 @@
 from collections import Counter
 from uuid import UUID
 
-from tenuto.model.access import Caller
 from tenuto.model.errors import TenutoError, TooMany, Unavailable
+from tenuto.model.tenancy.access import Caller
 
 FREE_BYTES = 64 * 1024
 """Bytes of each body that do not count: the number of connections bounds them."""

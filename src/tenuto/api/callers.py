@@ -4,8 +4,8 @@ from uuid import UUID
 
 from tenuto.api.attempt_tokens import AttemptTokens
 from tenuto.engine.identity import Identity
-from tenuto.model.access import Caller
 from tenuto.model.errors import Unauthenticated
+from tenuto.model.tenancy.access import Caller
 
 BELIEVED_S = 1.0
 """Seconds that a token is believed without a look into the store: a revoked one dies so soon."""

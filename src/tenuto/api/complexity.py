@@ -4,7 +4,7 @@ from litestar import get, put
 from litestar.params import JSONBody
 
 from tenuto.api.service import AtDesk
-from tenuto.model.complexity import ComplexityRules
+from tenuto.model.limits.complexity import ComplexityRules
 
 
 @get("/complexity-levels")

@@ -4,7 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from tenuto.model.definition import (
+from tenuto.model.errors import Invalid
+from tenuto.model.flows.definition import (
     Approval,
     Condition,
     Control,
@@ -15,8 +16,7 @@ from tenuto.model.definition import (
     Kind,
     Order,
 )
-from tenuto.model.errors import Invalid
-from tenuto.model.spending import Budget
+from tenuto.model.limits.budgets import Budget
 
 KINDS: dict[str, type] = {
     "foreach": Foreach,

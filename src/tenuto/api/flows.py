@@ -14,11 +14,11 @@ from tenuto.api.shapes import ReasonBody
 from tenuto.api.tasks import Key, Limit, TaskPage, count_submit
 from tenuto.engine.flow_graph import GraphView, mermaid
 from tenuto.engine.flow_views import FlowPage, FlowView
-from tenuto.model import limits
+from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 
 Format = Annotated[Literal["json", "mermaid"], QueryParameter(name="format")]
-Named = Annotated[str | None, QueryParameter(max_length=limits.MAX_NAME)]
+Named = Annotated[str | None, QueryParameter(max_length=bounds.MAX_NAME)]
 
 
 @post("/flows")
@@ -95,7 +95,7 @@ async def cancel(
 def reason_of(data: ReasonBody | None) -> str | None:
     """Why, if somebody said so."""
     reason = None if data is None else data.reason
-    return None if reason is None else limits.text("reason", reason, limits.MAX_ERROR)
+    return None if reason is None else bounds.text("reason", reason, bounds.MAX_ERROR)
 
 
 @post("/flows/{flow_id:uuid}/pause", status_code=200)

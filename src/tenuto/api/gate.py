@@ -9,8 +9,8 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from tenuto.api.access import PUBLIC, admit
 from tenuto.api.connection import ADMITTED
 from tenuto.api.service import service_of
-from tenuto.model.access import Role
 from tenuto.model.errors import Invalid
+from tenuto.model.tenancy.access import Role
 
 _AT_END = "at_end"
 SMALL_BYTES = 64 * 1024

@@ -12,8 +12,8 @@ from tenuto.api.shapes import Written
 from tenuto.engine.gates import GateView
 from tenuto.engine.rates import RateLimitView
 from tenuto.model.errors import Invalid, NotFound
-from tenuto.model.gates import EVERYTHING, KINDS, GateKind
-from tenuto.model.rates import RateLimit
+from tenuto.model.limits.pauses import EVERYTHING, KINDS, GateKind
+from tenuto.model.limits.rate_limits import RateLimit
 
 
 class GateBody(Written):

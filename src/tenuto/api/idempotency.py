@@ -14,7 +14,7 @@ import msgspec
 from litestar import Request, Response
 
 from tenuto.api.problems import FAULT
-from tenuto.model import limits
+from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Unavailable
 from tenuto.store.protocol import Row, Script, Statement, Store
 from tenuto.vault import Vault
@@ -69,7 +69,7 @@ class Answers:
 
     async def begin(self, key: str, route: str, path: str, body: bytes) -> None:
         """Note that the request is being answered; raises `Repeated` when it was before."""
-        limits.text("Idempotency-Key", key, limits.MAX_NAME, empty=False)
+        bounds.text("Idempotency-Key", key, bounds.MAX_NAME, empty=False)
         text = path.encode() + b"\n" + body
         secrets = self._vault.derive_all(PURPOSE).values()
         # The first is what is kept; the key may have been changed since the first request.

@@ -12,7 +12,7 @@ from tenuto.api.service import AtDesk
 from tenuto.api.tasks import Limit
 from tenuto.engine.inbox import InboxItem
 from tenuto.model.errors import Forbidden
-from tenuto.model.spending import Budget
+from tenuto.model.limits.budgets import Budget
 
 Status = Annotated[
     Literal["OPEN", "APPROVED", "REJECTED", "ANSWERED", "EXPIRED"] | None,

@@ -11,7 +11,7 @@ from tenuto.api.shapes import Said, Written
 from tenuto.api.tasks import Limit
 from tenuto.api.work import check_current
 from tenuto.engine.mailbox import Batch, Message, MessagePage
-from tenuto.model.messages import NewMessage
+from tenuto.model.agents.messages import NewMessage
 
 
 class MessageBody(Written, kw_only=True):

@@ -18,8 +18,8 @@ from tenuto.engine.gateways import worst
 from tenuto.engine.spending import SpendingStats
 from tenuto.engine.upkeep import Cycle
 from tenuto.engine.views import WorkerView
-from tenuto.model.access import Role
 from tenuto.model.errors import Forbidden, NotFound, TenutoError
+from tenuto.model.tenancy.access import Role
 from tenuto.store.protocol import Statement
 
 

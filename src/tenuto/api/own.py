@@ -8,7 +8,7 @@ from uuid import UUID
 
 from tenuto.api.service import Desk
 from tenuto.model.errors import NotFound
-from tenuto.model.task import Fence
+from tenuto.model.tasks.task import Fence
 from tenuto.store.protocol import Statement
 
 

@@ -11,8 +11,8 @@ from litestar import Request
 from tenuto.api.service import AtDesk
 from tenuto.engine.claim import Work
 from tenuto.loop import wait_any
-from tenuto.model.access import Role
 from tenuto.model.errors import Unauthenticated
+from tenuto.model.tenancy.access import Role
 
 Take = Callable[[], Awaitable[list[Work]]]
 

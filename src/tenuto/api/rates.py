@@ -9,7 +9,7 @@ import msgspec
 
 from tenuto.clock import Clock
 from tenuto.model.errors import TooMany
-from tenuto.model.quota import Quota
+from tenuto.model.limits.quota import Quota
 from tenuto.settings import Settings
 
 KEPT = 10_000

@@ -37,10 +37,10 @@ from tenuto.engine.query import Filter
 from tenuto.engine.registry import AgentView
 from tenuto.engine.upkeep import Upkeep
 from tenuto.engine.views import Page
-from tenuto.model import limits
+from tenuto.model import bounds
+from tenuto.model.agents.lifecycle import checked
+from tenuto.model.agents.matching import AgentProfile, Means
 from tenuto.model.errors import NotFound
-from tenuto.model.matching import AgentProfile, Means
-from tenuto.model.registry import checked
 from tenuto.store.protocol import Statement
 
 LEAST_TOKEN = 32
@@ -177,7 +177,7 @@ async def find(
 async def trail(
     desk: AtDesk,
     task_id: FromPath[UUID],
-    after: Annotated[int, QueryParameter(ge=0, le=limits.MAX_COUNT)] = 0,
+    after: Annotated[int, QueryParameter(ge=0, le=bounds.MAX_COUNT)] = 0,
     limit: Limit = 100,
 ) -> Lines:
     """The task's audit trail after a version, oldest first."""
@@ -208,9 +208,9 @@ async def claim(
     if desk.caller.agent not in (None, data.agent_id):
         raise NotFound(f"no agent {data.agent_id}")
     await own.check_worker(desk, worker_id)
-    limits.number("limit", data.limit, 0, limits.MAX_PAGE)
-    limits.number("waitSeconds", data.wait_seconds, 0, LONGEST_WAIT_S)
-    limits.number("the length of claimToken", len(data.claim_token), LEAST_TOKEN, limits.MAX_NAME)
+    bounds.number("limit", data.limit, 0, bounds.MAX_PAGE)
+    bounds.number("waitSeconds", data.wait_seconds, 0, LONGEST_WAIT_S)
+    bounds.number("the length of claimToken", len(data.claim_token), LEAST_TOKEN, bounds.MAX_NAME)
     ask = desk.registry.claimant if data.limit else desk.registry.profile
     agent = _with_means(await ask(data.agent_id), data.means)
     await desk.registry.seen(agent.id)
@@ -248,9 +248,9 @@ async def sweep(desk: AtDesk, worker_id: FromPath[str], data: JSONBody[SweepBody
 
     An agent's own token sees and confirms those of its agent alone.
     """
-    limits.text("worker", worker_id, limits.MAX_TITLE, empty=False)
-    limits.text("host", data.host, limits.MAX_TITLE, empty=False)
-    limits.number("the number of ends", len(data.gone), 0, MOST_SWEPT)
+    bounds.text("worker", worker_id, bounds.MAX_TITLE, empty=False)
+    bounds.text("host", data.host, bounds.MAX_TITLE, empty=False)
+    bounds.number("the number of ends", len(data.gone), 0, MOST_SWEPT)
     await own.check_worker(desk, worker_id)
     open_ends = await _open_ends(desk, worker_id, data.host)
     named = {(each.task_id, each.attempt) for each in data.gone}

@@ -12,10 +12,10 @@ from tenuto.api.service import AtDesk
 from tenuto.api.shapes import Written
 from tenuto.api.tasks import IfMatch, Key, Limit, count_submit, version_of
 from tenuto.engine.schedules import ScheduleChange, SchedulePage, ScheduleView, Times
-from tenuto.model import limits
+from tenuto.model import bounds
 
-Named = Annotated[str | None, QueryParameter(max_length=limits.MAX_NAME)]
-Count = Annotated[int, QueryParameter(ge=1, le=limits.MAX_PAGE)]
+Named = Annotated[str | None, QueryParameter(max_length=bounds.MAX_NAME)]
+Count = Annotated[int, QueryParameter(ge=1, le=bounds.MAX_PAGE)]
 
 
 class ScheduleBody(Written):

@@ -28,8 +28,8 @@ from tenuto.engine.identity import Identity
 from tenuto.engine.registry import Registry
 from tenuto.engine.tree import Tree
 from tenuto.engine.upkeep import Upkeep
-from tenuto.model.access import Caller, Role, Scope
 from tenuto.model.errors import Forbidden, Unauthenticated
+from tenuto.model.tenancy.access import Caller, Role, Scope
 from tenuto.settings import Settings
 from tenuto.store.protocol import Store
 from tenuto.vault import Vault

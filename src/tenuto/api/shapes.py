@@ -18,15 +18,15 @@ from tenuto.api.flow_shapes import (
 )
 from tenuto.engine.query import Filter
 from tenuto.manifest.tasks import KINDS
-from tenuto.model import limits
-from tenuto.model.commands import Escalation, Failure
-from tenuto.model.definition import Join, Kind, Order
+from tenuto.model import bounds
 from tenuto.model.errors import Invalid
-from tenuto.model.retry import ErrorClass, RetryPolicy
-from tenuto.model.secret_use import Use
-from tenuto.model.spending import Budget, Usage
-from tenuto.model.submission import Complexity, NewTask, OnFailure
-from tenuto.model.turns import Concurrency
+from tenuto.model.flows.definition import Join, Kind, Order
+from tenuto.model.limits.budgets import Budget, Usage
+from tenuto.model.limits.concurrency import Concurrency
+from tenuto.model.tasks.commands import Escalation, Failure
+from tenuto.model.tasks.retry import ErrorClass, RetryPolicy
+from tenuto.model.tasks.submission import Complexity, NewTask, OnFailure
+from tenuto.model.tenancy.secret_use import Use
 
 
 class Written(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
@@ -314,7 +314,7 @@ class AgentBody(Written):
         }[field]
         given: int | None = one(field, a=getattr(self, field), b=getattr(self, second))
         if given is not None:
-            limits.number(field, given, 1, limits.MAX_SECONDS)
+            bounds.number(field, given, 1, bounds.MAX_SECONDS)
         return given
 
 

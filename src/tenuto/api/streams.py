@@ -25,8 +25,8 @@ from tenuto.engine.publishing import EventView
 from tenuto.engine.rows import decode
 from tenuto.engine.views import LogLine
 from tenuto.model.errors import Invalid
-from tenuto.model.happenings import names_of
-from tenuto.model.task import TERMINAL
+from tenuto.model.schedules.event_names import names_of
+from tenuto.model.tasks.task import TERMINAL
 from tenuto.store.protocol import Row
 
 ALIVE_S = 15.0

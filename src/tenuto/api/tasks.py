@@ -31,13 +31,13 @@ from tenuto.engine.views import (
     TaskView,
     fresh_view,
 )
-from tenuto.model import limits
+from tenuto.model import bounds
 from tenuto.model.errors import Invalid
-from tenuto.model.quota import Quota
-from tenuto.model.secrets import KEY, marked
-from tenuto.model.submission import NewTask
+from tenuto.model.limits.quota import Quota
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tenancy.secrets import KEY, marked
 
-Limit = Annotated[int, QueryParameter(ge=1, le=limits.MAX_PAGE)]
+Limit = Annotated[int, QueryParameter(ge=1, le=bounds.MAX_PAGE)]
 IfMatch = Annotated[str | None, HeaderParameter(name="If-Match", required=False)]
 Key = Annotated[str | None, HeaderParameter(name="Idempotency-Key", required=False, max_length=100)]
 
@@ -136,7 +136,7 @@ async def find(
     parent_id: Annotated[UUID | None, QueryParameter(name="parentId")] = None,
     since: FromQuery[datetime | None] = None,
     until: FromQuery[datetime | None] = None,
-    text: Annotated[str | None, QueryParameter(max_length=limits.MAX_TITLE)] = None,
+    text: Annotated[str | None, QueryParameter(max_length=bounds.MAX_TITLE)] = None,
 ) -> TaskPage:
     """Tasks newest first. `status` and `tags` take several, by commas; also `priority>=8`."""
     where = Filter(

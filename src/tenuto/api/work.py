@@ -32,14 +32,14 @@ from tenuto.engine.registry import Felt
 from tenuto.engine.report import Pulse
 from tenuto.engine.said import check_progress
 from tenuto.engine.spending import spend_owner
-from tenuto.model import limits
-from tenuto.model.attempts import HUNG
+from tenuto.model import bounds
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Invalid, TenutoError
-from tenuto.model.matching import AgentProfile
-from tenuto.model.redact import Redactor
-from tenuto.model.spending import check_usage
-from tenuto.model.task import Fence
-from tenuto.model.transcript import Line
+from tenuto.model.limits.budgets import check_usage
+from tenuto.model.tasks.attempts import HUNG
+from tenuto.model.tasks.task import Fence
+from tenuto.model.tasks.transcript import Line
+from tenuto.model.tenancy.redact import Redactor
 
 T = TypeVar("T")
 ESCALATES = "escalation"
@@ -144,8 +144,8 @@ async def claim(
     An agent that leaves while it waits is given nothing.
     """
     wish = data or ClaimBody()
-    limits.number("limit", wish.limit, 1, MOST)
-    limits.number("waitSeconds", wish.wait_seconds, 0, LONGEST_WAIT_S)
+    bounds.number("limit", wish.limit, 1, MOST)
+    bounds.number("waitSeconds", wish.wait_seconds, 0, LONGEST_WAIT_S)
     if wish.worker is not None:
         await own.check_worker(desk, wish.worker)
     agent = await desk.registry.claimant(agent_id)
@@ -178,7 +178,7 @@ def lease_of(desk: AtDesk, agent: AgentProfile, asked: int | None) -> int:
         least = max(pushed_lease(agent), beats)
     if asked is None:
         return least
-    limits.number("leaseSeconds", asked, 1, limits.MAX_LEASE_S)
+    bounds.number("leaseSeconds", asked, 1, bounds.MAX_LEASE_S)
     return max(asked, beats)
 
 
@@ -226,8 +226,8 @@ def fence_of(desk: AtDesk, task: UUID, said: Fenced | None) -> Fence:
         return mine
     if attempt is None or token is None:
         raise Invalid("attempt and leaseToken are missing", field="leaseToken")
-    limits.number("attempt", attempt, 1, limits.MAX_COUNT)
-    limits.text("leaseToken", token, limits.MAX_TITLE)
+    bounds.number("attempt", attempt, 1, bounds.MAX_COUNT)
+    bounds.text("leaseToken", token, bounds.MAX_TITLE)
     return Fence(task, attempt, token)
 
 
@@ -339,7 +339,7 @@ async def park(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ParkBody]) 
 
 def _seconds(desk: AtDesk, said: ParkBody) -> float | None:
     """How long a wait is to take; `waitUntil` says it as an instant."""
-    limits.instant("waitUntil", said.wait_until)
+    bounds.instant("waitUntil", said.wait_until)
     if said.wait_until is None:
         return said.timeout_seconds
     return max((said.wait_until - desk.service.clock.now()).total_seconds(), 0.0)
@@ -357,7 +357,7 @@ async def release(
 @post("/agent-tasks/{task_id:uuid}/transcript", status_code=204)
 async def say(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[TranscriptBody]) -> None:
     """Add lines to the attempt's transcript; a number that is there already is kept as it is."""
-    limits.number("the number of lines", len(data.lines), 0, limits.MAX_PAGE)
+    bounds.number("the number of lines", len(data.lines), 0, bounds.MAX_PAGE)
     lines = [Line(line.number, line.level, line.text) for line in data.lines]
     await desk.engine.append(fence_of(desk, task_id, data), lines)
 
@@ -441,8 +441,8 @@ async def worker_beat(
 ) -> Held:
     """A worker lives; all its leases hold on, in one request."""
     said = data or WorkerBeatBody()
-    limits.number("the number of leases", len(said.leases), 0, limits.MAX_CLAIM)
-    limits.text("worker", worker_id, limits.MAX_TITLE, empty=False)
+    bounds.number("the number of leases", len(said.leases), 0, bounds.MAX_CLAIM)
+    bounds.text("worker", worker_id, bounds.MAX_TITLE, empty=False)
     await own.check_names(desk, said.agents)
     drain = await desk.engine.worker_beat(
         worker_id,

@@ -13,10 +13,10 @@ from typing import Any
 from tenuto import app
 from tenuto.bench.measures import SLOTS, Bench, Figures, new
 from tenuto.coordinator.coordinator import Coordinator
-from tenuto.model.definition import GroupSpec, Order
-from tenuto.model.limits import MAX_BULK
-from tenuto.model.plan import Plan, Spec, plan_for
-from tenuto.model.submission import NewTask
+from tenuto.model.bounds import MAX_BULK
+from tenuto.model.flows.definition import GroupSpec, Order
+from tenuto.model.flows.plan import Plan, Spec, plan_for
+from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import Settings
 
 HandIn = Callable[[Bench, int], Awaitable[object]]

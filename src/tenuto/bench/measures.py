@@ -16,8 +16,8 @@ from tenuto import app
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import Engine
 from tenuto.loop import wait_any
-from tenuto.model.matching import AgentProfile
-from tenuto.model.submission import NewTask
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import Settings, environment_without_settings
 
 Figures = dict[str, float]

@@ -21,8 +21,8 @@ from tenuto.bench.noop import noop
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.report import Presence
 from tenuto.loop import repeat, wait_any
-from tenuto.model.matching import AgentProfile
-from tenuto.model.task import Fence
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.tasks.task import Fence
 from tenuto.settings import Settings, environment_without_settings, load
 
 AGENTS = 1000

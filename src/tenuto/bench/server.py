@@ -20,7 +20,7 @@ from tenuto.api.app import routes
 from tenuto.api.shapes import TaskBody
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.engine.views import TaskView, fresh_view
-from tenuto.model.access import Role
+from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 
 ECHO = "/bench/echo"

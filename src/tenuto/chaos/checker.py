@@ -7,7 +7,7 @@ from tenuto.chaos.record import Record
 from tenuto.coordinator.coordinator import ALERTS, NAME
 from tenuto.engine.engine import Engine
 from tenuto.engine.proof import Proof, Remains
-from tenuto.model.task import TERMINAL, TRANSITIONS
+from tenuto.model.tasks.task import TERMINAL, TRANSITIONS
 
 DOOMED = ("failing", "poison")
 LEGAL = {(str(a), str(b)) for pairs in TRANSITIONS.values() for a, b in pairs}

@@ -21,8 +21,8 @@ from tenuto.chaos.record import FILE, Record, note
 from tenuto.engine.engine import Engine
 from tenuto.loop import wait_any
 from tenuto.model.errors import Unavailable
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import load
 
 SOON = RetryPolicy(base_s=0.1, cap_s=1.0)

@@ -262,7 +262,7 @@ def message(
     message_id: str | None,
 ) -> None:
     """Put a message into an agent's mailbox: a text, or JSON that begins with { or [."""
-    from tenuto.model.limits import parse_json
+    from tenuto.model.bounds import parse_json
 
     body = parse_json("TEXT", text) if text.lstrip()[:1] in ("{", "[") else text
 

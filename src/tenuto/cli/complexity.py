@@ -10,7 +10,7 @@ from tenuto.cli.tell import Columns, tell_one
 
 if TYPE_CHECKING:
     from tenuto.client.remote import AnyEngine
-    from tenuto.model.complexity import ComplexityRules
+    from tenuto.model.limits.complexity import ComplexityRules
 
 _RULES: Columns = {
     "Low up to": lambda rules: f"{rules.low_minutes} min",

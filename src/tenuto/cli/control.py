@@ -120,7 +120,7 @@ def state_of(view: "TaskView") -> str:
 
 def _fitting(action: "Action") -> tuple[str, ...]:
     """The statuses that an action can apply to."""
-    from tenuto.model.task import TERMINAL, TRANSITIONS
+    from tenuto.model.tasks.task import TERMINAL, TRANSITIONS
 
     if action == "archive":
         return tuple(sorted(TERMINAL))

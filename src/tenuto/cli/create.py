@@ -102,7 +102,7 @@ def create(
     **fields: Any,
 ) -> None:
     """Submit a task and print its id."""
-    from tenuto.model.submission import NewTask
+    from tenuto.model.tasks.submission import NewTask
 
     if prompt is not None and prompt_file is not None:
         raise click.UsageError("give either --prompt or --prompt-file")

@@ -23,9 +23,9 @@ from tenuto.engine.engine import Engine
 from tenuto.engine.views import AttemptView, TaskSummary
 from tenuto.loop import wait_any
 from tenuto.model.printable import printable
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.submission import NewTask
-from tenuto.model.task import TERMINAL
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import TERMINAL
 from tenuto.settings import Settings, environment_without_settings
 from tenuto.telemetry import set_up
 

@@ -68,13 +68,13 @@ def actor() -> str:
     import getpass
     import os
 
-    from tenuto.model import limits
+    from tenuto.model import bounds
 
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = str(os.getuid())
-    return limits.clean(f"cli:{user}", limits.MAX_NAME)
+    return bounds.clean(f"cli:{user}", bounds.MAX_NAME)
 
 
 def call(given: Globals, work: Callable[["AnyEngine"], Awaitable[T]]) -> T:

@@ -11,7 +11,7 @@ from tenuto.engine.query import LEVELS
 from tenuto.engine.views import LogLine, TaskView
 from tenuto.model.errors import Invalid
 from tenuto.model.printable import indented, printable
-from tenuto.model.task import LEASED, TERMINAL
+from tenuto.model.tasks.task import LEASED, TERMINAL
 
 PATIENCE = 5
 """Looks without a change after which a queued task is explained."""

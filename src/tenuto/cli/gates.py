@@ -10,7 +10,7 @@ from tenuto.cli.embedded import ask
 from tenuto.cli.tell import Columns, in_future, tell_done, tell_list, tell_one
 
 if TYPE_CHECKING:
-    from tenuto.model.gates import GateKind
+    from tenuto.model.limits.pauses import GateKind
 
 _GATE: Columns = {
     "KIND": lambda gate: gate.kind,
@@ -55,7 +55,7 @@ def _subject(function: F) -> F:
 
 def _meant(said: dict[str, Any]) -> "tuple[GateKind, str] | None":
     """The one thing that was named, taken out of what was said; none when nothing was."""
-    from tenuto.model.gates import EVERYTHING
+    from tenuto.model.limits.pauses import EVERYTHING
 
     lane, agent = said.pop("lane"), said.pop("agent")
     task_type, everything = said.pop("task_type"), said.pop("everything")
@@ -150,7 +150,7 @@ def set_(given: Globals, /, name: str, **said: Any) -> None:
 
     A claim of a task counts as one request. The model is the task's, or else its agent's.
     """
-    from tenuto.model.rates import RateLimit
+    from tenuto.model.limits.rate_limits import RateLimit
 
     wanted = RateLimit(name=name, **said)
     made = ask(given, lambda client: client.rate_limits.put(wanted))

@@ -11,7 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from tenuto.client.remote import AnyEngine
-    from tenuto.model.spending import Budget
+    from tenuto.model.limits.budgets import Budget
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,30 +106,30 @@ def read_file(path: str, most: int) -> bytes:
 
 def read_text(field: str, path: str) -> str:
     """A text file's content; `Invalid` when it is too large or not UTF-8."""
-    from tenuto.model import limits
+    from tenuto.model import bounds
     from tenuto.model.errors import Invalid
 
-    content = read_file(path, 4 * limits.MAX_TEXT)
+    content = read_file(path, 4 * bounds.MAX_TEXT)
     try:
-        return limits.text(field, content.decode(), limits.MAX_TEXT)
+        return bounds.text(field, content.decode(), bounds.MAX_TEXT)
     except UnicodeDecodeError as error:
         raise Invalid(f"{path} is not UTF-8 text: {error}", "text_invalid") from error
 
 
 def read_json(field: str, text: str) -> Any:
     """The value of JSON text, or of the file that `@path` names."""
-    from tenuto.model import limits
+    from tenuto.model import bounds
     from tenuto.model.errors import Invalid
 
     source: str | bytes = text
     if text.startswith("@"):
-        source = read_file(text[1:], 2 * limits.MAX_JSON)
-        if len(source) > 2 * limits.MAX_JSON:
+        source = read_file(text[1:], 2 * bounds.MAX_JSON)
+        if len(source) > 2 * bounds.MAX_JSON:
             raise Invalid(
-                f"{field} is larger than the {limits.MAX_JSON:,} bytes of JSON that are accepted",
+                f"{field} is larger than the {bounds.MAX_JSON:,} bytes of JSON that are accepted",
                 "too_large",
             )
-    return limits.parse_json(field, source)
+    return bounds.parse_json(field, source)
 
 
 def read_environment(pairs: tuple[str, ...]) -> dict[str, str] | None:
@@ -187,7 +187,7 @@ def budget_options(function: F) -> F:
 
 def read_budget(fields: dict[str, Any]) -> "Budget | None":
     """The budget that the options say, taken out of what was given."""
-    from tenuto.model.spending import Budget
+    from tenuto.model.limits.budgets import Budget
 
     tokens, cost = fields.pop("budget_tokens"), fields.pop("budget_usd")
     return None if tokens is None and cost is None else Budget(tokens=tokens, cost_usd=cost)
@@ -214,7 +214,7 @@ def bound_options(function: F) -> F:
 
 def read_bounds(fields: dict[str, Any]) -> None:
     """Put a budget and a concurrency key in the place of the options for them."""
-    from tenuto.model.turns import Concurrency
+    from tenuto.model.limits.concurrency import Concurrency
 
     fields["budget"] = read_budget(fields)
     key = fields.pop("concurrency_key")
@@ -261,9 +261,9 @@ def has_filter(chosen: dict[str, Any]) -> bool:
 def read_filter(now: datetime, chosen: dict[str, Any]) -> Any:
     """The engine's filter for what was chosen."""
     from tenuto.engine.query import Filter
-    from tenuto.model import limits
+    from tenuto.model import bounds
 
     if chosen["task_type"] is not None:
-        limits.text("type", chosen["task_type"], limits.MAX_NAME)
+        bounds.text("type", chosen["task_type"], bounds.MAX_NAME)
     words = (word for given in chosen["status"] for word in given.split(","))
     return Filter(**{**chosen, "status": tuple(words), "since": before(now, chosen["since"])})

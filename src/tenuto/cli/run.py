@@ -13,7 +13,7 @@ from tenuto.cli.parse import folder, place_options, read_environment, read_place
 if TYPE_CHECKING:
     from tenuto.client.remote import AnyEngine
     from tenuto.engine.views import TaskView
-    from tenuto.model.submission import NewTask
+    from tenuto.model.tasks.submission import NewTask
 
 TITLE = 80
 
@@ -89,7 +89,7 @@ def run(
 
 def _new_task(words: tuple[str, ...], argv: list[str] | None, fields: dict[str, Any]) -> "NewTask":
     from tenuto.cli.render import cut
-    from tenuto.model.submission import NewTask
+    from tenuto.model.tasks.submission import NewTask
 
     if len(words) > 1 or (words and argv is not None):
         raise click.UsageError("a prompt is one argument: quote it, or write -- before a command")

@@ -13,7 +13,7 @@ from tenuto.cli.tell import Columns, tell_one
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from tenuto.model.schedule import ScheduleSpec
+    from tenuto.model.schedules.schedule import ScheduleSpec
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -102,7 +102,7 @@ def wall(text: str) -> "datetime":
 
 def read_spec(given: dict[str, Any]) -> "ScheduleSpec":
     """When to start, as the options say."""
-    from tenuto.model.schedule import ScheduleSpec
+    from tenuto.model.schedules.schedule import ScheduleSpec
 
     ways = [way for way in _WAYS if given[way]]
     if len(ways) != 1:
@@ -197,7 +197,7 @@ def next_(given: Globals, /, schedule_name: str | None, count: int, **fields: An
 
 def _following(spec: "ScheduleSpec", count: int) -> "list[datetime]":
     from tenuto.clock import Clock
-    from tenuto.model.schedule import check, following
+    from tenuto.model.schedules.schedule import check, following
 
     check(spec)
     return following(spec, Clock().now(), count)

@@ -76,7 +76,7 @@ def set_(
     import msgspec
 
     from tenuto.cli.parse import read_text
-    from tenuto.model.secret_use import Use
+    from tenuto.model.tenancy.secret_use import Use
 
     said = {"role": role, "agents": agents, "definitions": definitions}
     rule = {key: each for key, each in said.items() if each}

@@ -172,12 +172,12 @@ def worker(
     if ctx.invoked_subcommand is not None:
         return 0
     from tenuto import app
-    from tenuto.model import limits
+    from tenuto.model import bounds
 
     one = (options["agent"], options["agent_type"])
     for name in (*one, *options["task_tags"], *options["capabilities"]):
         if name is not None:
-            limits.text("a name", name, limits.MAX_NAME, empty=False)
+            bounds.text("a name", name, bounds.MAX_NAME, empty=False)
     if command_ is not None and app_ is not None:
         raise click.UsageError("--command and --app are two ways to say what a task runs")
     argv = None if command_ is None else tuple(_split(command_))

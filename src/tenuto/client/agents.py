@@ -16,10 +16,10 @@ from tenuto.engine.mailbox import Batch, Message, MessagePage
 from tenuto.engine.query import Filter
 from tenuto.engine.registry import AgentHealth, AgentToken, AgentView, Registry
 from tenuto.engine.views import TaskSummary
+from tenuto.model.agents.lifecycle import STALE_AFTER_S
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.agents.messages import NewMessage
 from tenuto.model.errors import Invalid, NotFound
-from tenuto.model.matching import AgentProfile
-from tenuto.model.messages import NewMessage
-from tenuto.model.registry import STALE_AFTER_S
 
 PAGE = 500
 

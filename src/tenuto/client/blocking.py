@@ -57,14 +57,14 @@ from tenuto.engine.views import (
     TaskView,
 )
 from tenuto.manifest.drafting import Files
-from tenuto.model.definition import Join, Order
-from tenuto.model.gates import EVERYTHING, GateKind
-from tenuto.model.plan import Spec
-from tenuto.model.rates import RateLimit
-from tenuto.model.schedule import ScheduleSpec
-from tenuto.model.secret_use import Use
-from tenuto.model.spending import Budget
-from tenuto.model.submission import NewTask
+from tenuto.model.flows.definition import Join, Order
+from tenuto.model.flows.plan import Spec
+from tenuto.model.limits.budgets import Budget
+from tenuto.model.limits.pauses import EVERYTHING, GateKind
+from tenuto.model.limits.rate_limits import RateLimit
+from tenuto.model.schedules.schedule import ScheduleSpec
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tenancy.secret_use import Use
 
 
 class BlockingTasks(Group[Tasks]):

@@ -6,10 +6,10 @@ import msgspec
 
 from tenuto.engine.edit import Changes
 from tenuto.engine.query import Filter
-from tenuto.model.commands import Failure
-from tenuto.model.matching import AgentProfile, Means
-from tenuto.model.submission import NewTask
-from tenuto.model.task import Fence
+from tenuto.model.agents.matching import AgentProfile, Means
+from tenuto.model.tasks.commands import Failure
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import Fence
 
 _TASK = {"target_agent": "targetAgentId", "parent": "parentId"}
 _FILTER = {"agent": "agentId", "parent": "parentId"}

@@ -8,7 +8,7 @@ from tenuto.client.work import V1
 from tenuto.engine.definitions import Applied, DefinitionPage, DefinitionView
 from tenuto.manifest.drafting import Files, spec_from, texts_of
 from tenuto.manifest.writing import camel, dump, kind_of, said_by, snake
-from tenuto.model.plan import Spec
+from tenuto.model.flows.plan import Spec
 
 PAGE = 500
 APPLY_S = 120.0

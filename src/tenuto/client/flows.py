@@ -13,10 +13,10 @@ from tenuto.engine.flow_graph import GraphView
 from tenuto.engine.flow_views import FlowSummary, FlowView, GroupSummary, GroupView
 from tenuto.engine.inbox import InboxItem
 from tenuto.engine.views import TaskSummary
-from tenuto.model.definition import GroupSpec, Join, Order
 from tenuto.model.errors import Conflict, NotFound, Unavailable
-from tenuto.model.flow import GROUP_OPEN
-from tenuto.model.spending import Budget
+from tenuto.model.flows.definition import GroupSpec, Join, Order
+from tenuto.model.flows.progress import GROUP_OPEN
+from tenuto.model.limits.budgets import Budget
 
 PAGE = 500
 LOOK_S = 1.0

@@ -15,7 +15,7 @@ from tenuto.client.work import V1
 from tenuto.engine.views import LogLine, TaskView
 from tenuto.loop import wait_any
 from tenuto.model.errors import TenutoError, TooMany, Unavailable
-from tenuto.model.task import TERMINAL
+from tenuto.model.tasks.task import TERMINAL
 
 EVERY = 0.2
 LOOK_S = 2.0

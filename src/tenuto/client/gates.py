@@ -9,8 +9,8 @@ from tenuto.client.link import Ask, Link, part
 from tenuto.client.work import V1
 from tenuto.engine.gates import GateView
 from tenuto.engine.rates import RateLimitView
-from tenuto.model.gates import EVERYTHING, GateKind
-from tenuto.model.rates import RateLimit
+from tenuto.model.limits.pauses import EVERYTHING, GateKind
+from tenuto.model.limits.rate_limits import RateLimit
 
 
 class _Gates(msgspec.Struct):

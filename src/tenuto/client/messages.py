@@ -8,7 +8,7 @@ from tenuto.client.bodies import camel
 from tenuto.client.link import Ask, Link
 from tenuto.client.work import V1
 from tenuto.engine.mailbox import Batch, Message, MessagePage
-from tenuto.model.messages import NewMessage
+from tenuto.model.agents.messages import NewMessage
 
 
 class RemoteMailboxes:

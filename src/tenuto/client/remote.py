@@ -31,9 +31,9 @@ from tenuto.engine.views import (
     TaskView,
     WorkerView,
 )
-from tenuto.model.complexity import ComplexityRules
-from tenuto.model.secret_use import Use
-from tenuto.model.submission import NewTask
+from tenuto.model.limits.complexity import ComplexityRules
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tenancy.secret_use import Use
 
 if TYPE_CHECKING:
     from tenuto.client.definitions import RemoteDefinitions

@@ -14,7 +14,7 @@ from tenuto.engine.flow_views import FlowPage, FlowView, GroupPage, GroupView
 from tenuto.engine.inbox import InboxItem
 from tenuto.engine.views import Page
 from tenuto.model.errors import NotFound
-from tenuto.model.spending import Budget
+from tenuto.model.limits.budgets import Budget
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from tenuto.engine.schedules import (
 )
 from tenuto.engine.triggers import TriggerChange, TriggerPage, TriggerView
 from tenuto.model.errors import NotFound
-from tenuto.model.schedule import ScheduleSpec
+from tenuto.model.schedules.schedule import ScheduleSpec
 
 T = TypeVar("T")
 

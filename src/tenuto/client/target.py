@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto import private
-from tenuto.model import limits
+from tenuto.model import bounds
 from tenuto.model.errors import Invalid, Unavailable
 from tenuto.settings import Settings, expanded, load
 
@@ -123,7 +123,7 @@ def address(url: str) -> str:
     """A server's address; `Invalid` when no host can be called so."""
     import httpx2  # noqa: PLC0415  not needed without a server
 
-    limits.text("url", url, limits.MAX_TEXT)
+    bounds.text("url", url, bounds.MAX_TEXT)
     try:
         httpx2.URL(url)
     except httpx2.InvalidURL as error:

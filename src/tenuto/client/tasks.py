@@ -13,7 +13,7 @@ from tenuto.engine.query import Filter
 from tenuto.engine.submit import Submitted
 from tenuto.engine.views import AttemptView, Explanation, LogLine, TaskSummary, TaskView
 from tenuto.model.errors import Invalid
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 
 PAGE = 500
 ID = UUID | str

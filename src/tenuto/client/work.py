@@ -18,12 +18,12 @@ from tenuto.engine.claim import Work
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.engine.registry import AgentView
 from tenuto.engine.report import Beat, Presence, Pulse
-from tenuto.model.commands import Failure
-from tenuto.model.matching import AgentProfile
-from tenuto.model.spending import Usage
-from tenuto.model.submission import NewTask
-from tenuto.model.task import DEFAULT_LEASE_S, Fence
-from tenuto.model.transcript import Line
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.limits.budgets import Usage
+from tenuto.model.tasks.commands import Failure
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import DEFAULT_LEASE_S, Fence
+from tenuto.model.tasks.transcript import Line
 
 V1 = "/api/v1"
 WAIT_S = 20.0

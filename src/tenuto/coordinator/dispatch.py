@@ -23,12 +23,12 @@ from tenuto.engine.claim import Work
 from tenuto.engine.dispatch import Dispatching, Left, Target, lease_of
 from tenuto.loop import repeat
 from tenuto.metrics import HERE
-from tenuto.model import limits
-from tenuto.model.commands import Failure
+from tenuto.model import bounds
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import TenutoError
-from tenuto.model.matching import AgentProfile
-from tenuto.model.retry import ErrorClass
-from tenuto.model.task import GATEWAY, Fence
+from tenuto.model.tasks.commands import Failure
+from tenuto.model.tasks.retry import ErrorClass
+from tenuto.model.tasks.task import GATEWAY, Fence
 from tenuto.settings import Settings
 
 log = logging.getLogger("tenuto.dispatch")
@@ -338,7 +338,7 @@ class Dispatcher:
     async def _not_started(
         self, fence: Fence, gateway: Gateway, why: str, error_class: ErrorClass
     ) -> None:
-        message = limits.clean(f"gateway {gateway.name}: {why}", limits.MAX_ERROR)
+        message = bounds.clean(f"gateway {gateway.name}: {why}", bounds.MAX_ERROR)
         failure = Failure(message=message, error_class=error_class)
         await self._engine.not_started(fence, failure, self._means.actor)
 

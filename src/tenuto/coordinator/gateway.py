@@ -8,9 +8,9 @@ from urllib.parse import quote
 import httpx2
 import msgspec
 
-from tenuto.model import limits
+from tenuto.model import bounds
 from tenuto.model.errors import Invalid
-from tenuto.model.redact import Redactor
+from tenuto.model.tenancy.redact import Redactor
 from tenuto.tls import trusted_for
 
 MAX_READ = 64 * 1024
@@ -73,7 +73,7 @@ class Gateway:
             raise Broken(self._told(status, said, secrets))
         try:
             key = msgspec.json.decode(said, type=_Spawned).session.session_key
-            return limits.text("sessionKey", key, limits.MAX_TITLE, empty=False)
+            return bounds.text("sessionKey", key, bounds.MAX_TITLE, empty=False)
         except (msgspec.MsgspecError, ValueError, Invalid) as error:
             raise Broken(f"its answer to a spawn cannot be understood: {error}") from error
 
@@ -102,11 +102,11 @@ class Gateway:
         except TimeoutError:
             raise Broken(f"no answer within {deadline_s:g} s") from None
         except (httpx2.HTTPError, OSError) as error:
-            said_ = limits.clean(str(error) or type(error).__name__, MAX_SAID)
+            said_ = bounds.clean(str(error) or type(error).__name__, MAX_SAID)
             raise Broken(f"cannot be reached: {said_}") from error
 
     def _told(self, status: int, body: bytes, secrets: Iterable[str] = ()) -> str:
         # Struck before it is cut: half of a secret is not known again. Our key to it is one, too.
         whole = Redactor([*secrets, self._token]).text(body.decode("utf-8", "replace"))
-        said = limits.clean(whole, MAX_SAID)
+        said = bounds.clean(whole, MAX_SAID)
         return f"HTTP {status}: {said}" if said else f"HTTP {status}"

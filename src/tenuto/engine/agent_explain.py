@@ -14,9 +14,9 @@ from tenuto.engine.quotas import quota_gates
 from tenuto.engine.rates import limit_rows, used_up
 from tenuto.engine.registry import AgentView, hindered, profile_of, view_of
 from tenuto.engine.views import Gate
-from tenuto.model import gates as model
+from tenuto.model.agents.matching import FETCHES, AgentProfile, Requirements, obstacles
 from tenuto.model.errors import NotFound
-from tenuto.model.matching import FETCHES, AgentProfile, Requirements, obstacles
+from tenuto.model.limits import pauses as model
 from tenuto.store.protocol import Row, Statement
 
 MOST_LANES = 50

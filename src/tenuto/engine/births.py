@@ -24,9 +24,11 @@ from tenuto.engine.rows import (
     insert,
     no_rows,
 )
-from tenuto.model.definition import Foreach
-from tenuto.model.fingerprint import fingerprint
-from tenuto.model.flow import (
+from tenuto.model.agents.matching import Requirements, lane_id
+from tenuto.model.bounds import MAX_LANES
+from tenuto.model.flows.definition import Foreach
+from tenuto.model.flows.plan import Plan
+from tenuto.model.flows.progress import (
     CASCADE,
     FLOW_OPEN,
     GROUP_OPEN,
@@ -36,11 +38,9 @@ from tenuto.model.flow import (
     Group,
     GroupStatus,
 )
-from tenuto.model.limits import MAX_LANES
-from tenuto.model.matching import Requirements, lane_id
-from tenuto.model.plan import Plan
-from tenuto.model.submission import NewTask, requirements
-from tenuto.model.task import TERMINAL, Status
+from tenuto.model.tasks.fingerprint import fingerprint
+from tenuto.model.tasks.submission import NewTask, requirements
+from tenuto.model.tasks.task import TERMINAL, Status
 from tenuto.store.protocol import Row, Script, Statement
 
 if TYPE_CHECKING:

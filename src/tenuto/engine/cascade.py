@@ -45,12 +45,10 @@ from tenuto.engine.rows import CorruptRow, task_of, write_changes
 from tenuto.engine.steps import next_step, question
 from tenuto.engine.tree import BELOW, cancel_below, close_forsaken, closed, hand_up, is_cancel
 from tenuto.engine.turns import Turns
-from tenuto.model import commands
-from tenuto.model.commands import Command, Moment
-from tenuto.model.decide import decide
-from tenuto.model.definition import Approval
+from tenuto.model.agents.matching import Requirements
 from tenuto.model.errors import TenutoError
-from tenuto.model.flow import (
+from tenuto.model.flows.definition import Approval
+from tenuto.model.flows.progress import (
     CASCADE,
     FLOW_OPEN,
     GROUP_OPEN,
@@ -66,9 +64,11 @@ from tenuto.model.flow import (
     flow_end,
     joined,
 )
-from tenuto.model.matching import Requirements
-from tenuto.model.submission import NewTask
-from tenuto.model.task import TERMINAL, Change, Status, Task
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.commands import Command, Moment
+from tenuto.model.tasks.decide import decide
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import TERMINAL, Change, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
 

@@ -20,11 +20,12 @@ from tenuto.engine.rows import decode
 from tenuto.engine.said import OWN, check_key
 from tenuto.engine.sealing import Sealing
 from tenuto.engine.tree import closed
-from tenuto.model import commands, limits
-from tenuto.model.decide import token_hash
+from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
-from tenuto.model.spending import HOLD as BUDGET
-from tenuto.model.task import LEASED, TERMINAL, Fence, Outcome, Status, Task
+from tenuto.model.limits.budgets import HOLD as BUDGET
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.decide import token_hash
+from tenuto.model.tasks.task import LEASED, TERMINAL, Fence, Outcome, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
 _PATH = 10_000
@@ -99,7 +100,7 @@ class Waiting:
         """
         _check_seconds(timeout_s)
         if names is not None:
-            limits.number("the number of children", len(names), 0, self._core.tree.widest)
+            bounds.number("the number of children", len(names), 0, self._core.tree.widest)
         name = _wait_name(names, key)
 
         def script(cascade: Cascade) -> Script[Waited]:
@@ -135,9 +136,9 @@ class Waiting:
         _check_seconds(question.timeout_s)
         redactor = await self._sealing.redactor(fence)
         check_key(key, redactor)
-        title = redactor.text(limits.text("title", question.title, limits.MAX_TITLE, empty=False))
-        body = redactor.json(limits.json_text("body", question.body))
-        fallback = redactor.json(limits.json_text("default", question.fallback()))
+        title = redactor.text(bounds.text("title", question.title, bounds.MAX_TITLE, empty=False))
+        body = redactor.json(bounds.json_text("body", question.body))
+        fallback = redactor.json(bounds.json_text("default", question.fallback()))
 
         def script(cascade: Cascade) -> Script[Asked]:
             task = yield from self._owned(fence)
@@ -292,7 +293,7 @@ def _results(wanted: dict[UUID, str | None], late: dict[str, str]) -> Script[lis
 
 def _wait_name(names: Sequence[UUID | str] | None, key: str | None) -> str:
     """The key of the step that keeps when a wait is over; nothing can be read from it."""
-    limits.text("key", key or "", limits.MAX_TITLE)
+    bounds.text("key", key or "", bounds.MAX_TITLE)
     said = key or "\n".join(map(str, names or ()))
     digest = hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{OWN}wait {digest[:32]}"
@@ -300,7 +301,7 @@ def _wait_name(names: Sequence[UUID | str] | None, key: str | None) -> str:
 
 def _check_seconds(seconds: float | None) -> None:
     if seconds is not None:
-        limits.number("timeout", seconds, 0, MAX_WAIT_S)
+        bounds.number("timeout", seconds, 0, MAX_WAIT_S)
 
 
 def _id(name: str) -> UUID:

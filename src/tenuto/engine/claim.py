@@ -20,17 +20,18 @@ from tenuto.engine.rates import Taken
 from tenuto.engine.rows import decode
 from tenuto.engine.sealing import Opened, Sealing
 from tenuto.engine.secret_use import Claimant
-from tenuto.model import commands, limits
-from tenuto.model.access import Caller
-from tenuto.model.decide import token_hash
+from tenuto.model import bounds
+from tenuto.model.agents.lifecycle import ENDING, refusal
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Forbidden, TenutoError, Unavailable
-from tenuto.model.matching import AgentProfile
-from tenuto.model.quota import effective, quota_of
-from tenuto.model.rates import Group
-from tenuto.model.registry import ENDING, refusal
-from tenuto.model.retry import ErrorClass, RetryPolicy
-from tenuto.model.secrets import Reference, marked
-from tenuto.model.task import DEFAULT_LEASE_S, Fence, Status
+from tenuto.model.limits.quota import effective, quota_of
+from tenuto.model.limits.rate_limits import Group
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.decide import token_hash
+from tenuto.model.tasks.retry import ErrorClass, RetryPolicy
+from tenuto.model.tasks.task import DEFAULT_LEASE_S, Fence, Status
+from tenuto.model.tenancy.access import Caller
+from tenuto.model.tenancy.secrets import Reference, marked
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
@@ -135,9 +136,9 @@ class Claiming:
         may not hear the answer brings the token, and asks `claimed` by it. One that still has to
         start a session has them ASSIGNED.
         """
-        limits.text("worker", worker, limits.MAX_TITLE, empty=False)
-        limits.number("n", max(n, 0), 0, limits.MAX_CLAIM)
-        limits.number("lease_s", lease_s, 1, limits.MAX_LEASE_S)
+        bounds.text("worker", worker, bounds.MAX_TITLE, empty=False)
+        bounds.number("n", max(n, 0), 0, bounds.MAX_CLAIM)
+        bounds.number("lease_s", lease_s, 1, bounds.MAX_LEASE_S)
         if self._workspace not in (None, agent.workspace):
             return []
         who = (agent.id, worker)

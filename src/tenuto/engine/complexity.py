@@ -5,8 +5,8 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.core import Core
-from tenuto.model import complexity
-from tenuto.model.complexity import ComplexityRules
+from tenuto.model.limits import complexity
+from tenuto.model.limits.complexity import ComplexityRules
 from tenuto.store.protocol import Script, Statement
 
 

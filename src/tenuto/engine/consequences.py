@@ -7,11 +7,11 @@ import msgspec
 
 from tenuto.engine.flow_rows import context_of
 from tenuto.engine.newborns import Birth
-from tenuto.model import commands
-from tenuto.model.commands import Command
-from tenuto.model.flow import End, Group, GroupStatus, Step, end_of, in_turn
-from tenuto.model.plan import Plan
-from tenuto.model.task import LEASED, Status, Task
+from tenuto.model.flows.plan import Plan
+from tenuto.model.flows.progress import End, Group, GroupStatus, Step, end_of, in_turn
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.commands import Command
+from tenuto.model.tasks.task import LEASED, Status, Task
 from tenuto.store.protocol import Row
 
 

@@ -14,15 +14,16 @@ from tenuto.engine.rows import decode
 from tenuto.engine.sealing import Sealing
 from tenuto.engine.secret_use import check_tasks
 from tenuto.engine.submit import Submitted, Submitting
-from tenuto.model import commands, limits
-from tenuto.model.access import Caller
-from tenuto.model.controls import check_whole
+from tenuto.model import bounds
 from tenuto.model.errors import Conflict, NotFound, TenutoError
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.spending import Budget
-from tenuto.model.submission import NewTask, requirements
-from tenuto.model.task import LEASED, TERMINAL, Change, Status
-from tenuto.model.turns import Concurrency
+from tenuto.model.limits.budgets import Budget
+from tenuto.model.limits.concurrency import Concurrency
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask, requirements
+from tenuto.model.tasks.task import LEASED, TERMINAL, Change, Status
+from tenuto.model.tasks.user_commands import check_whole
+from tenuto.model.tenancy.access import Caller
 from tenuto.store.protocol import Script, Statement
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ class Controlling:
         """Apply one command of a person to one task."""
         reason = getattr(command, "reason", None)
         if reason is not None:
-            limits.text("reason", reason, limits.MAX_ERROR)
+            bounds.text("reason", reason, bounds.MAX_ERROR)
         if isinstance(command, commands.Retry):
             if await self._is_tied(task, workspace):
                 await self.retry(task, workspace, actor, deep=False)
@@ -139,7 +140,7 @@ class Controlling:
         dry_run: bool = False,
     ) -> ActionResult:
         """The same command for every task that the filter picks, newest first, up to `limit`."""
-        limits.number("limit", limit, 1, limits.MAX_BULK)
+        bounds.number("limit", limit, 1, bounds.MAX_BULK)
         ids = await self._querying.ids(where, workspace, limit)
         if dry_run:
             return ActionResult(ids, {})

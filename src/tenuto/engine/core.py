@@ -19,13 +19,13 @@ from tenuto.engine.links import Link, Standing, link_of
 from tenuto.engine.plans import Plans
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
 from tenuto.engine.tree import Tree, close_forsaken, closed, is_cancel
-from tenuto.model.commands import Command, Moment, Reprioritise, Retry
-from tenuto.model.decide import decide
 from tenuto.model.errors import Conflict, NotFound, TenutoError
-from tenuto.model.spending import HOLD as BUDGET
-from tenuto.model.task import TERMINAL, Change, Status, Task
-from tenuto.model.transcript import MOST_KB
-from tenuto.model.turns import asks, steps_aside
+from tenuto.model.limits.budgets import HOLD as BUDGET
+from tenuto.model.limits.concurrency import asks, steps_aside
+from tenuto.model.tasks.commands import Command, Moment, Reprioritise, Retry
+from tenuto.model.tasks.decide import decide
+from tenuto.model.tasks.task import TERMINAL, Change, Status, Task
+from tenuto.model.tasks.transcript import MOST_KB
 from tenuto.store.batching import Answers, Batcher, Kind
 from tenuto.store.protocol import Row, Script, Statement, Store
 

@@ -10,7 +10,7 @@ from tenuto.engine.core import Core
 from tenuto.engine.rows import decode
 from tenuto.metrics import Metrics
 from tenuto.model.errors import TenutoError
-from tenuto.model.task import LEASED, TERMINAL, Outcome, Status
+from tenuto.model.tasks.task import LEASED, TERMINAL, Outcome, Status
 from tenuto.store.protocol import Row, Statement
 
 log = logging.getLogger("tenuto.metrics")

@@ -19,11 +19,11 @@ from tenuto.manifest.manifest import Manifest, linked
 from tenuto.manifest.reading import fields_of
 from tenuto.manifest.tasks import check_spec
 from tenuto.manifest.writing import camel, dump, kind_of, said_by
-from tenuto.model import limits
-from tenuto.model.definition import Goto
+from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
-from tenuto.model.plan import Spec, find_cycle, targets
-from tenuto.model.submission import NewTask
+from tenuto.model.flows.definition import Goto
+from tenuto.model.flows.plan import Spec, find_cycle, targets
+from tenuto.model.tasks.submission import NewTask
 from tenuto.store.protocol import Row, Script, Statement
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class Definitions:
 
     async def page(self, limit: int = 100, cursor: UUID | None = None) -> DefinitionPage:
         """The definitions, newest first."""
-        limits.number("limit", limit, 1, limits.MAX_PAGE)
+        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
         rows = await self._page(limit + 1, cursor)
         views = [_view(row) for row in rows[:limit]]
         return DefinitionPage(views, views[-1].id if len(rows) > limit else None)
@@ -268,7 +268,7 @@ class Definitions:
 
     def _keyed(self, keys: Collection[str], query: str = "definitions_keyed") -> Statement:
         for key in keys:
-            limits.text("key", key, limits.MAX_TEXT)
+            bounds.text("key", key, bounds.MAX_TEXT)
         return Statement(query, {"workspace": self._workspace, "keys": sorted(keys)})
 
     async def _page(

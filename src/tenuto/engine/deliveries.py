@@ -14,7 +14,7 @@ from tenuto.engine.core import Core
 from tenuto.engine.hooks import unseal
 from tenuto.engine.rows import decode
 from tenuto.engine.sealing import vault_of
-from tenuto.model import limits, webhooks
+from tenuto.model import bounds, webhooks
 from tenuto.model.errors import TenutoError
 from tenuto.model.webhooks import Health
 from tenuto.store.protocol import Row, Script, Statement
@@ -226,7 +226,7 @@ class Deliveries:
             "id": due.id,
             "attempt": due.attempt,
             "response_status": status,
-            "error": limits.clean(error, limits.MAX_ERROR),
+            "error": bounds.clean(error, bounds.MAX_ERROR),
         }
 
         def script() -> Script[None]:

@@ -11,12 +11,12 @@ from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import failed_need
 from tenuto.engine.flow_rows import RANKS_FAR, awaiting
 from tenuto.engine.rows import RANK, STATUS, UNMET, decode
-from tenuto.model import commands
-from tenuto.model.definition import references
 from tenuto.model.errors import Conflict, Invalid
-from tenuto.model.plan import find_cycle
-from tenuto.model.submission import NewTask
-from tenuto.model.task import LEASED, TERMINAL, Status, Task
+from tenuto.model.flows.definition import references
+from tenuto.model.flows.plan import find_cycle
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import LEASED, TERMINAL, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
 _PATH = 100_000

@@ -18,13 +18,13 @@ from tenuto.engine.gateways import Gateways
 from tenuto.engine.said import check_report, redacted
 from tenuto.engine.sealing import Sealing
 from tenuto.engine.upkeep import Upkeep
-from tenuto.model import commands
-from tenuto.model.commands import Command, Failure
-from tenuto.model.decide import token_hash
+from tenuto.model.agents.lifecycle import STALE_AFTER_S
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict
-from tenuto.model.matching import AgentProfile
-from tenuto.model.registry import STALE_AFTER_S
-from tenuto.model.task import GATEWAY, LEASED, Fence, Outcome, Status, Task
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.commands import Command, Failure
+from tenuto.model.tasks.decide import token_hash
+from tenuto.model.tasks.task import GATEWAY, LEASED, Fence, Outcome, Status, Task
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 UNKNOWN_AFTER = timedelta(minutes=5)

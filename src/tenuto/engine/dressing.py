@@ -7,9 +7,9 @@ from uuid import UUID
 from tenuto.engine.flow_rows import context_of
 from tenuto.engine.plans import Plans, refers
 from tenuto.engine.rows import decode
-from tenuto.model.definition import resolved
 from tenuto.model.errors import Invalid, TenutoError
-from tenuto.model.flow import effective_prompt
+from tenuto.model.flows.definition import resolved
+from tenuto.model.flows.progress import effective_prompt
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 Dressed = dict[str, Any] | TenutoError

@@ -8,9 +8,10 @@ import msgspec
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
 from tenuto.engine.rows import CorruptRow
-from tenuto.model import commands, limits
+from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound, TenutoError
-from tenuto.model.task import Change
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.task import Change
 from tenuto.store.protocol import Row, Script, Statement
 
 
@@ -128,17 +129,17 @@ def _own(task: UUID, workspace: UUID) -> Script[Row]:
 
 def _check(changes: Changes) -> None:
     if isinstance(changes.title, str):
-        limits.text("title", changes.title, limits.MAX_TITLE, empty=False)
+        bounds.text("title", changes.title, bounds.MAX_TITLE, empty=False)
     if isinstance(changes.description, str):
-        limits.text("description", changes.description, limits.MAX_TEXT)
+        bounds.text("description", changes.description, bounds.MAX_TEXT)
     if isinstance(changes.priority, int):
-        limits.number("priority", changes.priority, 1, 10)
+        bounds.number("priority", changes.priority, 1, 10)
     if changes.status not in (msgspec.UNSET, "PAUSED", "PENDING"):
         raise Invalid("status can be changed to PAUSED and PENDING", field="status")
     if isinstance(changes.tags, tuple):
-        limits.number("the number of tags", len(changes.tags), 0, limits.MAX_TAGS)
+        bounds.number("the number of tags", len(changes.tags), 0, bounds.MAX_TAGS)
         for tag in changes.tags:
-            limits.text("tags", tag, limits.MAX_NAME, empty=False)
+            bounds.text("tags", tag, bounds.MAX_NAME, empty=False)
 
 
 def _statements(task: UUID, workspace: UUID, changes: Changes) -> list[Statement]:
@@ -150,7 +151,7 @@ def _statements(task: UUID, workspace: UUID, changes: Changes) -> list[Statement
     if changes.description is not msgspec.UNSET:
         params |= {"set_description": True, "description": changes.description}
     if changes.metadata is not msgspec.UNSET:
-        encoded = limits.json_text("metadata", changes.metadata)
+        encoded = bounds.json_text("metadata", changes.metadata)
         params |= {"set_metadata": True, "metadata": encoded}
     if params:
         found.append(Statement("edit", own | params))

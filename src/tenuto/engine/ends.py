@@ -14,11 +14,12 @@ from tenuto.engine.links import Link, Standing
 from tenuto.engine.said import IN_ITS_WORDS, check_fence, check_report, redacted
 from tenuto.engine.sealing import Sealing
 from tenuto.engine.spending import counted, spend
-from tenuto.model import commands, limits
-from tenuto.model.decide import token_hash
-from tenuto.model.flow import Unfit
-from tenuto.model.spending import Usage, check_usage
-from tenuto.model.task import Change, Fence, Status
+from tenuto.model import bounds
+from tenuto.model.flows.progress import Unfit
+from tenuto.model.limits.budgets import Usage, check_usage
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.decide import token_hash
+from tenuto.model.tasks.task import Change, Fence, Status
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Script, Statement
 
@@ -64,8 +65,8 @@ class Ending:
         check_fence(fence)
         redactor = self._sealing.known(fence) or await self._sealing.redactor(fence)
         if summary is not None:
-            summary = redactor.text(limits.text("summary", summary, limits.MAX_TEXT))
-        text = redactor.json(limits.json_text("output", output))
+            summary = redactor.text(bounds.text("summary", summary, bounds.MAX_TEXT))
+        text = redactor.json(bounds.json_text("output", output))
         command = commands.Complete(fence=fence, output=text, summary=summary)
         _check_usage(usage)
         standing = self._core.watched.take(fence.task)
@@ -198,7 +199,7 @@ class Ending:
 
     async def receipt(self, fence: Fence, receipt: dict[str, Any]) -> dict[str, Any]:
         """A receipt as it may be stored."""
-        limits.json_text("receipt", receipt)
+        bounds.json_text("receipt", receipt)
         struck_out: dict[str, Any] = (await self._sealing.redactor(fence)).value(receipt)
         return struck_out
 

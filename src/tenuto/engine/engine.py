@@ -46,14 +46,14 @@ from tenuto.engine.views import (
     WorkerView,
     worker_of,
 )
-from tenuto.model import commands
-from tenuto.model.access import Caller
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid
-from tenuto.model.matching import AgentProfile
-from tenuto.model.spending import Usage
-from tenuto.model.submission import NewTask
-from tenuto.model.task import DEFAULT_LEASE_S, Fence
-from tenuto.model.transcript import Line
+from tenuto.model.limits.budgets import Usage
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import DEFAULT_LEASE_S, Fence
+from tenuto.model.tasks.transcript import Line
+from tenuto.model.tenancy.access import Caller
 from tenuto.store.protocol import Store
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import msgspec
 
 from tenuto.clock import Clock
 from tenuto.engine.rows import decode
-from tenuto.model.commands import Command, Escalation
-from tenuto.model.messages import MOST_WAITING, NewMessage, message_row
-from tenuto.model.task import Change, Status
+from tenuto.model.agents.messages import MOST_WAITING, NewMessage, message_row
+from tenuto.model.tasks.commands import Command, Escalation
+from tenuto.model.tasks.task import Change, Status
 from tenuto.store.protocol import Row, Script, Statement
 
 MOST = 200

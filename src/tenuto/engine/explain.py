@@ -7,9 +7,9 @@ import msgspec
 
 from tenuto.engine.lanes import Lane
 from tenuto.engine.views import Explanation, Gate
-from tenuto.model import gates as model
-from tenuto.model.matching import FETCHES, AgentProfile, obstacles
-from tenuto.model.task import LEASED, TERMINAL, Status, Task, queue_expiry
+from tenuto.model.agents.matching import FETCHES, AgentProfile, obstacles
+from tenuto.model.limits import pauses as model
+from tenuto.model.tasks.task import LEASED, TERMINAL, Status, Task, queue_expiry
 from tenuto.store.protocol import Row
 
 

@@ -22,10 +22,10 @@ from tenuto.engine.schedule_rows import (
     settled,
 )
 from tenuto.engine.schedules import fire_key, fired
-from tenuto.model import limits
+from tenuto.model import bounds
 from tenuto.model.errors import Incompatible, TenutoError, TooMany, Unavailable
-from tenuto.model.firing import Standing, Turn, turn
-from tenuto.model.flow import FLOW_OPEN
+from tenuto.model.flows.progress import FLOW_OPEN
+from tenuto.model.schedules.firing import Standing, Turn, turn
 from tenuto.store.protocol import Row, Script, Statement
 
 log = logging.getLogger("tenuto.engine")
@@ -124,7 +124,7 @@ class Firing:
         def script() -> Script[int]:
             rows = yield Statement("schedule_take", {"id": schedule})
             for row in rows:
-                error = limits.clean(why, limits.MAX_ERROR)
+                error = bounds.clean(why, bounds.MAX_ERROR)
                 after = msgspec.structs.replace(
                     schedule_of(row), status="PAUSED", next_at=None, last_error=error
                 )

@@ -12,10 +12,10 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model.definition import Condition, Foreach, Goto, GroupSpec
-from tenuto.model.flow import GROUP_OPEN, in_turn
-from tenuto.model.plan import Plan
-from tenuto.model.task import TERMINAL
+from tenuto.model.flows.definition import Condition, Foreach, Goto, GroupSpec
+from tenuto.model.flows.plan import Plan
+from tenuto.model.flows.progress import GROUP_OPEN, in_turn
+from tenuto.model.tasks.task import TERMINAL
 from tenuto.store.protocol import Row
 
 EdgeKind = Literal["next", "sequence", "true", "false", "goto", "item", "depends"]

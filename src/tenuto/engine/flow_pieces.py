@@ -12,11 +12,11 @@ from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import Ended
 from tenuto.engine.flow_rows import flow_of, group_of
 from tenuto.engine.rows import decode
-from tenuto.model import commands
-from tenuto.model.commands import Command
-from tenuto.model.flow import CASCADE, GROUP_OPEN, Flow, FlowStatus
-from tenuto.model.spending import HOLD as BUDGET
-from tenuto.model.task import LEASED, TERMINAL, Status, Task
+from tenuto.model.flows.progress import CASCADE, GROUP_OPEN, Flow, FlowStatus
+from tenuto.model.limits.budgets import HOLD as BUDGET
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.commands import Command
+from tenuto.model.tasks.task import LEASED, TERMINAL, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
 _STOPPING_S = 2.0

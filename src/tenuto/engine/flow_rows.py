@@ -7,9 +7,9 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model.definition import Control
-from tenuto.model.flow import Context, Flow, FlowStatus, Group, GroupStatus
-from tenuto.model.task import TERMINAL, Status
+from tenuto.model.flows.definition import Control
+from tenuto.model.flows.progress import Context, Flow, FlowStatus, Group, GroupStatus
+from tenuto.model.tasks.task import TERMINAL, Status
 from tenuto.store.protocol import Row, Script, Statement
 
 RANKS_FAR = 64

@@ -10,9 +10,9 @@ import msgspec
 from tenuto.engine.cascade import Cascade
 from tenuto.engine.core import Core
 from tenuto.engine.flow_rows import group_of
-from tenuto.model import commands
-from tenuto.model.flow import GROUP_OPEN, Group, joined
-from tenuto.model.plan import find_cycle
+from tenuto.model.flows.plan import find_cycle
+from tenuto.model.flows.progress import GROUP_OPEN, Group, joined
+from tenuto.model.tasks import commands
 from tenuto.store.protocol import Row, Script, Statement
 
 log = logging.getLogger("tenuto.engine")

@@ -11,11 +11,11 @@ import msgspec
 from tenuto.engine.core import Core
 from tenuto.engine.flow_graph import MAX_NODES, MAX_WAITS, Drawing, GraphView
 from tenuto.engine.views import Page, summary_of
-from tenuto.model import limits
+from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound
-from tenuto.model.flow import FLOW_OPEN, GROUP_OPEN, FlowStatus, GroupStatus
-from tenuto.model.plan import Plan
-from tenuto.model.task import Status
+from tenuto.model.flows.plan import Plan
+from tenuto.model.flows.progress import FLOW_OPEN, GROUP_OPEN, FlowStatus, GroupStatus
+from tenuto.model.tasks.task import Status
 from tenuto.store.protocol import Row, Statement
 
 MAX_GROUPS = 100
@@ -179,7 +179,7 @@ class FlowViews:
 
     async def tasks(self, flow: UUID, limit: int = 100, cursor: UUID | None = None) -> Page:
         """The tasks of a flow, newest first."""
-        limits.number("limit", limit, 1, limits.MAX_PAGE)
+        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
         await self._flow(flow)
         rows = await self._fetch("flow_tasks", flow=flow, before=cursor, most=limit + 1)
         found = [summary_of(row) for row in rows[:limit]]
@@ -286,9 +286,9 @@ def _word(status: str | None) -> str | None:
 
 
 def _check_filter(known: Any, status: str | None, key: str | None, limit: int) -> None:
-    limits.number("limit", limit, 1, limits.MAX_PAGE)
+    bounds.number("limit", limit, 1, bounds.MAX_PAGE)
     if key is not None:
-        limits.text("key", key, limits.MAX_NAME)
+        bounds.text("key", key, bounds.MAX_NAME)
     if status is not None and status.upper() not in known.__members__:
         raise Invalid(f"no status {status[:40]!r}; known are {', '.join(known)}", "invalid_filter")
 

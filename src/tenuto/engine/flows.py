@@ -21,13 +21,12 @@ from tenuto.engine.newborns import Birth
 from tenuto.engine.pending import check_flow
 from tenuto.engine.references import check_references
 from tenuto.engine.secret_use import check_tasks, check_value, runs_the_same
-from tenuto.model import limits
-from tenuto.model.access import Caller
-from tenuto.model.complexity import gated, require_subagents
-from tenuto.model.definition import MAX_STEPS, STEPS, GroupSpec
+from tenuto.model import bounds
+from tenuto.model.agents.matching import Requirements
 from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
-from tenuto.model.fingerprint import fingerprint, fingerprints
-from tenuto.model.flow import (
+from tenuto.model.flows.definition import MAX_STEPS, STEPS, GroupSpec
+from tenuto.model.flows.plan import MAX_PLAN, Plan, Spec, plan_for, targets
+from tenuto.model.flows.progress import (
     FLOW_OPEN,
     GROUP_OPEN,
     Flow,
@@ -35,10 +34,11 @@ from tenuto.model.flow import (
     Group,
     GroupStatus,
 )
-from tenuto.model.matching import Requirements
-from tenuto.model.plan import MAX_PLAN, Plan, Spec, plan_for, targets
-from tenuto.model.secrets import hidden
-from tenuto.model.submission import NewTask, check, requirements
+from tenuto.model.limits.complexity import gated, require_subagents
+from tenuto.model.tasks.fingerprint import fingerprint, fingerprints
+from tenuto.model.tasks.submission import NewTask, check, requirements
+from tenuto.model.tenancy.access import Caller
+from tenuto.model.tenancy.secrets import hidden
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 log = logging.getLogger("tenuto.engine")
@@ -153,9 +153,9 @@ class Flows:
         fire_key: str | None,
     ) -> dict[str, Any]:
         """The row of a new flow; raises `Invalid` for what cannot be stored."""
-        limits.number("steps", STEPS if steps is None else steps, 1, MAX_STEPS)
+        bounds.number("steps", STEPS if steps is None else steps, 1, MAX_STEPS)
         if priority is not None:
-            limits.number("priority", priority, 1, 10)
+            bounds.number("priority", priority, 1, 10)
         params = {
             "id": self._core.clock.new_id(),
             "workspace": self._workspace,
@@ -293,7 +293,7 @@ class Flows:
 
     async def _specs(self, keys: list[str] | None) -> dict[str, Spec]:
         for key in keys or ():
-            limits.text("key", key, limits.MAX_TEXT)
+            bounds.text("key", key, bounds.MAX_TEXT)
         params = {"workspace": self._workspace, "keys": keys, "most": MAX_PLAN}
         rows = await self._core.store.fetch(Statement("definition_specs", params))
         return {row["key"]: spec_of(row) for row in rows}
@@ -368,7 +368,7 @@ class Flows:
         """The run that an id or a key names, of a key the newest that has not ended."""
         with suppress(ValueError):
             return UUID(name)
-        limits.text("group", name, limits.MAX_TEXT)
+        bounds.text("group", name, bounds.MAX_TEXT)
         params = {"workspace": self._workspace, "key": name}
         rows = await self._core.store.fetch(Statement("group_live", params))
         if not rows:
@@ -478,7 +478,7 @@ def input_text(given: Any) -> str | None:
     """A flow's input as it is stored; raises `Invalid` for what cannot be."""
     if hidden(given)[1]:
         raise Invalid("a flow's input names secrets, it does not hold them", "secret_in_definition")
-    return limits.json_text("input", given)
+    return bounds.json_text("input", given)
 
 
 def _lanes(plan: Plan, workspace: UUID) -> set[Requirements]:

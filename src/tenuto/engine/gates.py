@@ -9,9 +9,10 @@ import msgspec
 
 from tenuto.broker.protocol import EVERYTHING as EVERYBODY
 from tenuto.engine.core import Core
-from tenuto.model import gates, limits
+from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound
-from tenuto.model.gates import EVERYTHING, MAX_GATES, Gate, GateKind
+from tenuto.model.limits import pauses
+from tenuto.model.limits.pauses import EVERYTHING, MAX_GATES, Gate, GateKind
 from tenuto.store.protocol import Row, Script, Statement
 
 
@@ -51,9 +52,9 @@ class Gates:
 
         Done again it changes the reason and the time.
         """
-        gates.check(kind, subject, reason)
+        pauses.check(kind, subject, reason)
         now = self._core.now()
-        limits.instant("until", until)
+        bounds.instant("until", until)
         if until is not None and until <= now:
             raise Invalid("until is in the past", field="until")
         await self._check_subject(kind, subject)
@@ -72,7 +73,7 @@ class Gates:
 
     async def open(self, kind: GateKind, subject: str = EVERYTHING) -> None:
         """Let what was held back go on; workers look at once."""
-        gates.check(kind, subject, None)
+        pauses.check(kind, subject, None)
         gate = Gate(kind=kind, subject=subject)
         if not await self._write("gate_drop", gate, self._core.now(), {}):
             raise NotFound("that is not paused")

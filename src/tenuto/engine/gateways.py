@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 import msgspec
 
 from tenuto.engine.core import Core
-from tenuto.model import limits
-from tenuto.model.retry import RetryPolicy, backoff
+from tenuto.model import bounds
+from tenuto.model.tasks.retry import RetryPolicy, backoff
 from tenuto.store.protocol import Rows, Script, Statement
 
 TRIP_AFTER = 3
@@ -99,7 +99,7 @@ class Gateways:
         What was under way while it is left alone already counts for nothing more.
         """
         now, roll = self._core.now(), self._core.clock.random()
-        said = limits.clean(error, limits.MAX_ERROR)
+        said = bounds.clean(error, bounds.MAX_ERROR)
 
         def script() -> Script[datetime | None]:
             rows = yield Statement("gateway_lock", {"name": name})

@@ -13,7 +13,7 @@ from tenuto.clock import Clock
 from tenuto.engine.core import Core
 from tenuto.engine.rows import decode
 from tenuto.engine.sealing import vault_of
-from tenuto.model import limits
+from tenuto.model import bounds
 from tenuto.model.errors import Conflict, NotFound
 from tenuto.model.webhooks import MAX_WEBHOOKS, WHSEC, Health, check_events
 from tenuto.store.protocol import Row, Rows, Script, Statement
@@ -229,7 +229,7 @@ class Hooks:
     async def _page(
         self, query: str, params: dict[str, Any], limit: int, cursor: UUID | None
     ) -> Sequence[Row]:
-        limits.number("limit", limit, 1, limits.MAX_PAGE)
+        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
         asked = params | {"before": cursor, "most": limit + 1}
         return await self._core.store.fetch(Statement(query, asked))
 
@@ -268,7 +268,7 @@ def _events(events: Sequence[str]) -> str:
 
 
 def _description(text: str | None) -> str | None:
-    return None if text is None else limits.text("description", text, limits.MAX_TITLE)
+    return None if text is None else bounds.text("description", text, bounds.MAX_TITLE)
 
 
 def _changed(

@@ -11,8 +11,9 @@ import msgspec
 
 from tenuto.clock import Clock
 from tenuto.engine.engine import DEFAULT_WORKSPACE
-from tenuto.model import limits
-from tenuto.model.access import (
+from tenuto.model import bounds
+from tenuto.model.errors import Conflict, Forbidden, Invalid, NotFound, Unauthenticated
+from tenuto.model.tenancy.access import (
     SCOPES,
     Action,
     Caller,
@@ -23,7 +24,6 @@ from tenuto.model.access import (
     loses_last_owner,
     origin_of,
 )
-from tenuto.model.errors import Conflict, Forbidden, Invalid, NotFound, Unauthenticated
 from tenuto.store.protocol import Row, Rows, Script, Statement, Store
 
 API = "tnt_"
@@ -108,7 +108,7 @@ class Identity:
         made_from: UUID | None,
         settle: Callable[[UUID, datetime], Script[None]],
     ) -> UUID:
-        limits.text("name", name, limits.MAX_NAME, empty=False)
+        bounds.text("name", name, bounds.MAX_NAME, empty=False)
         made = self.clock.new_id()
         now = self.clock.now()
 
@@ -143,7 +143,7 @@ class Identity:
 
     async def set_quota(self, workspace: UUID, quota: Any) -> None:
         """What the workspace may use from now on."""
-        encoded = limits.json_text("quota", quota)
+        encoded = bounds.json_text("quota", quota)
         await self._change(
             "workspace_quota", f"no workspace {workspace}", id=workspace, quota=encoded
         )
@@ -155,7 +155,7 @@ class Identity:
 
         The name is unique there; elsewhere somebody else may be called the same.
         """
-        limits.text("name", name, limits.MAX_NAME, empty=False)
+        bounds.text("name", name, bounds.MAX_NAME, empty=False)
         made, now = self.clock.new_id(), self.clock.now()
         params = {
             "id": made,
@@ -269,7 +269,7 @@ class Identity:
 
     async def _user(self, name: str, workspace: str | None) -> Row | None:
         """The user who is meant; nobody has a name that cannot be stored."""
-        if not limits.storable(name) or not limits.storable(workspace or ""):
+        if not bounds.storable(name) or not bounds.storable(workspace or ""):
             return None
         named = {"name": name[:200], "first": DEFAULT_WORKSPACE}
         wanted = Statement("user_by_name", named)
@@ -294,8 +294,8 @@ class Identity:
         expires_at: datetime | None = None,
     ) -> Made:
         """A program's key to the workspace; one that a caller makes is never worth more than it."""
-        limits.text("name", name, limits.MAX_NAME, empty=False)
-        limits.instant("expires_at", expires_at)
+        bounds.text("name", name, bounds.MAX_NAME, empty=False)
+        bounds.instant("expires_at", expires_at)
         now = self.clock.now()
         if expires_at is not None and expires_at <= now:
             raise Invalid("expiresAt is over already", field="expiresAt")
@@ -477,7 +477,7 @@ def _person(rows: Rows, wanted: UUID | None) -> Caller:
 
 
 async def _hashed(password: str) -> str:
-    if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD or not limits.storable(password):
+    if not MIN_PASSWORD <= len(password) <= MAX_PASSWORD or not bounds.storable(password):
         raise Invalid(
             f"a password has {MIN_PASSWORD} to {MAX_PASSWORD} characters", field="password"
         )

@@ -12,13 +12,14 @@ from tenuto.engine.cascade import Cascade
 from tenuto.engine.children import answer_step
 from tenuto.engine.core import Core
 from tenuto.engine.rows import decode
-from tenuto.model import commands, limits
-from tenuto.model.changes import is_parked
-from tenuto.model.commands import Command
+from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
-from tenuto.model.spending import HOLD as BUDGET
-from tenuto.model.spending import Budget
-from tenuto.model.task import Change, Status, Task
+from tenuto.model.limits.budgets import HOLD as BUDGET
+from tenuto.model.limits.budgets import Budget
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.changes import is_parked
+from tenuto.model.tasks.commands import Command
+from tenuto.model.tasks.task import Change, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
 
@@ -57,7 +58,7 @@ class Inbox:
         self, status: str | None = "OPEN", limit: int = 100, cursor: UUID | None = None
     ) -> list[InboxItem]:
         """Items newest first; with no status, those that were answered as well."""
-        limits.number("limit", limit, 1, limits.MAX_PAGE)
+        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
         params = {
             "workspace": self._workspace,
             "status": status,
@@ -87,7 +88,7 @@ class Inbox:
 
         `budget` is what a task may use from now on whose budget is used up; else twice as much.
         """
-        limits.text("comment", comment or "", limits.MAX_TEXT)
+        bounds.text("comment", comment or "", bounds.MAX_TEXT)
         said = {
             "decision": "approved" if approve else "rejected",
             "by": self._actor,
@@ -119,7 +120,7 @@ class Inbox:
 
     async def dismiss(self, item: UUID, comment: str) -> None:
         """Answer an item that is no approval; a handler that asked goes on by it."""
-        limits.text("comment", comment, limits.MAX_TEXT)
+        bounds.text("comment", comment, bounds.MAX_TEXT)
         said = {"comment": comment, "by": self._actor}
         text = msgspec.json.encode(said).decode()
 

@@ -9,14 +9,14 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model.complexity import DEFAULT, ComplexityRules
+from tenuto.model.agents.lifecycle import ENDING, merged, refusal
+from tenuto.model.agents.matching import AgentProfile, Means, Requirements, eligible, lane_id
+from tenuto.model.bounds import MAX_LANES
 from tenuto.model.errors import Conflict, Invalid, NotFound
-from tenuto.model.gates import Gate, closed_until
-from tenuto.model.limits import MAX_LANES
-from tenuto.model.matching import AgentProfile, Means, Requirements, eligible, lane_id
-from tenuto.model.quota import Quota, effective, quota_of
-from tenuto.model.rates import Group, RateLimit, group_of
-from tenuto.model.registry import ENDING, merged, refusal
+from tenuto.model.limits.complexity import DEFAULT, ComplexityRules
+from tenuto.model.limits.pauses import Gate, closed_until
+from tenuto.model.limits.quota import Quota, effective, quota_of
+from tenuto.model.limits.rate_limits import Group, RateLimit, group_of
 from tenuto.store.protocol import Row, Script, Statement, Store
 
 log = logging.getLogger("tenuto.engine")

@@ -6,7 +6,7 @@ from uuid import UUID
 from tenuto.engine.consequences import on_turn
 from tenuto.engine.flow_rows import group_of
 from tenuto.engine.rows import decode
-from tenuto.model.flow import CASCADE, GROUP_OPEN, Group, GroupStatus
+from tenuto.model.flows.progress import CASCADE, GROUP_OPEN, Group, GroupStatus
 from tenuto.store.protocol import Row, Script, Statement
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from tenuto.engine.flow_rows import context_of
 from tenuto.engine.newborns import Birth
 from tenuto.engine.plans import Plans
 from tenuto.engine.rows import STATUS, Rows, insert
-from tenuto.model.flow import in_turn
-from tenuto.model.plan import Plan
-from tenuto.model.task import Status
+from tenuto.model.flows.plan import Plan
+from tenuto.model.flows.progress import in_turn
+from tenuto.model.tasks.task import Status
 from tenuto.store.protocol import Row, Statement
 
 

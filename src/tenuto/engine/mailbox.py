@@ -9,10 +9,10 @@ import msgspec
 
 from tenuto.engine.core import Core
 from tenuto.engine.rows import decode
-from tenuto.model import limits
+from tenuto.model import bounds
+from tenuto.model.agents.lifecycle import refusal
+from tenuto.model.agents.messages import MOST_WAITING, NewMessage, body_text, message_row
 from tenuto.model.errors import Conflict, NotFound
-from tenuto.model.messages import MOST_WAITING, NewMessage, body_text, message_row
-from tenuto.model.registry import refusal
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 MOST_TAKEN = 500
@@ -118,7 +118,7 @@ class Mailboxes:
         self, agent: UUID, limit: int = 100, cursor: UUID | None = None, *, waiting: bool = True
     ) -> MessagePage:
         """What waits for an agent, oldest first; or all that is kept, taken or not."""
-        limits.number("limit", limit, 1, limits.MAX_PAGE)
+        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
         await self._exists(agent)
         wanted = {"after": cursor, "most": limit, "waiting": waiting or None}
         rows = await self._core.store.fetch(Statement("message_page", self._of(agent) | wanted))
@@ -130,7 +130,7 @@ class Mailboxes:
 
         A caller that may not hear the answer names the batch, and is told the same again.
         """
-        limits.number("limit", limit, 1, MOST_TAKEN)
+        bounds.number("limit", limit, 1, MOST_TAKEN)
         mine = batch or self._core.clock.new_id()
         now = self._core.now()
         taken = self._of(agent) | {"batch": mine}

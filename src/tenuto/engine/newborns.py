@@ -6,11 +6,11 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model.definition import Foreach, Order
 from tenuto.model.errors import Invalid
-from tenuto.model.flow import Context, Flow, Group, GroupStatus, with_item
-from tenuto.model.plan import Plan
-from tenuto.model.submission import NewTask
+from tenuto.model.flows.definition import Foreach, Order
+from tenuto.model.flows.plan import Plan
+from tenuto.model.flows.progress import Context, Flow, Group, GroupStatus, with_item
+from tenuto.model.tasks.submission import NewTask
 
 
 class Birth(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from uuid import UUID
 
 from tenuto.model.errors import TooMany
-from tenuto.model.quota import Quota, effective, quota_of
+from tenuto.model.limits.quota import Quota, effective, quota_of
 from tenuto.store.protocol import Script, Statement
 
 AGAIN_S = 5.0

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model.quota import Quota
+from tenuto.model.limits.quota import Quota
 
 
 class Token(msgspec.Struct, frozen=True, rename="camel"):

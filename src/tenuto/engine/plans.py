@@ -8,9 +8,9 @@ import msgspec
 
 from tenuto.engine.flow_rows import flow_of
 from tenuto.engine.rows import decode
-from tenuto.model.definition import FROM, references
-from tenuto.model.flow import Flow, FlowStatus
-from tenuto.model.plan import Plan
+from tenuto.model.flows.definition import FROM, references
+from tenuto.model.flows.plan import Plan
+from tenuto.model.flows.progress import Flow, FlowStatus
 from tenuto.store.protocol import Script, Statement
 
 _MOST = 256

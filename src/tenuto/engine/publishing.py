@@ -8,12 +8,12 @@ import msgspec
 
 from tenuto.engine.core import Core
 from tenuto.engine.sealing import Sealing
-from tenuto.model import limits
+from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound
-from tenuto.model.happenings import MAX_DATA, check_name
-from tenuto.model.redact import Redactor
-from tenuto.model.secrets import hidden
-from tenuto.model.task import Fence
+from tenuto.model.schedules.event_names import MAX_DATA, check_name
+from tenuto.model.tasks.task import Fence
+from tenuto.model.tenancy.redact import Redactor
+from tenuto.model.tenancy.secrets import hidden
 from tenuto.store.protocol import Script, Statement
 
 
@@ -43,12 +43,12 @@ class Publishing:
         Neither what stands under `secrets` in the data is stored, nor the secrets of the task.
         """
         check_name(name)
-        limits.json_text("data", data)
+        bounds.json_text("data", data)
         stored, values = hidden(data)
         told = Redactor(values.values()).value(stored)
         if task is not None:
             told = (await self._redactor(task)).value(told)
-        text = limits.json_text("data", told)
+        text = bounds.json_text("data", told)
         if text is not None and len(text.encode()) > MAX_DATA:
             most = f"at most {MAX_DATA:,} are accepted"
             raise Invalid(f"data is too many bytes of JSON; {most}", "too_large", field="data")

@@ -31,11 +31,11 @@ from tenuto.engine.views import (
     summary_of,
     view_of,
 )
-from tenuto.model import limits
+from tenuto.model import bounds
+from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid, NotFound
-from tenuto.model.matching import AgentProfile
-from tenuto.model.task import LEASED, Outcome, Status
-from tenuto.model.turns import HOLD
+from tenuto.model.limits.concurrency import HOLD
+from tenuto.model.tasks.task import LEASED, Outcome, Status
 from tenuto.store.protocol import Row, Statement
 
 LEVELS = ("DEBUG", "INFO", "WARN", "ERROR", "CRITICAL")
@@ -102,15 +102,15 @@ def statement(name: str, where: Filter, workspace: UUID, most: int, before: UUID
 
 def _check_filter(where: Filter) -> None:
     for tag in where.tags:
-        limits.text("tags", tag, limits.MAX_NAME)
+        bounds.text("tags", tag, bounds.MAX_NAME)
     for field in ("text", "task_type"):
         if (value := getattr(where, field)) is not None:
-            limits.text(field, value, limits.MAX_TITLE)
+            bounds.text(field, value, bounds.MAX_TITLE)
     for field in ("priority", "min_priority"):
         if (number := getattr(where, field)) is not None:
-            limits.number(field, number, 1, 10)
-    limits.instant("since", where.since)
-    limits.instant("until", where.until)
+            bounds.number(field, number, 1, 10)
+    bounds.instant("since", where.since)
+    bounds.instant("until", where.until)
 
 
 def _statuses(names: Sequence[str]) -> tuple[frozenset[str], frozenset[str], bool]:
@@ -139,7 +139,7 @@ class Querying:
         self._core = core
 
     async def page(self, where: Filter, workspace: UUID, limit: int, cursor: UUID | None) -> Page:
-        limits.number("limit", limit, 1, limits.MAX_PAGE)
+        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
         rows = await self._fetch(statement("list", where, workspace, limit + 1, cursor))
         tasks = [summary_of(row) for row in rows[:limit]]
         return Page(tasks, tasks[-1].id if len(rows) > limit else None)
@@ -201,7 +201,7 @@ class Querying:
         self, task: UUID, workspace: UUID, after: int = 0, limit: int = 1000
     ) -> list[LogLine]:
         """The audit trail after a version."""
-        limits.whole("limit", limit, 1, limits.MAX_COUNT)
+        bounds.whole("limit", limit, 1, bounds.MAX_COUNT)
         await self._row(task, workspace)
         params = {"id": task, "after": after, "most": limit}
         return [_event_line(row) for row in await self._fetch(Statement("events", params))]
@@ -210,7 +210,7 @@ class Querying:
         self, task: UUID, workspace: UUID, after: tuple[int, int] = (0, -1), limit: int = 1000
     ) -> list[LogLine]:
         """What the attempts printed and logged, after (attempt, line number)."""
-        limits.whole("limit", limit, 1, limits.MAX_COUNT)
+        bounds.whole("limit", limit, 1, bounds.MAX_COUNT)
         await self._row(task, workspace)
         params = {"id": task, "attempt": after[0], "after": after[1], "most": limit}
         return [_said_line(row) for row in await self._fetch(Statement("transcript", params))]
@@ -220,7 +220,7 @@ class Querying:
     ) -> list[LogLine]:
         """Events and transcript merged by time, of at least that level."""
         wanted = _from_level(level)
-        limits.whole("limit", limit, 1, limits.MAX_COUNT)
+        bounds.whole("limit", limit, 1, bounds.MAX_COUNT)
         await self._row(task, workspace)
         newest = {"id": task, "most": limit}
         lines = [_event_line(row) for row in await self._fetch(Statement("events_tail", newest))]

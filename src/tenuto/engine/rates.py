@@ -10,9 +10,10 @@ import msgspec
 
 from tenuto.broker.protocol import EVERYTHING
 from tenuto.engine.lanes import limit_of
-from tenuto.model import limits, rates
+from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound
-from tenuto.model.rates import Group, RateLimit, Usage
+from tenuto.model.limits import rate_limits
+from tenuto.model.limits.rate_limits import Group, RateLimit, Usage
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 if TYPE_CHECKING:
@@ -63,21 +64,21 @@ class RateLimits:
 
         def script() -> Script[bool]:
             now = self._core.now()
-            usage = rates.fresh(limit, now)
+            usage = rate_limits.fresh(limit, now)
             for row in (yield _locked(self._workspace, [limit.name])):
-                usage = rates.adjusted(limit_of(row), limit, _usage(row), now)
+                usage = rate_limits.adjusted(limit_of(row), limit, _usage(row), now)
             rows = yield Statement("rate_limit_put", self._params(limit, usage, now))
             return bool(rows)
 
         if not await self._core.store.transact(script):
-            most = rates.MAX_RATE_LIMITS
+            most = rate_limits.MAX_RATE_LIMITS
             raise Invalid(f"the workspace has {most:,} rate limits already", "too_large")
         await self._changed()
         return next(each for each in await self.list() if each.name == limit.name)
 
     async def delete(self, name: str) -> None:
         """Forget a limit; workers look at once."""
-        limits.text("name", name, limits.MAX_TEXT)
+        bounds.text("name", name, bounds.MAX_TEXT)
         params = {"workspace": self._workspace, "name": name, "actor": self._actor}
         params |= {"now": self._core.now(), "id": self._core.clock.new_id()}
 
@@ -97,7 +98,7 @@ class RateLimits:
             "workspace": self._workspace,
             "taken": msgspec.json.encode(usage.taken).decode(),
             "tokens": usage.tokens,
-            "most": rates.MAX_RATE_LIMITS,
+            "most": rate_limits.MAX_RATE_LIMITS,
             "actor": self._actor,
             "now": now,
             "id": self._core.clock.new_id(),
@@ -117,8 +118,8 @@ def used_up(
     found = {}
     for row in rows:
         limit, usage = limit_of(row), _usage(row)
-        if limit.applies(model, account) and rates.requests_left(limit, usage, now) == 0:
-            found[limit.name] = rates.opens_at(limit, usage, now)
+        if limit.applies(model, account) and rate_limits.requests_left(limit, usage, now) == 0:
+            found[limit.name] = rate_limits.opens_at(limit, usage, now)
     return found
 
 
@@ -139,7 +140,7 @@ def take(
         return Taken([], {})  # one was deleted: the lanes are looked at anew
     known = {name: limit_of(row) for name, row in rows.items()}
     usages = {name: _usage(row) for name, row in rows.items()}
-    left = {name: rates.requests_left(known[name], usages[name], now) for name in names}
+    left = {name: rate_limits.requests_left(known[name], usages[name], now) for name in names}
     taken: list[Row] = []
     counts: Counter[str] = Counter()
     for group, share in (yield from _shares(groups, left, n)).items():
@@ -147,10 +148,10 @@ def take(
         taken += found
         counts.update(dict.fromkeys(group, len(found)))
     for name in +counts:
-        usages[name] = rates.with_requests(usages[name], now, counts[name])
+        usages[name] = rate_limits.with_requests(usages[name], now, counts[name])
     yield from _write(workspace, {name: usages[name] for name in +counts})
     held = {
-        name: rates.opens_at(known[name], usages[name], now)
+        name: rate_limits.opens_at(known[name], usages[name], now)
         for name in names
         if left[name] - counts[name] <= 0
     }
@@ -161,7 +162,7 @@ def _shares(
     groups: dict[Group, list[int]], left: dict[str, int], n: int
 ) -> Script[dict[Group, int]]:
     """How many tasks to claim of each group; of several, where the best ones are is looked up."""
-    most = {group: min(n, rates.allowance(group, left, n)) for group in groups}
+    most = {group: min(n, rate_limits.allowance(group, left, n)) for group in groups}
     if len(groups) == 1:
         return most
     heads = {}
@@ -169,7 +170,7 @@ def _shares(
         if most[group] > 0:
             rows = yield Statement("lane_heads", {"lanes": lanes, "n": most[group]})
             heads[group] = [row["rank"] for row in rows]
-    return rates.shared_out(heads, left, n)
+    return rate_limits.shared_out(heads, left, n)
 
 
 def charge(
@@ -184,12 +185,12 @@ def charge(
     if not found:
         return
     profile = yield from _profile(workspace, agent)
-    group = rates.group_of(found, model or profile.model, profile.account)
+    group = rate_limits.group_of(found, model or profile.model, profile.account)
     if not group:
         return
     usages = {}
     for row in (yield _locked(workspace, list(group))):
-        usages[row["name"]] = rates.with_tokens(limit_of(row), _usage(row), now, tokens)
+        usages[row["name"]] = rate_limits.with_tokens(limit_of(row), _usage(row), now, tokens)
     yield from _write(workspace, usages)
 
 
@@ -221,19 +222,21 @@ def _locked(workspace: UUID, names: list[str]) -> Statement:
 
 
 def _usage(row: Row) -> Usage:
-    taken = msgspec.json.decode(row["taken"], type=rates.Taken)
+    taken = msgspec.json.decode(row["taken"], type=rate_limits.Taken)
     return Usage(taken, row["tokens"], row["counted_at"])
 
 
 def _view(row: Row, now: datetime) -> RateLimitView:
     limit, usage = limit_of(row), _usage(row)
-    requests = rates.requests_left(limit, usage, now)
-    opens = rates.opens_at(limit, usage, now)
+    requests = rate_limits.requests_left(limit, usage, now)
+    opens = rate_limits.opens_at(limit, usage, now)
     return RateLimitView(
         **msgspec.structs.asdict(limit),
         requests_left=None if limit.requests_per_minute is None else requests,
         tokens_left=(
-            None if limit.tokens_per_minute is None else int(rates.tokens_left(limit, usage, now))
+            None
+            if limit.tokens_per_minute is None
+            else int(rate_limits.tokens_left(limit, usage, now))
         ),
         next_at=opens if opens > now else None,
         created_by=row["created_by"],

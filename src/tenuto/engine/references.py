@@ -5,7 +5,7 @@ from uuid import UUID
 
 from tenuto.engine.core import Core
 from tenuto.model.errors import NotFound
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 from tenuto.store.protocol import Statement
 
 

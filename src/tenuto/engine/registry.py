@@ -8,11 +8,12 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.core import Core
-from tenuto.model import limits, registry
+from tenuto.model import bounds
+from tenuto.model.agents import lifecycle
+from tenuto.model.agents.lifecycle import STALE_AFTER_S, Verdict
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.agents.messages import MOST_WAITING
 from tenuto.model.errors import Conflict, NotFound
-from tenuto.model.matching import AgentProfile
-from tenuto.model.messages import MOST_WAITING
-from tenuto.model.registry import STALE_AFTER_S, Verdict
 from tenuto.store.protocol import Row, Script, Statement
 
 BATCH = 500
@@ -100,9 +101,9 @@ class Registry:
 
     async def page(self, after: str | None, limit: int) -> list[AgentView]:
         """Agents by name, after one of that name."""
-        limits.number("limit", limit, 1, limits.MAX_PAGE + 1)
+        bounds.number("limit", limit, 1, bounds.MAX_PAGE + 1)
         if after is not None:
-            limits.text("cursor", after, limits.MAX_TITLE)
+            bounds.text("cursor", after, bounds.MAX_TITLE)
         params = {"workspace": self._workspace, "after": after, "most": limit}
         rows = await self._core.store.fetch(Statement("agent_page", params))
         return [view_of(row, self._core.now()) for row in rows]
@@ -115,14 +116,14 @@ class Registry:
         """What matching knows of the agent; `Forbidden` once it was terminated."""
         row = await self._row(agent)
         if row["status"] == "TERMINATED":
-            raise registry.refusal("TERMINATED")
+            raise lifecycle.refusal("TERMINATED")
         return profile_of(row)
 
     async def claimant(self, agent: UUID) -> AgentProfile:
         """What matching knows of the agent; `Forbidden` when it is to take no more tasks."""
         row = await self._row(agent)
-        if row["status"] in registry.ENDING:
-            raise registry.refusal(row["status"])
+        if row["status"] in lifecycle.ENDING:
+            raise lifecycle.refusal(row["status"])
         return profile_of(row)
 
     async def put(
@@ -135,7 +136,7 @@ class Registry:
         """
         if wanted.workspace != self._workspace:
             raise NotFound(f"no workspace {wanted.workspace}")
-        asked = registry.checked(wanted if managed else wanted.hosted())
+        asked = lifecycle.checked(wanted if managed else wanted.hosted())
 
         def script() -> Script[AgentProfile | None]:
             named = {"workspace": self._workspace, "name": asked.name}
@@ -150,7 +151,7 @@ class Registry:
             now = self._core.now()
             params = {
                 "id": new.id,
-                "profile": limits.json_text("profile", msgspec.to_builtins(new)),
+                "profile": bounds.json_text("profile", msgspec.to_builtins(new)),
                 "max_concurrent": new.max_concurrent,
                 "managed": managed,
             }
@@ -170,9 +171,9 @@ class Registry:
         """What is to be known of an agent that there is, under the id that it has."""
         kept, new = _stored(row), asked
         if managed:
-            new = registry.told(kept, asked, managed=bool(row["managed"]))
+            new = lifecycle.told(kept, asked, managed=bool(row["managed"]))
         elif row["managed"]:
-            new = registry.merged(kept, asked)
+            new = lifecycle.merged(kept, asked)
         return msgspec.structs.replace(new, id=row["id"])
 
     async def seen(self, agent: UUID, said: Felt | None = None) -> int:
@@ -199,7 +200,7 @@ class Registry:
 
     async def health(self, agent: UUID, limit: int = 60) -> AgentHealth:
         """Whether the agent lives, and how it said it was within the last hour."""
-        limits.number("limit", limit, 1, limits.MAX_PAGE)
+        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
         view = await self.show(agent)
         params = {"workspace": self._workspace, "id": agent, "most": limit}
         rows = await self._core.store.fetch(Statement("agent_health", params))
@@ -207,7 +208,7 @@ class Registry:
         return AgentHealth(
             id=view.id,
             status=view.status,
-            healthy=view.status in registry.LIVING,
+            healthy=view.status in lifecycle.LIVING,
             last_heartbeat=view.last_heartbeat,
             stale_threshold_seconds=view.stale_threshold_seconds,
             running_tasks=view.running_tasks,
@@ -217,7 +218,7 @@ class Registry:
 
     async def end(self, agent: UUID, reason: str | None, actor: str | None) -> None:
         """Let the agent take no more tasks; it is TERMINATED when the last of them has ended."""
-        limits.text("reason", reason or "", limits.MAX_ERROR)
+        bounds.text("reason", reason or "", bounds.MAX_ERROR)
         data = None if reason is None else msgspec.json.encode({"reason": reason}).decode()
 
         def script() -> Script[None]:
@@ -229,7 +230,7 @@ class Registry:
             if rows[0]["status"] == "TERMINATED":
                 raise Conflict("the agent was terminated", "agent_terminated")
             now = self._core.now()
-            verdict = registry.ended(rows[0]["running"], now)
+            verdict = lifecycle.ended(rows[0]["running"], now)
             if verdict.status != rows[0]["status"]:
                 params = {"now": now, "actor": actor}
                 yield Statement("agents_moved", params, {"moved": [_move(rows[0], verdict, data)]})
@@ -273,7 +274,7 @@ class AgentUpkeep:
             rows = yield Statement("agents_due", {"now": now, "most": BATCH})
             moves = []
             for row in rows:
-                verdict = registry.on_due(
+                verdict = lifecycle.on_due(
                     row["status"], row["running"], now, lost=bool(row["lost"])
                 )
                 moves.append(_move(row, verdict, _silence(row, now)))
@@ -328,10 +329,10 @@ def _move(row: Row, verdict: Verdict, data: str | None) -> tuple[Any, ...]:
 
 def _sample(said: Felt) -> tuple[Any, ...]:
     return (
-        limits.clean(said.status, limits.MAX_NAME),
+        bounds.clean(said.status, bounds.MAX_NAME),
         said.current_task_id,
         _measure(said.progress_percent, 100),
-        limits.clean(said.current_step or "", limits.MAX_TITLE) or None,
+        bounds.clean(said.current_step or "", bounds.MAX_TITLE) or None,
         _measure(said.memory_mb, MAX_MEASURE),
         _measure(said.cpu_percent, MAX_MEASURE),
     )
@@ -344,8 +345,8 @@ def _measure(value: float | None, most: float) -> float | None:
 def hindered(row: Row, now: datetime) -> list[str]:
     """Why an agent takes nothing now, whatever it could take."""
     seen = row["seen_at"]
-    return registry.hindrances(
-        registry.seen_as(row["status"], row["running"], row["due_at"], now),
+    return lifecycle.hindrances(
+        lifecycle.seen_as(row["status"], row["running"], row["due_at"], now),
         row["running"],
         row["max_concurrent"],
         row["kills"],
@@ -372,7 +373,7 @@ def _stored(row: Row) -> AgentProfile:
 def profile_of(row: Row) -> AgentProfile:
     """What matching knows of an agent."""
     kept = _stored(row)
-    means = registry.means_of(kept)
+    means = lifecycle.means_of(kept)
     return msgspec.structs.replace(kept, id=row["id"], version=row["version"], means=means)
 
 
@@ -382,13 +383,13 @@ def view_of(row: Row, now: datetime) -> AgentView:
     return AgentView(
         id=row["id"],
         name=row["name"],
-        status=registry.seen_as(row["status"], row["running"], row["due_at"], now),
+        status=lifecycle.seen_as(row["status"], row["running"], row["due_at"], now),
         agent_type=profile.agent_type,
         model=profile.model,
         account=profile.account,
         skills=profile.skills,
         tags=profile.tags,
-        task_types=registry.types_of(profile),
+        task_types=lifecycle.types_of(profile),
         task_tags=profile.task_tags,
         capabilities=profile.capabilities,
         choose_rules=profile.choose_rules,

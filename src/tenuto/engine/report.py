@@ -18,12 +18,12 @@ from tenuto.engine.sealing import Sealing, struck
 from tenuto.engine.spending import fenced
 from tenuto.engine.submit import Submitting, submit_script
 from tenuto.engine.turns import check_above
-from tenuto.model import limits
-from tenuto.model.decide import token_hash
+from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
-from tenuto.model.submission import NewTask, check
-from tenuto.model.task import DEFAULT_LEASE_S, LEASED, Fence, Task
-from tenuto.model.transcript import Line, fitting
+from tenuto.model.tasks.decide import token_hash
+from tenuto.model.tasks.submission import NewTask, check
+from tenuto.model.tasks.task import DEFAULT_LEASE_S, LEASED, Fence, Task
+from tenuto.model.tasks.transcript import Line, fitting
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
@@ -71,7 +71,7 @@ class Reporting:
 
     async def heartbeat(self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S) -> Beat:
         """Renew all leases in one statement."""
-        limits.number("lease_s", lease_s, 1, limits.MAX_LEASE_S)
+        bounds.number("lease_s", lease_s, 1, bounds.MAX_LEASE_S)
         sane = [fence for fence in fences if is_sane(fence)]
         if not sane:
             return Beat({}, list(fences))
@@ -119,9 +119,9 @@ class Reporting:
         """Replace the checkpoint; answers its number. A lower number than the stored is refused."""
         check_fence(fence)
         if seq is not None:
-            limits.number("seq", seq, 0, limits.MAX_COUNT)
+            bounds.number("seq", seq, 0, bounds.MAX_COUNT)
         redactor = await self._sealing.redactor(fence)
-        text = redactor.json(limits.json_text("checkpoint", data)) or "null"
+        text = redactor.json(bounds.json_text("checkpoint", data)) or "null"
 
         def script() -> Script[int]:
             task = yield from self.owned(fence, pausing=True)
@@ -157,9 +157,9 @@ class Reporting:
         """
         check_fence(fence)
         for line in lines:
-            limits.number("line", line.number, 0, limits.MAX_COUNT)
-            limits.text("level", line.level, limits.MAX_NAME, empty=False)
-            limits.text("text", line.text, limits.MAX_TEXT)
+            bounds.number("line", line.number, 0, bounds.MAX_COUNT)
+            bounds.text("level", line.level, bounds.MAX_NAME, empty=False)
+            bounds.text("text", line.text, bounds.MAX_TEXT)
         if not lines:
             return
         said = (await self._sealing.redactor(fence)).text
@@ -199,7 +199,7 @@ class Reporting:
         """Remember a step's value for every later attempt."""
         redactor = await self._sealing.redactor(fence)
         check_key(key, redactor)
-        text = redactor.json(limits.json_text("value", value))
+        text = redactor.json(bounds.json_text("value", value))
 
         def script() -> Script[None]:
             task = yield from self.owned(fence)

@@ -14,9 +14,8 @@ from tenuto.engine.cascade import Cascade
 from tenuto.engine.consequences import held, place_of_turn
 from tenuto.engine.flow_rows import flow_of, group_of, is_by_engine, is_paused
 from tenuto.engine.tree import closed
-from tenuto.model import commands
 from tenuto.model.errors import Conflict
-from tenuto.model.flow import (
+from tenuto.model.flows.progress import (
     CASCADE,
     FLOW_OPEN,
     GROUP_OPEN,
@@ -25,9 +24,10 @@ from tenuto.model.flow import (
     Group,
     GroupStatus,
 )
-from tenuto.model.spending import HOLD as BUDGET
-from tenuto.model.task import PRUNED, TERMINAL, Status, Task
-from tenuto.model.turns import HOLD
+from tenuto.model.limits.budgets import HOLD as BUDGET
+from tenuto.model.limits.concurrency import HOLD
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.task import PRUNED, TERMINAL, Status, Task
 from tenuto.store.protocol import Row, Script, Statement
 
 PAGE = 5_000

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model import limits
-from tenuto.model.commands import Command, Complete, Decide
-from tenuto.model.submission import NewTask
-from tenuto.model.task import Change, Status, Task, due_at, rank, watch_seconds
+from tenuto.model import bounds
+from tenuto.model.tasks.commands import Command, Complete, Decide
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import Change, Status, Task, due_at, rank, watch_seconds
 from tenuto.store.protocol import Row, Statement
 
 Rows = dict[str, list[tuple[Any, ...]]]
@@ -261,8 +261,8 @@ def plain_body_row(
         new.title,
         new.task_type,
         new.prompt,
-        limits.json_text("input", new.input),
-        limits.json_text("metadata", new.metadata),
+        bounds.json_text("input", new.input),
+        bounds.json_text("metadata", new.metadata),
         new.source,
         actor,
     )
@@ -289,9 +289,9 @@ def body_row(
         new.agent_type,
         new.target_agent,
         new.runtime,
-        None if new.command is None else limits.json_text("command", new.command),
+        None if new.command is None else bounds.json_text("command", new.command),
         new.cwd,
-        None if new.env is None else limits.json_text("env", new.env),
+        None if new.env is None else bounds.json_text("env", new.env),
         new.container,
         new.region,
         new.parent,

@@ -8,8 +8,8 @@ import msgspec
 from tenuto.engine import schedules, triggers
 from tenuto.engine.core import Core
 from tenuto.manifest.manifest import Manifest
-from tenuto.model.access import Caller
-from tenuto.model.schedule import ScheduleSpec
+from tenuto.model.schedules.schedule import ScheduleSpec
+from tenuto.model.tenancy.access import Caller
 from tenuto.store.protocol import Script
 
 

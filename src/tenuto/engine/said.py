@@ -5,12 +5,13 @@ from typing import TypeVar
 
 import msgspec
 
-from tenuto.model import commands, limits
-from tenuto.model.changes import ENGINES_OWN
+from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid
-from tenuto.model.redact import Redactor
-from tenuto.model.retry import ATTEMPT_CAP
-from tenuto.model.task import PRUNED, Fence
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.changes import ENGINES_OWN
+from tenuto.model.tasks.retry import ATTEMPT_CAP
+from tenuto.model.tasks.task import PRUNED, Fence
+from tenuto.model.tenancy.redact import Redactor
 
 LOST = "lease_lost"
 OWN = "$"
@@ -33,7 +34,7 @@ def check_fence(fence: Fence) -> None:
 
 def check_key(key: str, redactor: Redactor) -> None:
     """Struck out, two keys could become one, and a step's value be taken for another's."""
-    limits.text("key", key, limits.MAX_TITLE, empty=False)
+    bounds.text("key", key, bounds.MAX_TITLE, empty=False)
     if key.startswith(OWN):
         raise Invalid(f"keys that begin with {OWN} are the engine's own", field="key")
     if redactor.text(key) != key:
@@ -58,15 +59,15 @@ def redacted(command: F, redactor: Redactor) -> F:
 
 def check_progress(percent: float | None, step: str | None, finish_at: datetime | None) -> None:
     """Raise `Invalid` unless how far an attempt is can be stored."""
-    limits.instant("finish_at", finish_at)
+    bounds.instant("finish_at", finish_at)
     if percent is not None:
         if isinstance(percent, bool) or not isinstance(percent, int | float):
             raise Invalid("progress_percent must be a number", field="progress_percent")
-        limits.number("progress_percent", percent, 0, 100)
+        bounds.number("progress_percent", percent, 0, 100)
     if step is not None:
         if not isinstance(step, str):
             raise Invalid("current_step must be text", field="current_step")
-        limits.text("current_step", step, limits.MAX_ERROR)
+        bounds.text("current_step", step, bounds.MAX_ERROR)
         if step == PRUNED:
             raise Invalid(f"{PRUNED} says that a task's payload is gone", field="current_step")
 
@@ -76,20 +77,20 @@ def check_report(command: commands.Fenced) -> None:
     check_fence(command.fence)
     failure = getattr(command, "failure", None)
     if failure is not None:
-        limits.text("message", failure.message, limits.MAX_ERROR)
-        limits.text("stack", failure.stack or "", limits.MAX_STACK)
-        limits.number("exit_code", failure.exit_code or 0, -(2**31), 2**32)
+        bounds.text("message", failure.message, bounds.MAX_ERROR)
+        bounds.text("stack", failure.stack or "", bounds.MAX_STACK)
+        bounds.number("exit_code", failure.exit_code or 0, -(2**31), 2**32)
         if failure.escalation is not None:
-            limits.text("reason", failure.escalation.reason, limits.MAX_ERROR, empty=False)
-            limits.text("prompt", failure.escalation.prompt, limits.MAX_TEXT, empty=False)
-    for field, longest in (("hold", limits.MAX_NAME), ("session_key", limits.MAX_TITLE)):
+            bounds.text("reason", failure.escalation.reason, bounds.MAX_ERROR, empty=False)
+            bounds.text("prompt", failure.escalation.prompt, bounds.MAX_TEXT, empty=False)
+    for field, longest in (("hold", bounds.MAX_NAME), ("session_key", bounds.MAX_TITLE)):
         if (value := getattr(command, field, None)) is not None:
-            limits.text(field, value, longest, empty=False)
+            bounds.text(field, value, longest, empty=False)
     if isinstance(command, commands.Park):
         _check_park(command)
-    limits.json_text("receipt", getattr(command, "receipt", None))
+    bounds.json_text("receipt", getattr(command, "receipt", None))
     for field in ("resume_at", "wait_until"):
-        limits.instant(field, getattr(command, field, None))
+        bounds.instant(field, getattr(command, field, None))
 
 
 def _check_park(command: commands.Park) -> None:

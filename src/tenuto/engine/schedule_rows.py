@@ -7,8 +7,8 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model.firing import first_look, next_look
-from tenuto.model.schedule import ScheduleSpec
+from tenuto.model.schedules.firing import first_look, next_look
+from tenuto.model.schedules.schedule import ScheduleSpec
 from tenuto.store.protocol import Row, Statement
 
 MAX_SCHEDULES = 1_000

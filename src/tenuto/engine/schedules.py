@@ -25,12 +25,11 @@ from tenuto.engine.schedule_rows import (
     settled,
 )
 from tenuto.engine.secret_use import check_value
-from tenuto.model import limits
-from tenuto.model.access import Caller
-from tenuto.model.definition import check_key
+from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
-from tenuto.model.firing import first_look, next_look
-from tenuto.model.schedule import (
+from tenuto.model.flows.definition import check_key
+from tenuto.model.schedules.firing import first_look, next_look
+from tenuto.model.schedules.schedule import (
     CatchUp,
     Overlap,
     ScheduleSpec,
@@ -38,7 +37,8 @@ from tenuto.model.schedule import (
     check,
     following,
 )
-from tenuto.model.secrets import hidden
+from tenuto.model.tenancy.access import Caller
+from tenuto.model.tenancy.secrets import hidden
 from tenuto.store.protocol import Row, Script, Statement
 
 
@@ -149,8 +149,8 @@ class Schedules:
         self, limit: int = 100, cursor: UUID | None = None, name: str | None = None
     ) -> SchedulePage:
         """The schedules, newest first; with a name, the one that has it."""
-        limits.number("limit", limit, 1, limits.MAX_PAGE)
-        limits.text("name", name or "", limits.MAX_TEXT)
+        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
+        bounds.text("name", name or "", bounds.MAX_TEXT)
         params = {"workspace": self._workspace, "name": name, "before": cursor, "most": limit + 1}
         rows = await self._core.store.fetch(Statement("schedules", params))
         found = [_view(row) for row in rows[:limit]]
@@ -328,7 +328,7 @@ class Schedules:
     async def _find(self, schedule: UUID | str) -> Row:
         id_ = id_in(schedule)
         if id_ is None:
-            name = limits.text("name", str(schedule), limits.MAX_TEXT)
+            name = bounds.text("name", str(schedule), bounds.MAX_TEXT)
             params = {"workspace": self._workspace, "name": name, "before": None}
             rows = await self._core.store.fetch(Statement("schedules", params | {"most": 1}))
         else:
@@ -362,7 +362,7 @@ def _input(given: Any) -> str | None:
     if hidden(given)[1]:
         text = 'input has secrets, but it is stored as written; use {"$secret": NAME}'
         raise Invalid(text, "secret_in_definition", field="input")
-    return limits.json_text("input", given)
+    return bounds.json_text("input", given)
 
 
 def _differs(found: Schedule, wanted: Wanted) -> bool:

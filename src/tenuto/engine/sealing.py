@@ -10,13 +10,13 @@ import msgspec
 from tenuto.engine.core import Core
 from tenuto.engine.rows import decode
 from tenuto.engine.secret_use import Claimant, refusals
-from tenuto.model import secrets
-from tenuto.model.commands import Escalation
+from tenuto.model.bounds import MAX_SECRETS
 from tenuto.model.errors import Invalid, TenutoError
-from tenuto.model.limits import MAX_SECRETS
-from tenuto.model.redact import MASK, NOTHING, Redactor
-from tenuto.model.submission import NewTask
-from tenuto.model.task import Fence
+from tenuto.model.tasks.commands import Escalation
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import Fence
+from tenuto.model.tenancy import secrets
+from tenuto.model.tenancy.redact import MASK, NOTHING, Redactor
 from tenuto.store.protocol import Row, Statement
 from tenuto.telemetry import keep_secret
 from tenuto.vault import Sealed, Vault

@@ -9,12 +9,19 @@ import msgspec
 from tenuto.engine.births import LATECOMERS
 from tenuto.engine.core import Core
 from tenuto.engine.rows import decode
-from tenuto.model.access import Caller, Role
 from tenuto.model.errors import Forbidden
-from tenuto.model.plan import Spec
-from tenuto.model.secret_use import ANYBODY, Use, claim_refusal, named_by, naming_refusal, role_of
-from tenuto.model.secrets import named, references
-from tenuto.model.submission import NewTask
+from tenuto.model.flows.plan import Spec
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tenancy.access import Caller, Role
+from tenuto.model.tenancy.secret_use import (
+    ANYBODY,
+    Use,
+    claim_refusal,
+    named_by,
+    naming_refusal,
+    role_of,
+)
+from tenuto.model.tenancy.secrets import named, references
 from tenuto.store.protocol import Row, Script, Statement
 
 _DECIDES = (

@@ -11,11 +11,11 @@ from tenuto.engine.core import Core
 from tenuto.engine.sealing import vault_of
 from tenuto.engine.secret_use import use_of
 from tenuto.engine.views import SecretView
-from tenuto.model import limits
-from tenuto.model.access import Caller
+from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound, TenutoError
-from tenuto.model.secret_use import Use, check_use, naming_refusal
-from tenuto.model.secrets import check_name, check_value
+from tenuto.model.tenancy.access import Caller
+from tenuto.model.tenancy.secret_use import Use, check_use, naming_refusal
+from tenuto.model.tenancy.secrets import check_name, check_value
 from tenuto.store.protocol import Row, Script, Statement
 from tenuto.vault import Sealed
 
@@ -76,16 +76,16 @@ class Secrets:
             "use": use,
             "actor": self._actor,
             "now": self._core.now(),
-            "most": limits.MAX_NAMED_SECRETS,
+            "most": bounds.MAX_NAMED_SECRETS,
         }
         if not (yield Statement("secret_put", params)):
             raise Invalid(
-                f"the workspace has {limits.MAX_NAMED_SECRETS:,} secrets already", "too_large"
+                f"the workspace has {bounds.MAX_NAMED_SECRETS:,} secrets already", "too_large"
             )
 
     async def list(self) -> Sequence[SecretView]:
         """The secrets in order of their names, without their values."""
-        params = {"workspace": self._workspace, "most": limits.MAX_NAMED_SECRETS}
+        params = {"workspace": self._workspace, "most": bounds.MAX_NAMED_SECRETS}
         rows = await self._core.store.fetch(Statement("secrets", params))
         return [SecretView(**{**row, "use": use_of(row["use"])}) for row in rows]
 
@@ -130,7 +130,7 @@ class Rotating:
 
         What cannot be opened stays as it is.
         """
-        limits.number("limit", limit, 1, limits.MAX_BULK)
+        bounds.number("limit", limit, 1, bounds.MAX_BULK)
         old = list(vault_of(self._core).key_ids[1:])
         return await self._core.store.transact(lambda: self._rotate(old, limit)) if old else 0
 

@@ -10,12 +10,8 @@ import msgspec
 
 from tenuto.clock import Clock
 from tenuto.engine.rates import charge
-from tenuto.model import commands
-from tenuto.model.commands import Command
-from tenuto.model.decide import token_hash
 from tenuto.model.errors import Conflict
-from tenuto.model.printable import printable
-from tenuto.model.spending import (
+from tenuto.model.limits.budgets import (
     AT_END,
     HOLD,
     NO_MODEL,
@@ -27,7 +23,11 @@ from tenuto.model.spending import (
     raised,
     shown,
 )
-from tenuto.model.task import LEASED, Fence, Task
+from tenuto.model.printable import printable
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.commands import Command
+from tenuto.model.tasks.decide import token_hash
+from tenuto.model.tasks.task import LEASED, Fence, Task
 from tenuto.store.protocol import Row, Script, Statement
 
 if TYPE_CHECKING:

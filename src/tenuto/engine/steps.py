@@ -8,7 +8,7 @@ import msgspec
 from tenuto.engine.flow_rows import context_of, control_of
 from tenuto.engine.plans import Plans
 from tenuto.engine.rows import decode
-from tenuto.model.flow import Seen, Step, in_turn, step_after
+from tenuto.model.flows.progress import Seen, Step, in_turn, step_after
 from tenuto.store.protocol import Row, Script, Statement
 
 

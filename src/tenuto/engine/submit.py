@@ -32,8 +32,8 @@ from tenuto.engine.rows import (
     plain_hot_row,
 )
 from tenuto.engine.sealing import Hidden, Sealing
-from tenuto.model import limits, secrets
-from tenuto.model.complexity import ComplexityRules, gated
+from tenuto.model import bounds
+from tenuto.model.agents.matching import Requirements
 from tenuto.model.errors import (
     Conflict,
     Forbidden,
@@ -42,11 +42,12 @@ from tenuto.model.errors import (
     TenutoError,
     Unavailable,
 )
-from tenuto.model.fingerprint import fingerprint, fingerprints
-from tenuto.model.matching import Requirements
-from tenuto.model.submission import NewTask, check, requirements, same_lane
-from tenuto.model.task import Status, rank
-from tenuto.model.turns import HOLD
+from tenuto.model.limits.complexity import ComplexityRules, gated
+from tenuto.model.limits.concurrency import HOLD
+from tenuto.model.tasks.fingerprint import fingerprint, fingerprints
+from tenuto.model.tasks.submission import NewTask, check, requirements, same_lane
+from tenuto.model.tasks.task import Status, rank
+from tenuto.model.tenancy import secrets
 from tenuto.store.batching import Answers, Kind
 from tenuto.store.protocol import Script, Statement
 
@@ -117,7 +118,7 @@ class Submitting:
         """All the tasks or none, durable when this returns."""
         if not news:
             return []
-        if len(news) > limits.MAX_BULK:
+        if len(news) > bounds.MAX_BULK:
             raise Invalid(f"{len(news):,} tasks in one submit", "bulk_too_large")
         bounded = (await self._core.lanes.quota(workspace)).pending is not None
         many = len(news) > _PART and not self._core.store.mixes and not bounded
@@ -160,7 +161,7 @@ class Submitting:
         if not all(new.id or new.idempotency_key for new in news):
             return None
         for new in news:
-            limits.text("idempotencyKey", new.idempotency_key or "", limits.MAX_TEXT)
+            bounds.text("idempotencyKey", new.idempotency_key or "", bounds.MAX_TEXT)
         fresh = self._core.clock.new_ids(len(news))
         ids = [new.id or each for new, each in zip(news, fresh, strict=True)]
         hidden = self._sealing.hide(news, ids, workspace)

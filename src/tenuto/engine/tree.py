@@ -8,13 +8,13 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.pending import check_pending
-from tenuto.model.changes import PARKED_FOR
-from tenuto.model.commands import Cancel, Command, Wake
 from tenuto.model.errors import Conflict
-from tenuto.model.flow import CASCADE
-from tenuto.model.quota import Quota, effective, quota_of
-from tenuto.model.spending import HOLD as BUDGET
-from tenuto.model.task import TERMINAL, Change, Status, Task
+from tenuto.model.flows.progress import CASCADE
+from tenuto.model.limits.budgets import HOLD as BUDGET
+from tenuto.model.limits.quota import Quota, effective, quota_of
+from tenuto.model.tasks.changes import PARKED_FOR
+from tenuto.model.tasks.commands import Cancel, Command, Wake
+from tenuto.model.tasks.task import TERMINAL, Change, Status, Task
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 if TYPE_CHECKING:

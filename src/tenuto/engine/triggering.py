@@ -15,10 +15,11 @@ from tenuto.engine.flows import Flows
 from tenuto.engine.rows import decode
 from tenuto.engine.triggers import condition
 from tenuto.engine.upkeep import Upkeep
-from tenuto.model import limits
-from tenuto.model.definition import check_data
+from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Incompatible, TenutoError, Unavailable
-from tenuto.model.happenings import (
+from tenuto.model.flows.definition import check_data
+from tenuto.model.flows.plan import Plan
+from tenuto.model.schedules.event_names import (
     MAX_CAUSED,
     MAX_DEPTH,
     PUBLISHED,
@@ -27,7 +28,6 @@ from tenuto.model.happenings import (
     source_of,
     wanted,
 )
-from tenuto.model.plan import Plan
 from tenuto.store.protocol import Row, Script, Statement
 
 log = logging.getLogger("tenuto.engine")
@@ -206,7 +206,7 @@ class Triggering:
         params = {
             "id": trigger["id"],
             "workspace": trigger["workspace"],
-            "error": limits.clean(why, limits.MAX_ERROR),
+            "error": bounds.clean(why, bounds.MAX_ERROR),
             "actor": f"trigger:{trigger['name']}",
             "now": self._core.now(),
         }

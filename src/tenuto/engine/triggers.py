@@ -12,11 +12,11 @@ from msgspec import UNSET, UnsetType
 from tenuto.engine.core import Core
 from tenuto.engine.flows import Flows
 from tenuto.engine.schedules import id_in
-from tenuto.model import limits
-from tenuto.model.definition import check_key
+from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
-from tenuto.model.expression import Expression, compile_expression
-from tenuto.model.happenings import check_pattern
+from tenuto.model.flows.definition import check_key
+from tenuto.model.flows.expressions.parser import Expression, compile_expression
+from tenuto.model.schedules.event_names import check_pattern
 from tenuto.store.protocol import Row, Script, Statement
 
 MAX_TRIGGERS = 500
@@ -95,8 +95,8 @@ class Triggers:
         self, limit: int = 100, cursor: UUID | None = None, name: str | None = None
     ) -> TriggerPage:
         """The triggers, newest first; with a name, the one that has it."""
-        limits.number("limit", limit, 1, limits.MAX_PAGE)
-        limits.text("name", name or "", limits.MAX_TEXT)
+        bounds.number("limit", limit, 1, bounds.MAX_PAGE)
+        bounds.text("name", name or "", bounds.MAX_TEXT)
         params = {"workspace": self._workspace, "name": name, "before": cursor, "most": limit + 1}
         rows = await self._core.store.fetch(Statement("triggers", params))
         found = [_view(row) for row in rows[:limit]]
@@ -216,7 +216,7 @@ class Triggers:
     async def _find(self, trigger: UUID | str) -> Row:
         id_ = id_in(trigger)
         if id_ is None:
-            name = limits.text("name", str(trigger), limits.MAX_TEXT)
+            name = bounds.text("name", str(trigger), bounds.MAX_TEXT)
             params = {"workspace": self._workspace, "name": name, "before": None}
             rows = await self._core.store.fetch(Statement("triggers", params | {"most": 1}))
         else:

@@ -16,12 +16,20 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
-from tenuto.model import commands
-from tenuto.model.commands import Command
-from tenuto.model.decide import decide
 from tenuto.model.errors import Invalid, TenutoError
-from tenuto.model.task import TERMINAL, Change, Status, Task
-from tenuto.model.turns import HOLD, MOST, Concurrency, asks, given, steps_aside, superseded
+from tenuto.model.limits.concurrency import (
+    HOLD,
+    MOST,
+    Concurrency,
+    asks,
+    given,
+    steps_aside,
+    superseded,
+)
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.commands import Command
+from tenuto.model.tasks.decide import decide
+from tenuto.model.tasks.task import TERMINAL, Change, Status, Task
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 if TYPE_CHECKING:

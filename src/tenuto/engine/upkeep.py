@@ -16,11 +16,12 @@ from tenuto.engine.core import Core
 from tenuto.engine.escalation import escalate, lost
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
 from tenuto.engine.tree import close_forsaken
-from tenuto.model import commands, limits
-from tenuto.model.commands import Command, Moment
-from tenuto.model.decide import decide, on_due
+from tenuto.model import bounds
 from tenuto.model.errors import TenutoError
-from tenuto.model.task import TERMINAL, Change, Task, due_at
+from tenuto.model.tasks import commands
+from tenuto.model.tasks.commands import Command, Moment
+from tenuto.model.tasks.decide import decide, on_due
+from tenuto.model.tasks.task import TERMINAL, Change, Task, due_at
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 BATCH = 500
@@ -264,7 +265,7 @@ class Upkeep:
     ) -> int:
         """Note that the sessions of unconfirmed ends, by task and attempt, are gone after all."""
         params = {
-            "receipt": limits.json_text("receipt", receipt),
+            "receipt": bounds.json_text("receipt", receipt),
             "actor": actor,
             "now": self._core.now(),
         }
@@ -387,9 +388,9 @@ class Upkeep:
             "apart": APART,
             "kind": kind,
             "level": level,
-            "message": limits.clean(message, limits.MAX_ERROR),
+            "message": bounds.clean(message, bounds.MAX_ERROR),
             "actor": actor,
-            "data": limits.json_text("data", data),
+            "data": bounds.json_text("data", data),
             "now": self._core.now(),
         }
         await self._write(Statement("coordinator_note", params))

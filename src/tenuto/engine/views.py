@@ -6,9 +6,9 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model.secret_use import Use
-from tenuto.model.submission import NewTask
-from tenuto.model.task import Status
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import Status
+from tenuto.model.tenancy.secret_use import Use
 from tenuto.store.protocol import Row
 
 _NAMES = {

@@ -7,9 +7,9 @@ import msgspec
 
 from tenuto.engine.core import Core
 from tenuto.engine.report import Presence
-from tenuto.model import limits
+from tenuto.model import bounds
+from tenuto.model.agents.lifecycle import STALE_AFTER_S
 from tenuto.model.errors import NotFound
-from tenuto.model.registry import STALE_AFTER_S
 from tenuto.store.protocol import Row, Script, Statement
 
 
@@ -19,9 +19,9 @@ async def beat(core: Core, workspace: UUID, who: Presence, registered_by: UUID |
     `registered_by` is the agent whose own token says so: `NotFound` for a worker of others.
     """
     for text in (who.worker, who.host, who.status, *who.agents):
-        limits.text("worker", text, limits.MAX_TITLE)
+        bounds.text("worker", text, bounds.MAX_TITLE)
     for field, number in (("pid", who.pid), ("slots", who.slots)):
-        limits.number(field, number, 0, limits.MAX_COUNT)
+        bounds.number(field, number, 0, bounds.MAX_COUNT)
     params = {
         "id": who.worker,
         "workspace": workspace,
@@ -47,7 +47,7 @@ async def beat(core: Core, workspace: UUID, who: Presence, registered_by: UUID |
 
 async def drain(core: Core, workspace: UUID, worker: str) -> None:
     """Ask a worker to take no more tasks, finish or give back what it runs, and end."""
-    limits.text("worker", worker, limits.MAX_TITLE, empty=False)
+    bounds.text("worker", worker, bounds.MAX_TITLE, empty=False)
     params = {"workspace": workspace, "id": worker, "now": core.now()}
 
     def script() -> Script[Sequence[Row]]:

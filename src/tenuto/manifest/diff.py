@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from tenuto.manifest.writing import said_by
-from tenuto.model.plan import Spec
+from tenuto.model.flows.plan import Spec
 
 
 class FieldChange(msgspec.Struct, frozen=True):

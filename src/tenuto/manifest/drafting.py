@@ -19,11 +19,11 @@ from tenuto.manifest.nodes import (
 from tenuto.manifest.reading import Given, Reader
 from tenuto.manifest.shapes import LISTS, NOT_YET, Lists, ScheduleShape, TriggerShape
 from tenuto.manifest.tasks import group_of, key_of, name_of, task_of
-from tenuto.model import limits
-from tenuto.model.definition import GroupSpec
+from tenuto.model import bounds
 from tenuto.model.errors import Invalid
-from tenuto.model.plan import Spec, targets
-from tenuto.model.schedule import ScheduleSpec, check
+from tenuto.model.flows.definition import GroupSpec
+from tenuto.model.flows.plan import Spec, targets
+from tenuto.model.schedules.schedule import ScheduleSpec, check
 
 MAX_FILES = 1_000
 MAX_FILE_NAME = 500
@@ -95,7 +95,7 @@ def texts_of(files: Files) -> dict[str, str]:
 def drafted(files: Files) -> Draft:
     """What the files say, each thing checked by itself."""
     for file in files:
-        limits.text("the name of a file", file, MAX_FILE_NAME)
+        bounds.text("the name of a file", file, MAX_FILE_NAME)
     if len(files) > MAX_FILES:
         raise Invalid(f"{len(files):,} files; at most {MAX_FILES:,} are read", "too_large")
     if sum(len(content) for content in files.values()) > MAX_BYTES:

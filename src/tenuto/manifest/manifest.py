@@ -10,10 +10,10 @@ from tenuto.manifest.nodes import Place
 from tenuto.manifest.reading import Given
 from tenuto.manifest.shapes import ChildRef
 from tenuto.manifest.tasks import check_spec, key_of, name_of
-from tenuto.model.definition import GroupSpec
 from tenuto.model.errors import Invalid
-from tenuto.model.plan import Plan, Spec, check_plan, targets
-from tenuto.model.submission import NewTask
+from tenuto.model.flows.definition import GroupSpec
+from tenuto.model.flows.plan import Plan, Spec, check_plan, targets
+from tenuto.model.tasks.submission import NewTask
 
 
 class Manifest(msgspec.Struct, frozen=True):

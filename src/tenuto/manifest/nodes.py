@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from tenuto.model.limits import MAX_DEPTH
+from tenuto.model.bounds import MAX_DEPTH
 
 MAX_BYTES = 10 * 1024 * 1024
 MAX_NODES = 200_000

@@ -9,26 +9,26 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from tenuto.model import limits
-from tenuto.model.definition import Join
-from tenuto.model.schedule import ScheduleSpec
-from tenuto.model.submission import Complexity, OnFailure
+from tenuto.model import bounds
+from tenuto.model.flows.definition import Join
+from tenuto.model.schedules.schedule import ScheduleSpec
+from tenuto.model.tasks.submission import Complexity, OnFailure
 
-_TEXT = {"maxLength": limits.MAX_TEXT}
-_NAME = {"minLength": 1, "maxLength": limits.MAX_NAME}
+_TEXT = {"maxLength": bounds.MAX_TEXT}
+_NAME = {"minLength": 1, "maxLength": bounds.MAX_NAME}
 _KEY = _NAME | {"pattern": "^[A-Za-z0-9][A-Za-z0-9._:/-]*$"}
-_SECONDS = {"minimum": 1, "maximum": limits.MAX_SECONDS}
+_SECONDS = {"minimum": 1, "maximum": bounds.MAX_SECONDS}
 
 Key = Annotated[str, Meta(extra_json_schema=_KEY)]
 Name = Annotated[str, Meta(extra_json_schema=_NAME)]
-Title = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": limits.MAX_TITLE})]
+Title = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": bounds.MAX_TITLE})]
 Text = Annotated[str, Meta(extra_json_schema=_TEXT)]
 Seconds = Annotated[int, Meta(extra_json_schema=_SECONDS)]
-Names = Annotated[list[Name], Meta(extra_json_schema={"maxItems": limits.MAX_TAGS})]
-Attempts = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": limits.MAX_ATTEMPTS})]
-Retries = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": limits.MAX_ATTEMPTS - 1})]
+Names = Annotated[list[Name], Meta(extra_json_schema={"maxItems": bounds.MAX_TAGS})]
+Attempts = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": bounds.MAX_ATTEMPTS})]
+Retries = Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": bounds.MAX_ATTEMPTS - 1})]
 Minutes = Annotated[
-    int, Meta(extra_json_schema={"minimum": 1, "maximum": limits.MAX_SECONDS // 60})
+    int, Meta(extra_json_schema={"minimum": 1, "maximum": bounds.MAX_SECONDS // 60})
 ]
 Priority = Annotated[int, Meta(extra_json_schema={"minimum": 1, "maximum": 10})]
 
@@ -59,7 +59,7 @@ class RetryShape(Shape):
 class EscalationShape(Shape):
     """What somebody is told who has to help."""
 
-    reason: Annotated[str, Meta(extra_json_schema={"maxLength": limits.MAX_ERROR})]
+    reason: Annotated[str, Meta(extra_json_schema={"maxLength": bounds.MAX_ERROR})]
     prompt: Text
 
 

@@ -9,9 +9,9 @@ import msgspec
 from tenuto.manifest.nodes import Node
 from tenuto.manifest.reading import Given, Reader, fields_of
 from tenuto.manifest.shapes import ChildRef, GroupShape, RetryShape, TaskShape
-from tenuto.model import limits
-from tenuto.model.commands import Escalation
-from tenuto.model.definition import (
+from tenuto.model import bounds
+from tenuto.model.errors import Invalid
+from tenuto.model.flows.definition import (
     Approval,
     Condition,
     Control,
@@ -22,12 +22,12 @@ from tenuto.model.definition import (
     check_group,
     references,
 )
-from tenuto.model.errors import Invalid
-from tenuto.model.plan import Spec
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.secrets import KEY as SECRETS
-from tenuto.model.spending import Budget
-from tenuto.model.submission import NewTask, check
+from tenuto.model.flows.plan import Spec
+from tenuto.model.limits.budgets import Budget
+from tenuto.model.tasks.commands import Escalation
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask, check
+from tenuto.model.tenancy.secrets import KEY as SECRETS
 
 SAME = (
     "description prompt system_prompt model max_turns conversation task_type agent_type runtime"
@@ -94,7 +94,7 @@ def check_spec(spec: Spec) -> None:
         raise Invalid(f"task_type must not be {spec.task_type!r}", field="task_type")
     check(spec)
     for name in ("input", "metadata"):
-        limits.json_text(name, getattr(spec, name))
+        bounds.json_text(name, getattr(spec, name))
     if isinstance(spec.input, dict) and SECRETS in spec.input:
         raise Invalid(
             'input has secrets, but a definition is stored as written; use {"$secret": NAME}',

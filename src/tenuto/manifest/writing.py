@@ -10,11 +10,11 @@ import yaml
 from tenuto.manifest.nodes import FLOAT, INT, ODD_FLOAT
 from tenuto.manifest.reading import fields_of
 from tenuto.manifest.tasks import CONTROLS, NAMES, TOOLS
-from tenuto.model.definition import Approval, Control, GroupSpec
-from tenuto.model.plan import Spec
+from tenuto.model.flows.definition import Approval, Control, GroupSpec
+from tenuto.model.flows.plan import Spec
 from tenuto.model.printable import is_hidden
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask
 
 WIDTH = 100
 _NESTED = ("retry", "approval", "escalation", "budget", "next", "next_task", "children")

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 import msgspec
 
 from tenuto.model.errors import Invalid
-from tenuto.model.retry import RetryPolicy, backoff
-from tenuto.model.task import Status
+from tenuto.model.tasks.retry import RetryPolicy, backoff
+from tenuto.model.tasks.task import Status
 
 WHSEC = "whsec_"
 MAX_URL = 2_000

@@ -45,7 +45,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tenuto.model.task import Task
+from tenuto.model.tasks.task import Task
 
 T = TypeVar("T")
 Column = tuple[str, str]

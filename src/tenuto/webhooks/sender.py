@@ -8,7 +8,7 @@ from ipaddress import IPv6Address
 import httpx2
 import msgspec
 
-from tenuto.model import limits
+from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 from tenuto.model.webhooks import MAX_SAID
 from tenuto.tls import trusted
@@ -38,7 +38,7 @@ class _Heard:
         assert self.status is not None
         if 200 <= self.status < 300:
             return Answer(self.status)
-        said = limits.clean(self.body.decode("utf-8", "replace"), MAX_SAID)
+        said = bounds.clean(self.body.decode("utf-8", "replace"), MAX_SAID)
         return Answer(self.status, f"HTTP {self.status}: {said}" if said else f"HTTP {self.status}")
 
 
@@ -66,7 +66,7 @@ class Sender:
                 return Answer(error=f"no answer within {self.deadline_s:g} s")
         except _NO_ANSWER as error:
             if heard.status is None:
-                said = limits.clean(str(error) or type(error).__name__, MAX_SAID)
+                said = bounds.clean(str(error) or type(error).__name__, MAX_SAID)
                 return Answer(error=f"cannot be reached: {said}")
         return heard.answer()
 

@@ -10,12 +10,12 @@ from typing import Any
 from tenuto import tracing
 from tenuto.crash import crash_point
 from tenuto.engine.claim import Work
-from tenuto.model.attempts import HUNG
-from tenuto.model.commands import Failure
+from tenuto.model.bounds import MAX_ERROR, MAX_STACK, clean
 from tenuto.model.errors import Conflict, Invalid
-from tenuto.model.limits import MAX_ERROR, MAX_STACK, clean
-from tenuto.model.redact import NOTHING, Redactor
-from tenuto.model.task import TIMEOUT_SLACK_S
+from tenuto.model.tasks.attempts import HUNG
+from tenuto.model.tasks.commands import Failure
+from tenuto.model.tasks.task import TIMEOUT_SLACK_S
+from tenuto.model.tenancy.redact import NOTHING, Redactor
 from tenuto.settings import Settings
 from tenuto.telemetry import TASK
 from tenuto.worker.context import Context

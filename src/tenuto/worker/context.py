@@ -16,9 +16,9 @@ from tenuto.crash import crash_point
 from tenuto.engine.children import Asked, Question
 from tenuto.engine.claim import Work
 from tenuto.model.errors import Conflict
-from tenuto.model.redact import Redactor
-from tenuto.model.spending import Usage
-from tenuto.model.submission import NewTask
+from tenuto.model.limits.budgets import Usage
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tenancy.redact import Redactor
 from tenuto.worker.patience import LATER, patience
 from tenuto.worker.port import WorkEngine
 from tenuto.worker.transcript import Transcript

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model.task import Fence
+from tenuto.model.tasks.task import Fence
 
 Reason = Literal["cancel", "pause", "lost", "timeout", "drain"]
 

@@ -10,12 +10,12 @@ from tenuto.clock import Clock
 from tenuto.engine.children import Asked, Question, Waited
 from tenuto.engine.claim import Work
 from tenuto.engine.report import Beat, Presence
-from tenuto.model.commands import Failure
-from tenuto.model.matching import AgentProfile
-from tenuto.model.spending import Usage
-from tenuto.model.submission import NewTask
-from tenuto.model.task import Fence
-from tenuto.model.transcript import Line
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.limits.budgets import Usage
+from tenuto.model.tasks.commands import Failure
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import Fence
+from tenuto.model.tasks.transcript import Line
 
 
 class WorkEngine(Protocol):

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 
+from tenuto.model.bounds import clean
 from tenuto.model.errors import TenutoError
-from tenuto.model.limits import clean
-from tenuto.model.redact import Redactor
-from tenuto.model.task import Fence
-from tenuto.model.transcript import Line, full_text
+from tenuto.model.tasks.task import Fence
+from tenuto.model.tasks.transcript import Line, full_text
+from tenuto.model.tenancy.redact import Redactor
 from tenuto.worker.patience import LATER, patience
 from tenuto.worker.port import WorkEngine
 

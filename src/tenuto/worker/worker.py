@@ -19,8 +19,8 @@ from tenuto.engine.claim import Work
 from tenuto.engine.report import Presence
 from tenuto.loop import Turn, wait_any
 from tenuto.metrics import HERE
+from tenuto.model.agents.matching import AgentProfile, Means
 from tenuto.model.errors import Forbidden, TenutoError
-from tenuto.model.matching import AgentProfile, Means
 from tenuto.settings import Settings
 from tenuto.worker.attempt import Attempt
 from tenuto.worker.heart import Heart, HeartThread, lease_seconds

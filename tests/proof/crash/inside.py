@@ -13,9 +13,9 @@ from tenuto import app
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import Engine
 from tenuto.engine.views import AttemptView, TaskView
-from tenuto.model.matching import AgentProfile
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.submission import NewTask
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import Settings
 from tenuto.worker.runtime.command import CommandRuntime
 from tenuto.worker.runtime.place import allowed_by

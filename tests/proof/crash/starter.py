@@ -10,7 +10,7 @@ import sys
 import msgspec
 
 from tenuto import app
-from tenuto.model.plan import Plan
+from tenuto.model.flows.plan import Plan
 from tenuto.settings import load
 
 

@@ -10,7 +10,7 @@ import sys
 import msgspec
 
 from tenuto import app, crash
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import load
 
 

@@ -21,9 +21,9 @@ from tests.waiting import eventually, eventually_sync
 from tenuto import app
 from tenuto.engine.engine import Engine
 from tenuto.engine.views import AttemptView
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.submission import NewTask
-from tenuto.model.task import TRANSITIONS, Status
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import TRANSITIONS, Status
 from tenuto.settings import Settings
 from tenuto.worker import supervisor
 

@@ -14,7 +14,7 @@ from tenuto.chaos.record import note
 from tenuto.engine.engine import Engine
 from tenuto.loop import wait_any
 from tenuto.model.errors import Unavailable
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import load
 
 LANES = 8

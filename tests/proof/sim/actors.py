@@ -19,7 +19,7 @@ from tests.proof.sim.store import Database, SimStore
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.upkeep import Sink
 from tenuto.model.errors import Conflict, NotFound, TenutoError, Unavailable
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 from tenuto.store.protocol import Row
 from tenuto.worker.worker import Worker
 

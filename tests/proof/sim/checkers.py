@@ -15,8 +15,8 @@ from tests.proof.sim.store import Database
 
 from tenuto.clock import to_micros
 from tenuto.engine.engine import Engine
-from tenuto.model.retry import FREE_ENDS
-from tenuto.model.task import LEASED, TERMINAL, TRANSITIONS
+from tenuto.model.tasks.retry import FREE_ENDS
+from tenuto.model.tasks.task import LEASED, TERMINAL, TRANSITIONS
 
 S = TypeVar("S", bound=msgspec.Struct)
 Broken = tuple[str, str]

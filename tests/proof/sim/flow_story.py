@@ -22,12 +22,12 @@ from tests.proof.sim.recorder import Control, Submit
 from tests.proof.sim.world import Result, Story, simulate
 
 from tenuto.engine import births, cascade, revival
-from tenuto.model.definition import Approval, Condition, Foreach, Goto, GroupSpec
 from tenuto.model.errors import Conflict, Unavailable
-from tenuto.model.plan import Plan as FlowPlan
-from tenuto.model.plan import Spec, plan_for
-from tenuto.model.retry import RetryPolicy
-from tenuto.model.submission import NewTask
+from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto, GroupSpec
+from tenuto.model.flows.plan import Plan as FlowPlan
+from tenuto.model.flows.plan import Spec, plan_for
+from tenuto.model.tasks.retry import RetryPolicy
+from tenuto.model.tasks.submission import NewTask
 
 CHILDREN = 50
 ITEMS = 200

@@ -12,10 +12,10 @@ from tests.proof.sim.loop import Process
 from tests.proof.sim.plan import Faults
 from tests.proof.sim.recorder import Handling, Recorder
 
-from tenuto.model.commands import Failure
 from tenuto.model.errors import TenutoError, Unavailable
-from tenuto.model.retry import ErrorClass, RetryPolicy
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.commands import Failure
+from tenuto.model.tasks.retry import ErrorClass, RetryPolicy
+from tenuto.model.tasks.submission import NewTask
 from tenuto.worker.context import Context
 from tenuto.worker.runtime.protocol import AttemptFailed
 

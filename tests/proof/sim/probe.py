@@ -6,7 +6,7 @@ from typing import Any
 from tests.proof.sim.actors import Scene
 from tests.proof.sim.recorder import Handling
 
-from tenuto.model.task import LEASED
+from tenuto.model.tasks.task import LEASED
 
 EVERY_S = 1.7
 

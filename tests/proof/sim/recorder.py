@@ -14,11 +14,11 @@ from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
 from tenuto.engine.report import Beat
 from tenuto.engine.upkeep import APART
-from tenuto.model.commands import Fenced
-from tenuto.model.matching import AgentProfile
-from tenuto.model.spending import Usage
-from tenuto.model.submission import NewTask
-from tenuto.model.task import DEFAULT_LEASE_S, TERMINAL, Fence
+from tenuto.model.agents.matching import AgentProfile
+from tenuto.model.limits.budgets import Usage
+from tenuto.model.tasks.commands import Fenced
+from tenuto.model.tasks.submission import NewTask
+from tenuto.model.tasks.task import DEFAULT_LEASE_S, TERMINAL, Fence
 from tenuto.store.protocol import Row
 
 A_MOMENT_S = 30.0

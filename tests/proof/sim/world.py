@@ -20,7 +20,7 @@ from tests.proof.sim.probe import Probe
 from tests.proof.sim.recorder import Recorder
 from tests.proof.sim.store import database
 
-from tenuto.model.task import TERMINAL
+from tenuto.model.tasks.task import TERMINAL
 
 PATIENCE_S = 90.0
 """Healed, something has to happen within: a lost answer to a cancel, a lease, a run, a backoff."""

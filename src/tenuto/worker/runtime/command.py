@@ -21,13 +21,13 @@ from typing import Any
 import msgspec
 
 from tenuto.crash import crash_point
-from tenuto.model.commands import Failure
-from tenuto.model.environment import Allowed
+from tenuto.model.bounds import MAX_JSON
 from tenuto.model.errors import Invalid, TenutoError
-from tenuto.model.limits import MAX_JSON
-from tenuto.model.redact import Redactor
-from tenuto.model.retry import ErrorClass
-from tenuto.model.spending import Usage
+from tenuto.model.limits.budgets import Usage
+from tenuto.model.tasks.commands import Failure
+from tenuto.model.tasks.environment import Allowed
+from tenuto.model.tasks.retry import ErrorClass
+from tenuto.model.tenancy.redact import Redactor
 from tenuto.worker.context import Context
 from tenuto.worker.room import Room
 from tenuto.worker.runtime.place import check_place

@@ -9,8 +9,8 @@ from contextvars import copy_context
 from inspect import isawaitable, iscoroutine, iscoroutinefunction
 from typing import Any
 
-from tenuto.model.commands import Failure
-from tenuto.model.retry import ErrorClass
+from tenuto.model.tasks.commands import Failure
+from tenuto.model.tasks.retry import ErrorClass
 from tenuto.worker.context import Context, SyncContext
 from tenuto.worker.runtime.protocol import AttemptFailed
 from tenuto.worker.waiting import Parked

@@ -3,8 +3,8 @@
 import os
 from collections.abc import Mapping
 
-from tenuto.model.environment import Allowed, decide
 from tenuto.model.errors import Invalid
+from tenuto.model.tasks.environment import Allowed, decide
 from tenuto.settings import Settings
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from tenuto.model.commands import Failure
+from tenuto.model.tasks.commands import Failure
 from tenuto.worker.context import Context
 
 
