@@ -20,7 +20,7 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.query import Filter
+from tenuto.engine.tasks.query import Filter
 from tenuto.model.errors import CODES, TenutoError
 from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.task import Fence

@@ -9,7 +9,7 @@ from tests.contract.flowing import Wrong, worked
 
 from tenuto import app
 from tenuto.cli.tree import lines
-from tenuto.engine.claim import Work
+from tenuto.engine.tasks.claim import Work
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.settings import Settings
 

@@ -21,8 +21,8 @@ from tenuto.broker.local import LocalWakeups
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
+from tenuto.engine.agents.subtask_tree import Tree
 from tenuto.engine.engine import Engine
-from tenuto.engine.tree import Tree
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid, Unavailable
 from tenuto.settings import Settings, listed
@@ -442,7 +442,7 @@ async def _coordinator(settings: Settings) -> int:
 async def _coordinate(engine: Engine, settings: Settings, stop: asyncio.Event) -> None:
     """All that belongs to no tenant: the coordinator's duties, and what webhooks are to be told."""
     from tenuto.coordinator.coordinator import Coordinator  # noqa: PLC0415  not for every command
-    from tenuto.engine.deliveries import Deliveries  # noqa: PLC0415
+    from tenuto.engine.webhooks.deliveries import Deliveries  # noqa: PLC0415
     from tenuto.webhooks.deliver import Deliverer  # noqa: PLC0415
     from tenuto.webhooks.guard import Guard  # noqa: PLC0415
     from tenuto.webhooks.sender import Sender  # noqa: PLC0415
@@ -464,7 +464,7 @@ def _dispatcher(engine: Engine, settings: Settings, name: str) -> "Dispatcher":
     from tenuto.coordinator.coordinator import NAME  # noqa: PLC0415
     from tenuto.coordinator.dispatch import DEADLINE, Dispatcher, Means  # noqa: PLC0415
     from tenuto.coordinator.gateway import Gateway  # noqa: PLC0415
-    from tenuto.engine.dispatch import Dispatching  # noqa: PLC0415
+    from tenuto.engine.agents.push import Dispatching  # noqa: PLC0415
 
     tokens = AttemptTokens(open_vault(settings), engine.clock)
 

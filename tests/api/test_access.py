@@ -15,8 +15,8 @@ from tenuto.api.app import routes
 from tenuto.api.attempt_tokens import AUDIENCE, ISSUER, KIND, PURPOSE, AttemptTokens
 from tenuto.api.openapi import document
 from tenuto.app import key_folder
-from tenuto.engine import identity
 from tenuto.engine.engine import DEFAULT_WORKSPACE
+from tenuto.engine.tenancy import accounts
 from tenuto.model.errors import Unauthenticated, Unavailable
 from tenuto.model.tasks.task import Fence
 from tenuto.model.tenancy.access import Role
@@ -160,7 +160,7 @@ async def test_what_is_made_in_two_steps_is_made_whole_or_not_at_all(
         raise Unavailable("the database went away", "database_unreachable")
 
     with monkeypatch.context() as broken:
-        broken.setattr(identity, half, away)
+        broken.setattr(accounts, half, away)
         lost = await owner.post(f"{V1}/{path}", json=body)
     assert problem(lost) == (503, "database_unreachable")
     again = await owner.post(f"{V1}/{path}", json=body)

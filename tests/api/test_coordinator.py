@@ -10,7 +10,7 @@ from tests.contract.conftest import Raw, profile
 from tenuto.client.remote import reach
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
-from tenuto.engine.report import Presence
+from tenuto.engine.tasks.report import Presence
 from tenuto.model.errors import Unavailable
 from tenuto.model.tasks.attempts import HUNG
 from tenuto.model.tasks.submission import NewTask

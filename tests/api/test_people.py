@@ -443,18 +443,18 @@ async def test_a_member_beyond_the_first_page_can_be_removed(
 async def test_every_refused_login_is_the_same_after_the_same_work(
     api: Api, owner: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tenuto.engine import identity
+    from tenuto.engine.tenancy import accounts
 
     await made(owner, "users", name="ann", password=PASSWORD)
     await api.service.identity.login("ann", PASSWORD)  # the decoy is made once
     verified: list[str] = []
-    verify = identity._verify
+    verify = accounts._verify
 
     def counted(stored: str, password: str) -> bool:
         verified.append(stored)
         return verify(stored, password)
 
-    monkeypatch.setattr(identity, "_verify", counted)
+    monkeypatch.setattr(accounts, "_verify", counted)
     nobody, said = await api.client(), set()
     for number, body in enumerate(
         [

@@ -13,8 +13,8 @@ from tests.api.conftest import V1, Api, problem
 from tests.api.test_people import GONE, person
 from tests.waiting import eventually
 
-from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
+from tenuto.engine.tasks.claim import Work
 
 TASKS = f"{V1}/agent-tasks"
 SOON = 10

@@ -8,8 +8,8 @@ import httpx2
 import pytest
 from tests.api.conftest import V1, Api, problem
 
+from tenuto.engine.agents.push import Dispatching
 from tenuto.engine.core import Core
-from tenuto.engine.dispatch import Dispatching
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.tasks.task import Fence
 

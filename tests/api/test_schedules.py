@@ -7,8 +7,8 @@ import httpx2
 import pytest
 from tests.api.conftest import V1, Api, problem
 
-from tenuto.engine.firing import Firing
-from tenuto.engine.triggering import Triggering
+from tenuto.engine.schedules.event_matching import Triggering
+from tenuto.engine.schedules.firing import Firing
 from tenuto.model.tenancy.access import Role
 
 DAILY = {"type": "cron", "expression": "0 9 * * *", "timezone": "Europe/Berlin"}

@@ -1,7 +1,7 @@
 """How a flow is drawn: branches, loops, many items, and titles that come from strangers."""
 
 from tenuto.cli.tree import lines
-from tenuto.engine.flow_graph import GraphEdge, GraphNode, GraphView
+from tenuto.engine.flows.graph import GraphEdge, GraphNode, GraphView
 
 
 def node(name: str, status: str = "COMPLETED", **more: object) -> GraphNode:

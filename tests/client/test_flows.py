@@ -15,9 +15,9 @@ from tenuto.client.flows import watched
 from tenuto.client.follow import OUTAGE_S
 from tenuto.client.remote import RemoteEngine
 from tenuto.client.worker import Worker
-from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
-from tenuto.engine.flow_views import FlowView
+from tenuto.engine.flows.views import FlowView
+from tenuto.engine.tasks.claim import Work
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
 from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto

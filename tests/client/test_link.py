@@ -17,7 +17,7 @@ from tenuto.client.follow import OUTAGE_S, follow
 from tenuto.client.link import Ask, Link
 from tenuto.client.remote import RemoteEngine, reach
 from tenuto.engine.engine import Engine
-from tenuto.engine.query import Filter
+from tenuto.engine.tasks.query import Filter
 from tenuto.model.errors import Invalid, TooMany, Unavailable
 from tenuto.model.tasks.submission import NewTask
 from tenuto.tls import trusted_for

@@ -9,12 +9,12 @@ import pytest
 from tests.api.conftest import Api
 
 from tenuto.client.remote import AnyEngine, RemoteEngine, reach
-from tenuto.engine.children import Child, Question, Waited
-from tenuto.engine.claim import Work
-from tenuto.engine.edit import Changes
+from tenuto.engine.agents.subtasks import Child, Question, Waited
 from tenuto.engine.engine import Engine
-from tenuto.engine.query import Filter
-from tenuto.engine.report import Presence
+from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.query import Filter
+from tenuto.engine.tasks.report import Presence
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Invalid, NotFound, TenutoError, Unauthenticated
 from tenuto.model.tasks.commands import Failure

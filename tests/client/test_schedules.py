@@ -7,8 +7,8 @@ from tests.api.conftest import Api
 
 from tenuto.client.remote import RemoteEngine
 from tenuto.engine.engine import Engine
-from tenuto.engine.schedules import ScheduleChange
-from tenuto.engine.triggers import TriggerChange
+from tenuto.engine.schedules.schedules import ScheduleChange
+from tenuto.engine.schedules.triggers import TriggerChange
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.schedules.schedule import ScheduleSpec
 from tenuto.model.tasks.submission import NewTask

@@ -14,8 +14,8 @@ from tenuto.client import admin as told
 from tenuto.client import client
 from tenuto.client import work as told_work
 from tenuto.client.bodies import change_body, filter_body, task_body
-from tenuto.engine.edit import Changes
-from tenuto.engine.query import Filter
+from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.query import Filter
 from tenuto.model.flows.definition import Approval, Condition, Control, Foreach, Goto
 from tenuto.model.limits.budgets import Budget
 from tenuto.model.limits.concurrency import Concurrency

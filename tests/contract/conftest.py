@@ -16,10 +16,10 @@ import pytest
 
 from tenuto.app import sqlite_path
 from tenuto.clock import Clock
-from tenuto.engine.claim import Work
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
 from tenuto.engine.rows import CorruptRow, task_of
-from tenuto.engine.upkeep import APART
+from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.maintenance import APART
 from tenuto.engine.views import LogLine, TaskView
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import TenutoError

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
+from tenuto.engine.tasks.claim import Work
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict
 from tenuto.model.flows.definition import GroupSpec

@@ -16,9 +16,11 @@ from tests.contract.conftest import ManualClock, failure, opened, profile
 from tests.contract.flowing import WORKER, flow_status, start, statuses
 from tests.contract.plans import Forecast, Job, Node, specs, steps
 
-from tenuto.engine import births, cascade, flow_pieces, latecomers, revival, tree
-from tenuto.engine.claim import Work
+from tenuto.engine.agents import subtask_tree
 from tenuto.engine.engine import Engine
+from tenuto.engine.flows import activation, added_children, advance, deferred
+from tenuto.engine.tasks import retry
+from tenuto.engine.tasks.claim import Work
 from tenuto.model.errors import Conflict
 from tenuto.model.tasks.task import TERMINAL
 from tenuto.store.protocol import Row, Rows, Statement
@@ -73,7 +75,7 @@ def troubles(*, cancels: bool = True) -> st.SearchStrategy[list[Trouble]]:
 def bounded(rows: int) -> Iterator[None]:
     """Lets one transaction change so few rows that plans go beyond it."""
     with ExitStack() as stack:
-        for module in (births, cascade, flow_pieces, latecomers, revival, tree):
+        for module in (activation, advance, deferred, added_children, retry, subtask_tree):
             stack.enter_context(patch.object(module, "CASCADE", rows))
         yield
 

@@ -17,9 +17,9 @@ from tests.contract.conftest import (
     status,
 )
 
-from tenuto.engine.children import Question
+from tenuto.engine.agents.inbox import InboxItem
+from tenuto.engine.agents.subtasks import Question
 from tenuto.engine.engine import Engine
-from tenuto.engine.inbox import InboxItem
 from tenuto.model.tasks.retry import FREE_ENDS
 from tenuto.model.tasks.task import Fence
 

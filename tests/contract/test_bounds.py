@@ -15,13 +15,13 @@ from tests.contract.conftest import (
     running,
 )
 
-from tenuto.engine import spending
-from tenuto.engine.children import MAX_WAIT_S, Question
-from tenuto.engine.edit import Changes
+from tenuto.engine.agents.mailbox import MOST_TAKEN
+from tenuto.engine.agents.subtasks import MAX_WAIT_S, Question
 from tenuto.engine.engine import Engine
-from tenuto.engine.identity import MAX_PASSWORD, MIN_PASSWORD, Identity
-from tenuto.engine.mailbox import MOST_TAKEN
-from tenuto.engine.query import Filter
+from tenuto.engine.limits import budgets
+from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.query import Filter
+from tenuto.engine.tenancy.accounts import MAX_PASSWORD, MIN_PASSWORD, Identity
 from tenuto.metrics import HERE
 from tenuto.model import bounds
 from tenuto.model.limits import rate_limits
@@ -122,7 +122,7 @@ async def test_a_bulk_holds_exactly_so_many(
 async def test_a_workspace_has_exactly_so_many_gates(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.gates.MAX_GATES", 2)
+    monkeypatch.setattr("tenuto.engine.limits.pauses.MAX_GATES", 2)
     for kind in ("a", "b", "a"):  # one that there is can be changed
         await engine.gates.close("type", kind, reason="freeze")
     assert await refusal(engine.gates.close("type", "c")) == "too_large"
@@ -154,13 +154,13 @@ async def test_a_password_has_so_many_characters(engine: Engine) -> None:
 
 
 def test_so_many_models_are_told_apart_in_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spending, "MODELS", 2)
-    monkeypatch.setattr(spending, "_named", set[str]())
+    monkeypatch.setattr(budgets, "MODELS", 2)
+    monkeypatch.setattr(budgets, "_named", set[str]())
     before = {
         name: HERE.value("tenuto_tokens_total", model=name) for name in ("m1", "m2", "m3", "other")
     }
     for name in ("m1", "m2", "m3", "m1", "m4"):
-        spending.counted(Usage(model=name, input_tokens=1))
+        budgets.counted(Usage(model=name, input_tokens=1))
     counted = {
         name: HERE.value("tenuto_tokens_total", model=name) - n for name, n in before.items()
     }

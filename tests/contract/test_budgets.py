@@ -18,8 +18,8 @@ from tests.contract.conftest import (
 from tests.contract.test_prune_races import in_line
 from tests.contract.test_spending import KILLED, asked, below, stopped, usage
 
-from tenuto.engine import spending
 from tenuto.engine.engine import Engine
+from tenuto.engine.limits import budgets
 from tenuto.model.errors import Conflict
 from tenuto.model.limits.budgets import Budget, Spent, is_over, raised
 from tenuto.store.protocol import Script, Statement
@@ -106,7 +106,7 @@ async def test_a_yes_is_heard_by_all_who_wait_for_the_budget(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
     """However many more they are than one transaction lets go on."""
-    monkeypatch.setattr(spending, "MOST_HELD", 2)
+    monkeypatch.setattr(budgets, "MOST_HELD", 2)
     parent = await running(engine, title="parent", budget=Budget(tokens=10))
     for n in range(others):
         await engine.spawn(parent, f"c{n}", new(f"child {n}"))
@@ -125,7 +125,7 @@ async def test_a_yes_is_heard_by_all_who_wait_for_the_budget(
 async def test_a_yes_that_is_heard_later_frees_nobody_once_the_budget_is_used_up_again(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spending, "MOST_HELD", 2)
+    monkeypatch.setattr(budgets, "MOST_HELD", 2)
     parent = await running(engine, title="parent", budget=Budget(tokens=10))
     for n in range(2):
         await engine.spawn(parent, f"c{n}", new(f"child {n}"))
@@ -324,7 +324,7 @@ async def test_a_report_and_an_answer_at_once_leave_nobody_waiting(
     postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report stops one task more while the answer lets all go on that it sees."""
-    engine, real = postgres_engine, spending._stop
+    engine, real = postgres_engine, budgets._stop
     parent = await running(engine, budget=Budget(tokens=100))
     for key in "ab":
         await engine.spawn(parent, key, new(key))
@@ -336,7 +336,7 @@ async def test_a_report_and_an_answer_at_once_leave_nobody_waiting(
         yield from real(*args)
         yield Statement("workspace_lock", {"workspace": engine.workspace})
 
-    monkeypatch.setattr(spending, "_stop", slow)
+    monkeypatch.setattr(budgets, "_stop", slow)
     report = engine.used(two, usage(1))
     early = refusal(engine.inbox.answer(await asked(engine), approve=True))
     async with in_line(postgres_url, "select 1 from workspace", report, early):

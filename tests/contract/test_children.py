@@ -25,11 +25,11 @@ from tests.contract.conftest import (
     status,
 )
 
-from tenuto.engine.children import Child
-from tenuto.engine.claim import Work
+from tenuto.engine.agents.subtask_tree import Tree
+from tenuto.engine.agents.subtasks import Child
 from tenuto.engine.engine import Engine
-from tenuto.engine.query import Filter
-from tenuto.engine.tree import Tree
+from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.query import Filter
 from tenuto.model.errors import TooMany
 from tenuto.model.tasks.task import Fence
 
@@ -372,7 +372,7 @@ async def test_a_cancel_takes_the_whole_tree_with_it(engine: Engine, raw: Raw) -
 async def test_a_cancel_goes_on_where_one_transaction_ends(
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.tree.CASCADE", 4)
+    monkeypatch.setattr("tenuto.engine.agents.subtask_tree.CASCADE", 4)
     root = await running(engine)
     children = await spawned(engine, root, *map(str, range(10)))
     held = await works(engine)
@@ -398,7 +398,7 @@ async def test_a_task_that_is_tried_again_keeps_the_children_that_are_left(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was cancelled, and not all of its children yet."""
-    monkeypatch.setattr("tenuto.engine.tree.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.agents.subtask_tree.CASCADE", 2)
     fence = await running(engine)
     children = await spawned(engine, fence, *map(str, range(5)))
     await engine.cancel(fence.task)

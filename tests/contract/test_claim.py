@@ -30,8 +30,8 @@ from tests.contract.conftest import (
     running,
 )
 
-from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
+from tenuto.engine.tasks.claim import Work
 from tenuto.model.errors import Unavailable
 from tenuto.model.tasks.task import Status, rank
 from tenuto.store.protocol import Script, Statement

@@ -26,10 +26,10 @@ from tests.contract.conftest import (
     status,
 )
 
-from tenuto.engine.control import Action
-from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
-from tenuto.engine.query import Filter
+from tenuto.engine.tasks.control import Action
+from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.query import Filter
 from tenuto.model.errors import Conflict
 from tenuto.model.limits.budgets import Budget
 from tenuto.model.limits.concurrency import Concurrency

@@ -8,8 +8,8 @@ import pytest
 from tests.contract.conftest import Another, ManualClock, Raw, refusal
 from tests.manifest.examples import FLOW, S2
 
-from tenuto.engine.definitions import Applied
 from tenuto.engine.engine import Engine
+from tenuto.engine.flows.definitions import Applied
 from tenuto.manifest.manifest import Manifest, read
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.flows.definition import Goto, GroupSpec
@@ -237,7 +237,7 @@ async def test_two_at_once_agree(engine: Engine, another: Another) -> None:
 
 
 async def test_a_workspace_has_so_many(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenuto.engine.definitions.MAX_DEFINITIONS", 2)
+    monkeypatch.setattr("tenuto.engine.flows.definitions.MAX_DEFINITIONS", 2)
     await engine.definitions.put(a_task("a"))
     await engine.definitions.put(a_task("b"))
     assert await refusal(engine.definitions.put(a_task("c"))) == "too_large"

@@ -19,9 +19,9 @@ from tests.contract.conftest import (
 from tests.contract.flowing import worked
 from tests.contract.test_prune_races import in_line
 
-from tenuto.engine.dependencies import Dependencies
-from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
+from tenuto.engine.tasks.dependencies import Dependencies
+from tenuto.engine.tasks.edit import Changes
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid
 from tenuto.model.tasks.task import Status

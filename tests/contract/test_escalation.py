@@ -47,7 +47,7 @@ async def test_a_failure_that_is_tried_again_is_nobodys_matter(engine: Engine) -
 async def test_only_so_many_wait_for_people_at_once(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.escalation.MOST", 2)
+    monkeypatch.setattr("tenuto.engine.agents.escalation.MOST", 2)
     fences = [await running(engine) for _ in range(3)]
     for fence in fences:
         await engine.fail(fence, failure("syntax"))

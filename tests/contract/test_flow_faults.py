@@ -19,8 +19,8 @@ from tests.contract.flowing import (
     worked,
 )
 
-from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
+from tenuto.engine.tasks.claim import Work
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.flows.definition import (
@@ -369,7 +369,7 @@ async def test_a_child_made_in_a_pause_has_its_turn_after_it(
     engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All children that were there when the pause came are cancelled while it lasts."""
-    monkeypatch.setattr("tenuto.engine.births.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.flows.activation.CASCADE", 2)
     keys = [f"c{number}" for number in range(6)]
     flow = await start(
         engine, "g", group("g", *keys, join="all_done"), *(task(key) for key in keys)
@@ -390,7 +390,7 @@ async def test_an_approval_made_after_what_it_waits_for_is_asked(
     engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in a later portion of its group: nobody will tell it of an end that was before."""
-    monkeypatch.setattr("tenuto.engine.births.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.flows.activation.CASCADE", 2)
     approval = task("yes", depends_on=["a"], control=Approval(message="yes?"))
     specs = [task("a"), task("b"), task("c"), approval]
     flow = await start(
@@ -409,7 +409,7 @@ async def test_all_that_run_in_a_group_are_asked_to_stop_however_many(
     engine: Engine, agent: AgentProfile, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that were asked already take no place of others in the next portion."""
-    monkeypatch.setattr("tenuto.engine.cascade.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.flows.advance.CASCADE", 2)
     keys = [f"c{number}" for number in range(5)]
     flow = await start(
         engine, "g", group("g", *keys, order="parallel"), *(task(key) for key in keys)
@@ -428,7 +428,7 @@ async def test_all_that_run_in_a_group_are_asked_to_stop_however_many(
 async def test_an_approval_made_in_a_pause_is_asked_after_it(
     engine: Engine, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.births.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.flows.activation.CASCADE", 2)
     specs = [task("a"), task("b"), task("yes", control=Approval(message="yes?"))]
     keys = [each.key or "" for each in specs]
     flow = await start(engine, "g", group("g", *keys, order="parallel"), *specs)
@@ -483,7 +483,7 @@ async def test_work_that_cannot_be_done_does_not_hold_up_the_rest(
     engine: Engine, raw: Raw, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More of it is due than is done at once, before all else."""
-    monkeypatch.setattr("tenuto.engine.births.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.flows.activation.CASCADE", 2)
     await start(engine, "g", group("g", "a", "b", "c", order="parallel"), *map(task, "abc"))
     made = "select {}, workspace, 'no such kind', subject, due_at from flow_work"
     for number in range(2):

@@ -5,7 +5,7 @@ from tests.contract.conftest import ManualClock, Raw, failure, new, status
 from tests.contract.flowing import WORKER, flow_status, group, start, statuses, task, worked
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.flow_upkeep import FlowUpkeep
+from tenuto.engine.flows.repair import FlowUpkeep
 from tenuto.model.agents.matching import AgentProfile
 
 
@@ -50,7 +50,7 @@ async def test_ends_that_are_still_to_be_counted_are_no_drift(
     engine: Engine, agent: AgentProfile, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many have failed with one, more than are counted at once, and one still runs."""
-    monkeypatch.setattr("tenuto.engine.cascade.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.flows.advance.CASCADE", 2)
     keys = [f"c{number}" for number in range(4)]
     flow = await start(
         engine,

@@ -7,9 +7,9 @@ import pytest
 from tests.contract.conftest import new, refusal
 from tests.contract.flowing import Wrong, group, start, task, worked
 
-from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
-from tenuto.engine.flow_graph import GraphView, mermaid
+from tenuto.engine.flows.graph import GraphView, mermaid
+from tenuto.engine.tasks.claim import Work
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto
 

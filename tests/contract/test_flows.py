@@ -6,8 +6,8 @@ import pytest
 from tests.contract.conftest import ManualClock, failure, refusal
 from tests.contract.flowing import Wrong, flow_status, group, start, statuses, task, worked
 
-from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
+from tenuto.engine.tasks.claim import Work
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto
 from tenuto.model.tasks.submission import NewTask

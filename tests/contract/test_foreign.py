@@ -22,12 +22,12 @@ from tests.contract.conftest import (
 from tests.contract.flowing import group, start, task
 from tests.contract.timing import cron, defined
 
-from tenuto.engine.children import Question
-from tenuto.engine.edit import Changes
+from tenuto.engine.agents.registry import Registry
+from tenuto.engine.agents.subtasks import Question
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
-from tenuto.engine.query import Filter
-from tenuto.engine.registry import Registry
-from tenuto.engine.report import Presence
+from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.query import Filter
+from tenuto.engine.tasks.report import Presence
 from tenuto.model.agents.messages import NewMessage
 from tenuto.model.errors import NotFound, TenutoError
 from tenuto.model.limits.budgets import Usage

@@ -134,7 +134,7 @@ async def test_closing_again_changes_reason_and_end(engine: Engine, clock: Manua
 async def test_a_workspace_has_so_many_gates_and_may_change_each(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.gates.MAX_GATES", 2)
+    monkeypatch.setattr("tenuto.engine.limits.pauses.MAX_GATES", 2)
     for name in ("a", "b"):
         await engine.gates.close("type", name)
     assert await refusal(engine.gates.close("type", "c")) == "too_large"

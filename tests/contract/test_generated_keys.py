@@ -18,8 +18,8 @@ from tests.contract.generated import (
 )
 from tests.contract.generated_keys import Job, Keys, chosen
 
-from tenuto.engine import turns
 from tenuto.engine.engine import Engine
+from tenuto.engine.limits import concurrency
 from tenuto.model.limits.concurrency import HOLD, Concurrency
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import Fence, Status
@@ -234,7 +234,7 @@ class KeyedTasks:
             places = len(self._keys.holders(key))
             assert rows[0]["places"] == places
             task = self._ids[line[-1].number]
-            told = await turns.standing(self._engine.core, task, self._engine.workspace)
+            told = await concurrency.standing(self._engine.core, task, self._engine.workspace)
             ahead = self._keys.ahead(line[-1])
             assert f"{places} of {line[-1].limit} taken, {ahead} before it in line" in told
 
@@ -262,9 +262,9 @@ def ground(database_url: str) -> Iterator[Ground]:
     made.close()
 
 
-@pytest.mark.parametrize("given", [turns.GIVEN, 2])
+@pytest.mark.parametrize("given", [concurrency.GIVEN, 2])
 def test_tasks_with_keys_have_their_places_in_order(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, given: int
 ) -> None:
-    monkeypatch.setattr(turns, "GIVEN", given)
+    monkeypatch.setattr(concurrency, "GIVEN", given)
     ground.play_all("TENUTO_KEYS", SEEDS, KINDS, KeyedTasks, 30, 60)

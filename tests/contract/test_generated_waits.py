@@ -12,7 +12,9 @@ from tests.contract.generated import Ground, Step, code_of
 from tests.contract.generated_keys import Job, chosen
 from tests.contract.test_generated_keys import KeyedTasks
 
-from tenuto.engine import cascade, flow_pieces, revival, tree
+from tenuto.engine.agents import subtask_tree
+from tenuto.engine.flows import advance, deferred
+from tenuto.engine.tasks import retry
 from tenuto.model.tasks.submission import NewTask
 from tenuto.store.protocol import Statement
 
@@ -194,6 +196,6 @@ def test_so_do_those_that_wait_for_one_alone(ground: Ground) -> None:
 
 def test_so_do_more_of_them_than_one_step_takes(ground: Ground) -> None:
     with ExitStack() as stack:
-        for module in (cascade, flow_pieces, revival, tree):
+        for module in (advance, deferred, retry, subtask_tree):
             stack.enter_context(patch.object(module, "CASCADE", 3))
         ground.play_all("TENUTO_WAITS", range(8), KINDS, WaitingTasks, 20, 40)

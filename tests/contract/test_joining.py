@@ -9,7 +9,7 @@ from tests.contract.conftest import Raw, failure, refusal
 from tests.contract.flowing import WORKER, flow_status, group, start, statuses, task, worked
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.submit import Submitted
+from tenuto.engine.tasks.submit import Submitted
 from tenuto.model.agents.matching import AgentProfile
 
 
@@ -105,7 +105,7 @@ async def test_tasks_that_joined_a_waiting_group_are_revived_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They were skipped with their group, all of them or as many as are at once."""
-    monkeypatch.setattr("tenuto.engine.cascade.CASCADE", bound)
+    monkeypatch.setattr("tenuto.engine.flows.advance.CASCADE", bound)
     flow = await start(
         engine,
         "g",
@@ -135,7 +135,7 @@ async def test_many_that_joined_a_waiting_group_have_their_turn_some_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their flow is held or ended while some of them have still to be let run."""
-    monkeypatch.setattr("tenuto.engine.latecomers.CASCADE", 2)
+    monkeypatch.setattr("tenuto.engine.flows.added_children.CASCADE", 2)
     flow = await start(
         engine,
         "g",

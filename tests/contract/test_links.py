@@ -11,8 +11,8 @@ from tests.contract.conftest import Another, Raw, claim_one, failure, new, refus
 from tests.contract.flowing import flow_status, group, plan, start, statuses, task, worked
 from tests.waiting import eventually
 
-from tenuto.engine.ends import Ending
 from tenuto.engine.engine import Engine
+from tenuto.engine.tasks.finish import Ending
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.flows.plan import Plan
 from tenuto.model.limits.budgets import Usage

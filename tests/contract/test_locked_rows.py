@@ -24,8 +24,8 @@ from tests.contract.conftest import (
 from tests.contract.timing import cron, defined, fire
 from tests.webhooks.conftest import VAULT, deliveries_of, hooks_of
 
+from tenuto.engine.agents.registry import AgentUpkeep
 from tenuto.engine.engine import Engine
-from tenuto.engine.registry import AgentUpkeep
 from tenuto.model.agents.messages import NewMessage
 from tenuto.model.limits.concurrency import Concurrency
 from tenuto.model.tasks.submission import NewTask

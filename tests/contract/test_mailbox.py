@@ -19,9 +19,9 @@ from tests.contract.conftest import (
     refusal,
 )
 
-from tenuto.engine import mailbox
+from tenuto.engine.agents import mailbox
+from tenuto.engine.agents.registry import AgentUpkeep, Registry
 from tenuto.engine.engine import Engine
-from tenuto.engine.registry import AgentUpkeep, Registry
 from tenuto.model.agents.messages import MAX_BODY, NewMessage
 
 

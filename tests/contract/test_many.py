@@ -16,8 +16,8 @@ from tests.contract.conftest import (
 )
 from tests.contract.test_corrupt import NOT_UTF8, damage
 
-from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
+from tenuto.engine.tasks.claim import Work
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import Fence
 from tenuto.store.sqlite import SqliteStore

@@ -30,7 +30,7 @@ from tests.contract.conftest import (
 from tests.services.postgres import PostgresServer
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.query import Filter
+from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import TaskView
 from tenuto.model.errors import TenutoError
 from tenuto.model.tasks.task import Status

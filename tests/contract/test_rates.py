@@ -19,8 +19,8 @@ from tests.contract.conftest import (
     refusal,
 )
 
-from tenuto.engine import rates
 from tenuto.engine.engine import Engine
+from tenuto.engine.limits import rate_limits
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.limits.rate_limits import RateLimit
@@ -51,7 +51,7 @@ async def claim(engine: Engine, who: AgentProfile, n: int = 100) -> list[str]:
 async def charge(engine: Engine, who: UUID | None, model: str | None, tokens: int) -> None:
     def script() -> Script[None]:
         now = engine.clock.now()
-        yield from rates.charge(engine.core, engine.workspace, who, model, tokens, now)
+        yield from rate_limits.charge(engine.core, engine.workspace, who, model, tokens, now)
 
     await engine.core.store.transact(script)
 

@@ -8,9 +8,9 @@ import pytest
 from tests.contract.conftest import AGENT, Raw, claim_one, failure, new, profile, refusal, running
 from tests.contract.flowing import flow_status, group, start, task
 
-from tenuto.engine.children import Question
+from tenuto.engine.agents.registry import Registry
+from tenuto.engine.agents.subtasks import Question
 from tenuto.engine.engine import Engine
-from tenuto.engine.registry import Registry
 from tenuto.model.errors import Invalid
 from tenuto.model.limits.budgets import Budget, Usage
 

@@ -19,9 +19,9 @@ from tests.contract.conftest import (
     refusal,
 )
 
+from tenuto.engine.agents.registry import AgentUpkeep, AgentView, Felt, Registry
 from tenuto.engine.engine import Engine
-from tenuto.engine.registry import AgentUpkeep, AgentView, Felt, Registry
-from tenuto.engine.report import Presence
+from tenuto.engine.tasks.report import Presence
 from tenuto.model.errors import Invalid
 from tenuto.model.limits.complexity import ComplexityRules
 

@@ -7,9 +7,9 @@ from uuid import UUID
 from tests.contract.conftest import claim_all, failure, new, refusal, status
 from tests.contract.flowing import Wrong, flow_status, group, start, statuses, task, worked
 
-from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
-from tenuto.engine.query import Filter
+from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.query import Filter
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.flows.definition import Condition
 

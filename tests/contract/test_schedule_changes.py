@@ -9,8 +9,8 @@ from tests.contract.flowing import task
 from tests.contract.timing import cron, defined, fire, flows
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.flows import Flows
-from tenuto.engine.schedules import ScheduleChange
+from tenuto.engine.flows.start import Flows
+from tenuto.engine.schedules.schedules import ScheduleChange
 
 HOUR = 3600
 

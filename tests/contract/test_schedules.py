@@ -12,11 +12,11 @@ from tests.contract.flowing import group, task, worked
 from tests.contract.timing import cron, defined, faults, fire, flows, trail
 
 from tenuto.coordinator.coordinator import Coordinator
-from tenuto.engine import schedule_rows
-from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
-from tenuto.engine.flows import Flows
-from tenuto.engine.schedules import ScheduleChange, Schedules, ScheduleView, Times, Wanted
+from tenuto.engine.flows.start import Flows
+from tenuto.engine.schedules import rows as schedule_rows
+from tenuto.engine.schedules.schedules import ScheduleChange, Schedules, ScheduleView, Times, Wanted
+from tenuto.engine.tasks.claim import Work
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Unavailable
 from tenuto.model.schedules.firing import MAX_QUEUED

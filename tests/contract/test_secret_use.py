@@ -10,11 +10,11 @@ from tests.contract.flowing import group, task
 from tests.model.test_limits import FIELDS
 from tests.secrets.conftest import OLD
 
-from tenuto.engine.claim import Work
-from tenuto.engine.edit import Changes
 from tenuto.engine.engine import Engine
-from tenuto.engine.schedules import ScheduleChange
-from tenuto.engine.secret_use import runs_the_same
+from tenuto.engine.schedules.schedules import ScheduleChange
+from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tenancy.secret_use import runs_the_same
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import Approval, Foreach, GroupSpec

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 from tests.contract.conftest import WORKER, ManualClock, Raw, failure, new, profile
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.query import Filter
+from tenuto.engine.tasks.query import Filter
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import TenutoError
 from tenuto.model.tasks.retry import ErrorClass, RetryPolicy

@@ -23,7 +23,7 @@ from tests.contract.conftest import (
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.rows import Rows, joined
-from tenuto.engine.submit import Submitted
+from tenuto.engine.tasks.submit import Submitted
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.model.tasks.fingerprint import fingerprints
 from tenuto.model.tasks.retry import RetryPolicy
@@ -373,7 +373,7 @@ async def test_one_bad_task_in_a_bulk_refuses_all(engine: Engine, raw: Raw) -> N
 
 
 async def test_lanes_are_limited(engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenuto.engine.lanes.MAX_LANES", 3)
+    monkeypatch.setattr("tenuto.engine.agents.lanes.MAX_LANES", 3)
     for kind in ("a", "b", "c"):
         await engine.submit(new(task_type=kind))
     assert await refusal(engine.submit(new(task_type="d"))) == "too_many_lanes"
@@ -384,7 +384,7 @@ async def test_lanes_are_limited(engine: Engine, raw: Raw, monkeypatch: pytest.M
 async def test_lanes_are_limited_within_one_bulk(
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.lanes.MAX_LANES", 3)
+    monkeypatch.setattr("tenuto.engine.agents.lanes.MAX_LANES", 3)
     bulk = [new(task_type=f"type{n}") for n in range(5)]
     assert await refusal(engine.submit_many(bulk)) == "too_many_lanes"
     assert await raw.count("task") == 0

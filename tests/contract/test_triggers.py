@@ -12,11 +12,11 @@ from tests.contract.flowing import Wrong, group, task, worked
 from tests.contract.timing import cron, defined, faults, fire, flows, trail, trigger
 
 from tenuto.coordinator.coordinator import Coordinator
-from tenuto.engine import triggering, triggers
-from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
-from tenuto.engine.triggering import Triggering
-from tenuto.engine.triggers import TriggerChange, Triggers, Wanted
+from tenuto.engine.schedules import event_matching, triggers
+from tenuto.engine.schedules.event_matching import Triggering
+from tenuto.engine.schedules.triggers import TriggerChange, Triggers, Wanted
+from tenuto.engine.tasks.claim import Work
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Unavailable
 from tenuto.model.schedules.event_names import MAX_DEPTH, depth_of, names_of, source_of, wanted
@@ -292,7 +292,7 @@ async def test_a_fault_of_ours_stops_nothing(
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patched:
-        patched.setattr(triggering, "_given", broken)
+        patched.setattr(event_matching, "_given", broken)
         await trigger(engine)
     assert "a bug" in str((await engine.triggers.get(made)).last_error)
     await engine.publish("x")
@@ -351,7 +351,7 @@ async def test_a_loop_has_an_end(engine: Engine, raw: Raw, agent: AgentProfile, 
 async def test_a_loop_that_branches_has_an_end(
     engine: Engine, raw: Raw, agent: AgentProfile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triggering, "MAX_CAUSED", 20)
+    monkeypatch.setattr(event_matching, "MAX_CAUSED", 20)
     await defined(engine)
     await on(engine, "*")
     await engine.publish("x")
@@ -507,7 +507,7 @@ async def test_a_workspace_has_so_many_triggers(
 async def test_a_flood_of_events_does_not_keep_a_coordinator_from_its_duties(
     engine: Engine, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triggering, "MOST", 5)
+    monkeypatch.setattr(event_matching, "MOST", 5)
     await defined(engine)
     for name in "abc":
         await on(engine, "deploy", name)

@@ -22,9 +22,9 @@ from tests.contract.conftest import (
     status,
 )
 
-from tenuto.engine import turns
 from tenuto.engine.engine import Engine
-from tenuto.engine.turns import TurnUpkeep
+from tenuto.engine.limits import concurrency as turns
+from tenuto.engine.limits.concurrency import TurnUpkeep
 from tenuto.model.errors import Conflict, Invalid, TenutoError
 from tenuto.model.limits.concurrency import Concurrency, given, superseded
 from tenuto.model.tasks.task import TERMINAL

@@ -6,8 +6,8 @@ import pytest
 from tests.contract.conftest import ManualClock, claim_one, new, status
 from tests.contract.test_turns import KILLED, submit, work_off
 
-from tenuto.engine import turns
 from tenuto.engine.engine import Engine
+from tenuto.engine.limits import concurrency
 from tenuto.model.limits.concurrency import Concurrency
 
 
@@ -29,7 +29,7 @@ async def test_one_that_cancels_the_old_and_asks_again_cancels_neither_itself_no
 async def test_cancel_old_takes_the_place_of_however_many_wait(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "GIVEN", 2)
+    monkeypatch.setattr(concurrency, "GIVEN", 2)
     before = [await submit(engine) for _ in range(12)]
     last = await submit(engine, policy="cancel_old")
     await work_off(engine)
@@ -40,7 +40,7 @@ async def test_cancel_old_takes_the_place_of_however_many_wait(
 async def test_nobody_is_turned_away_while_a_place_is_free(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "GIVEN", 2)
+    monkeypatch.setattr(concurrency, "GIVEN", 2)
     wish = Concurrency("deploy", limit=5, policy="cancel_new")
     made = await engine.submit_many([new(f"task {n}", concurrency=wish) for n in range(6)])
     await work_off(engine)

@@ -26,7 +26,7 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.upkeep import EVERY_LEASE, Spared
+from tenuto.engine.tasks.maintenance import EVERY_LEASE, Spared
 from tenuto.model.tasks.task import AGING_MS, TERMINAL, Fence, Status
 
 
@@ -214,7 +214,7 @@ async def test_a_worker_seen_to_die_loses_everything_at_once(engine: Engine) -> 
 async def test_a_worker_seen_to_die_loses_more_than_a_batch_holds(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 4)
+    monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 4)
     await engine.submit_many([new() for _ in range(10)])
     await claim_all(engine)
     assert await engine.upkeep.expire_worker(WORKER, "supervisor") == 10
@@ -296,7 +296,7 @@ async def test_reaper_and_owner_race_and_one_wins(
 async def test_a_duty_is_bounded(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 4)
+    monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 4)
     await engine.submit_many([new() for _ in range(10)])
     await claim_all(engine)
     clock.advance(LEASE_S + 1)
@@ -307,7 +307,7 @@ async def test_a_duty_is_bounded(
 async def test_a_wait_that_is_over_does_not_hold_up_other_timers(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 2)
+    monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 2)
     for _ in range(2):
         fence = await running(engine)
         await engine.park(fence, "approval", wait_until=START + timedelta(seconds=10))
@@ -323,7 +323,7 @@ async def test_a_wait_that_is_over_does_not_hold_up_other_timers(
 async def test_a_deadline_passed_while_stopping_does_not_hold_up_other_timers(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 1)
+    monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 1)
     stopping = await running(engine, timeout_s=1)
     clock.advance(25)
     await engine.heartbeat([stopping], 10_000)
@@ -340,7 +340,7 @@ async def test_a_deadline_passed_while_stopping_does_not_hold_up_other_timers(
 async def test_an_owner_that_beats_and_stops_late_does_not_hold_up_other_timers(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 1)
+    monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 1)
     stopping = await running(engine)
     await engine.cancel(stopping.task)
     for _ in range(4):

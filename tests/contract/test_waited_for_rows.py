@@ -30,12 +30,12 @@ from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 from tests.webhooks.conftest import VAULT, deliveries_of, hooks_of
 
+from tenuto.engine.agents.gateways import Gateways
+from tenuto.engine.agents.registry import Registry
 from tenuto.engine.engine import Engine
-from tenuto.engine.gateways import Gateways
-from tenuto.engine.hooks import WebhookChange
-from tenuto.engine.identity import Identity
-from tenuto.engine.registry import Registry
-from tenuto.engine.secrets import Secrets
+from tenuto.engine.tenancy.accounts import Identity
+from tenuto.engine.tenancy.secrets import Secrets
+from tenuto.engine.webhooks.endpoints import WebhookChange
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.limits.rate_limits import RateLimit
 from tenuto.model.tasks.decide import token_hash

@@ -7,8 +7,8 @@ from tests.contract.conftest import Raw
 from tests.contract.flowing import task
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.firing import Firing
-from tenuto.engine.triggering import Triggering
+from tenuto.engine.schedules.event_matching import Triggering
+from tenuto.engine.schedules.firing import Firing
 from tenuto.model.flows.plan import Spec
 from tenuto.model.schedules.schedule import ScheduleSpec
 

@@ -10,9 +10,9 @@ from tests.coordinator.stub_gateway import StubGateway, stub_gateway
 
 from tenuto.coordinator.dispatch import Dispatcher, Means
 from tenuto.coordinator.gateway import Gateway
-from tenuto.engine.dispatch import Dispatching
+from tenuto.engine.agents.gateways import Gateways, GatewayState
+from tenuto.engine.agents.push import Dispatching
 from tenuto.engine.engine import Engine
-from tenuto.engine.gateways import Gateways, GatewayState
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import Fence

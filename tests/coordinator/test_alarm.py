@@ -18,8 +18,8 @@ from tenuto import app
 from tenuto.coordinator import alarm
 from tenuto.coordinator.alarm import Alarm, Alert, Outage, pause_after
 from tenuto.coordinator.coordinator import NAME, Coordinator
-from tenuto.engine.coordination import happened
 from tenuto.engine.engine import Engine
+from tenuto.engine.operations.coordination import happened
 from tenuto.metrics import HERE
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid, Unavailable

@@ -15,9 +15,9 @@ from tests.waiting import eventually
 from tests.worker.test_worker_process import nobody_writes
 
 from tenuto.coordinator.coordinator import NAME, Coordinator
-from tenuto.engine.coordination import happened
 from tenuto.engine.engine import Engine
-from tenuto.engine.upkeep import STANDBY_S, Cycle, Leadership
+from tenuto.engine.operations.coordination import happened
+from tenuto.engine.tasks.maintenance import STANDBY_S, Cycle, Leadership
 from tenuto.metrics import HERE
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid, Unavailable

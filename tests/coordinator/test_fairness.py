@@ -9,10 +9,10 @@ from tests.contract.conftest import LEASE_S, ManualClock, Raw, opened, profile
 from tests.contract.timing import cron, defined
 
 from tenuto.coordinator.coordinator import Coordinator, Counts
-from tenuto.engine.claim import Work
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
-from tenuto.engine.firing import Firing
-from tenuto.engine.upkeep import BATCH, Sink, Spared, Upkeep
+from tenuto.engine.schedules.firing import Firing
+from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.maintenance import BATCH, Sink, Spared, Upkeep
 from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import Settings
 from tenuto.store.protocol import Row, Store
@@ -71,7 +71,7 @@ async def test_without_turns_it_would_have_waited(
 async def test_each_workspace_gets_its_share(
     database_url: str, clock: ManualClock, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 10)
+    monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 10)
     async with opened(database_url, clock) as store:
         numbers = (3, 4, 5)
         engines = [Engine(store, workspace=await raw.workspace(number)) for number in numbers]
@@ -90,7 +90,7 @@ async def test_each_workspace_gets_its_share(
 async def test_more_workspaces_than_a_batch_holds_all_have_their_turn(
     database_url: str, clock: ManualClock, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 2)
+    monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 2)
     async with opened(database_url, clock) as store:
         engines = [Engine(store, workspace=await raw.workspace(number)) for number in range(2, 7)]
         for engine in engines:
@@ -119,7 +119,7 @@ async def held(store: Store, workspace: UUID, n: int) -> UUID:
 async def test_leases_are_ended_in_turns(
     database_url: str, clock: ManualClock, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.engine.upkeep.BATCH", 10)
+    monkeypatch.setattr("tenuto.engine.tasks.maintenance.BATCH", 10)
     async with opened(database_url, clock) as store:
         other = await raw.workspace(2)
         await held(store, DEFAULT_WORKSPACE, 50)

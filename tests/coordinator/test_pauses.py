@@ -25,7 +25,7 @@ from tests.contract.conftest import (
 from tenuto.coordinator.coordinator import Coordinator, Counts
 from tenuto.coordinator.pauses import SLOWEST_BEAT_S
 from tenuto.engine.engine import Engine
-from tenuto.engine.report import Presence
+from tenuto.engine.tasks.report import Presence
 from tenuto.model.tasks.task import Fence
 from tenuto.settings import Settings
 from tenuto.worker.children import Children

@@ -11,7 +11,7 @@ from tests.coordinator.stub_gateway import always, session
 from tests.secrets.conftest import dump
 from tests.waiting import eventually
 
-from tenuto.engine.dispatch import Dispatching, Left
+from tenuto.engine.agents.push import Dispatching, Left
 from tenuto.engine.engine import Engine
 from tenuto.vault import Vault
 

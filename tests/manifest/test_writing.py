@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.manifest.examples import FLOW, S2
 
-from tenuto.engine.definitions import encoded
+from tenuto.engine.flows.definitions import encoded
 from tenuto.manifest.diff import FieldChange, changes, same
 from tenuto.manifest.drafting import drafted, spec_from
 from tenuto.manifest.manifest import read

@@ -13,8 +13,8 @@ from tests.contract.conftest import AnyStore, ManualClock, opened
 from tenuto import telemetry
 from tenuto.api.hub import Hub
 from tenuto.engine.core import Core
-from tenuto.engine.counting import Counting
 from tenuto.engine.engine import Engine
+from tenuto.engine.operations.metrics import Counting
 from tenuto.metrics import Metrics
 
 

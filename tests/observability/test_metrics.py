@@ -22,9 +22,9 @@ from tests.observability.hostile import HIDDEN, STORABLE
 
 from tenuto.api.hub import Reader
 from tenuto.coordinator.coordinator import ALERTS, NAME
-from tenuto.engine.counting import sample_once
 from tenuto.engine.engine import Engine
-from tenuto.engine.spending import counted as count_spending
+from tenuto.engine.limits.budgets import counted as count_spending
+from tenuto.engine.operations.metrics import sample_once
 from tenuto.metrics import HERE, OTHER, TABLE, Metrics
 from tenuto.model.errors import Unavailable
 from tenuto.model.limits.budgets import Usage

@@ -17,10 +17,10 @@ from tests.waiting import eventually, eventually_sync
 from tenuto.broker.postgres import PostgresWakeups
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import Coordinator
-from tenuto.engine.deliveries import Due
 from tenuto.engine.engine import Engine
-from tenuto.engine.hooks import new_secret
-from tenuto.engine.report import Presence
+from tenuto.engine.tasks.report import Presence
+from tenuto.engine.webhooks.deliveries import Due
+from tenuto.engine.webhooks.endpoints import new_secret
 from tenuto.metrics import HERE
 from tenuto.model.errors import Unavailable
 from tenuto.settings import Settings

@@ -19,7 +19,7 @@ from uuid import UUID
 import msgspec
 from tests.proof.planted_model import NOW, Rules, Write, owns
 
-from tenuto.engine.upkeep import LOOK_AGAIN
+from tenuto.engine.tasks.maintenance import LOOK_AGAIN
 from tenuto.model.errors import Conflict
 from tenuto.model.tasks import commands as c
 from tenuto.model.tasks.changes import altered

@@ -13,7 +13,8 @@ from contextlib import suppress
 
 import msgspec
 
-from tenuto.engine import rows, submit, upkeep
+from tenuto.engine import rows
+from tenuto.engine.tasks import maintenance, submit
 from tenuto.loop import wait_any
 from tenuto.model.errors import TenutoError
 from tenuto.model.tasks import changes, commands
@@ -55,7 +56,7 @@ def expiry_not_audited() -> None:
         made = write(decided)
         return msgspec.structs.replace(made, rows={**made.rows, "noted": []})
 
-    upkeep.write_changes = silent  # type: ignore[attr-defined]
+    maintenance.write_changes = silent  # type: ignore[attr-defined]
 
 
 @plant

@@ -10,16 +10,16 @@ import msgspec
 from tests.proof.planted_sim import Plant, rewrite, swap
 
 from tenuto.coordinator import coordinator
-from tenuto.engine import flow_pieces, flows
-from tenuto.engine.births import Births
-from tenuto.engine.cascade import Cascade
-from tenuto.engine.consequences import Ended
+from tenuto.engine.agents.inbox import Inbox
 from tenuto.engine.core import FLOW_WORK
-from tenuto.engine.dependencies import Dependencies
-from tenuto.engine.ends import Ending, _Followed
-from tenuto.engine.inbox import Inbox
-from tenuto.engine.newborns import Birth
-from tenuto.engine.plans import Plans
+from tenuto.engine.flows import deferred, start
+from tenuto.engine.flows.activation import Births
+from tenuto.engine.flows.activation_rows import Birth
+from tenuto.engine.flows.advance import Cascade
+from tenuto.engine.flows.outcomes import Ended
+from tenuto.engine.flows.plans import Plans
+from tenuto.engine.tasks.dependencies import Dependencies
+from tenuto.engine.tasks.finish import Ending, _Followed
 from tenuto.model.flows.progress import Flow, Group
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.task import Status
@@ -160,7 +160,7 @@ def leftovers_forgotten(stack: ExitStack) -> None:
 def leftovers_done_first(stack: ExitStack) -> None:
     """A piece of what is left is forgotten in a transaction of its own, and then done."""
 
-    async def in_two(self: flows.Flows, work: UUID) -> int:
+    async def in_two(self: start.Flows, work: UUID) -> int:
         def forget() -> Script[Rows]:
             rows = yield Statement("work_take", {"id": work})
             yield Statement("work_done", {"ids": [work]})
@@ -170,12 +170,12 @@ def leftovers_done_first(stack: ExitStack) -> None:
 
         def script(cascade: Cascade) -> Script[int]:
             for row in kept:
-                yield from flow_pieces.PIECES[row["kind"]](cascade, row)
+                yield from deferred.PIECES[row["kind"]](cascade, row)
             return len(kept)
 
         return await self._run(script)
 
-    swap(stack, flows.Flows, "_piece", in_two)
+    swap(stack, start.Flows, "_piece", in_two)
 
 
 @plant("approval")

@@ -14,9 +14,10 @@ from uuid import UUID
 import msgspec
 from tests.proof.sim.store import database
 
-from tenuto.engine import core, report, rows, submit, upkeep
-from tenuto.engine.claim import Claiming
+from tenuto.engine import core, rows
 from tenuto.engine.rows import task_of
+from tenuto.engine.tasks import maintenance, report, submit
+from tenuto.engine.tasks.claim import Claiming
 from tenuto.loop import wait_any
 from tenuto.model.errors import Conflict, TenutoError
 from tenuto.model.tasks import attempts, changes, commands, decide
@@ -184,7 +185,7 @@ def expiry_not_audited(stack: ExitStack) -> None:
         made = write(decided)
         return msgspec.structs.replace(made, rows={**made.rows, "noted": []})
 
-    swap(stack, upkeep, "write_changes", silent)
+    swap(stack, maintenance, "write_changes", silent)
 
 
 @plant("I13")
@@ -197,7 +198,7 @@ def audit_in_a_second_transaction(stack: ExitStack) -> None:
     later = msgspec.structs.replace(change, steps=(alone,), answer=alone.label, columns=())
     stack.enter_context(patch.dict(queries, {"note_later": later}))
     who = [name for name, _ in change.rows["noted"]].index("actor")
-    write, decide_each = rows.write_changes, upkeep.Upkeep._decide_each
+    write, decide_each = rows.write_changes, maintenance.Upkeep._decide_each
     told: dict[Any, list[Any]] = {}
 
     def half(decided: Sequence[tuple[Change, commands.Command]]) -> Statement:
@@ -206,7 +207,7 @@ def audit_in_a_second_transaction(stack: ExitStack) -> None:
             told.setdefault(row[who], []).append(row)
         return msgspec.structs.replace(made, rows={**made.rows, "noted": []})
 
-    async def in_two(self: upkeep.Upkeep, found: Statement, actor: str, choose: Any) -> int:
+    async def in_two(self: maintenance.Upkeep, found: Statement, actor: str, choose: Any) -> int:
         told.pop(actor, None)
         done = await decide_each(self, found, actor, choose)
         if rows := told.pop(actor, []):
@@ -217,8 +218,8 @@ def audit_in_a_second_transaction(stack: ExitStack) -> None:
             await self._core.store.transact(script)
         return done
 
-    swap(stack, upkeep, "write_changes", half)
-    swap(stack, upkeep.Upkeep, "_decide_each", in_two)
+    swap(stack, maintenance, "write_changes", half)
+    swap(stack, maintenance.Upkeep, "_decide_each", in_two)
 
 
 @plant("I24")
@@ -251,10 +252,10 @@ def timer_in_memory(stack: ExitStack) -> None:
 @plant("I19")
 def cursor_before_the_sink(stack: ExitStack) -> None:
     """The relay notes events as delivered, then delivers them."""
-    relay = upkeep.Upkeep.relay_once
+    relay = maintenance.Upkeep.relay_once
 
     async def hasty(
-        self: upkeep.Upkeep, subscriber: str, sink: upkeep.Sink, *args: Any, **kwargs: Any
+        self: maintenance.Upkeep, subscriber: str, sink: maintenance.Sink, *args: Any, **kwargs: Any
     ) -> int:
         kept: list[Any] = []
 
@@ -266,7 +267,7 @@ def cursor_before_the_sink(stack: ExitStack) -> None:
             await sink(kept)
         return done
 
-    swap(stack, upkeep.Upkeep, "relay_once", hasty)
+    swap(stack, maintenance.Upkeep, "relay_once", hasty)
 
 
 @plant("I1")

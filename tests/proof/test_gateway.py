@@ -20,7 +20,7 @@ from tests.proof.crash.system import PATIENCE, ROOT, Process, System, carrying, 
 from tests.waiting import eventually
 
 from tenuto.clock import to_micros
-from tenuto.engine.gateways import Gateways
+from tenuto.engine.agents.gateways import Gateways
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import NewTask

@@ -30,7 +30,7 @@ from tenuto import app
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.clock import boot_time
 from tenuto.engine.core import Core
-from tenuto.engine.hooks import Hooks
+from tenuto.engine.webhooks.endpoints import Hooks
 from tenuto.model.errors import Unavailable
 from tenuto.model.tasks.task import AGING_MS
 from tenuto.webhooks.guard import Guard

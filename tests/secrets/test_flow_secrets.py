@@ -7,7 +7,7 @@ from tests.contract.conftest import Raw, claim_one, new
 from tests.contract.flowing import flow_status, start, task
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.triggering import Triggering
+from tenuto.engine.schedules.event_matching import Triggering
 from tenuto.model.flows.definition import Foreach
 
 CANARY = "flow-canary-91c2"

@@ -18,7 +18,7 @@ from tests.contract.conftest import (
 )
 from tests.secrets.conftest import NEW, OLD, dump, stored_bytes
 
-from tenuto.engine.children import Question
+from tenuto.engine.agents.subtasks import Question
 from tenuto.engine.engine import Engine
 from tenuto.model.bounds import MAX_ERROR, MAX_SECRET
 from tenuto.model.errors import Invalid

@@ -24,9 +24,9 @@ from tests.webhooks.receiver import Receiver, receiving
 
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.engine.core import Core
-from tenuto.engine.deliveries import Deliveries
 from tenuto.engine.engine import Engine
-from tenuto.engine.hooks import DeliveryView, Hooks, WebhookSecret, WebhookView
+from tenuto.engine.webhooks.deliveries import Deliveries
+from tenuto.engine.webhooks.endpoints import DeliveryView, Hooks, WebhookSecret, WebhookView
 from tenuto.store.protocol import Store
 from tenuto.vault import Vault
 from tenuto.webhooks.deliver import deliver_once

@@ -11,9 +11,9 @@ from tests.webhooks.receiver import answer, receiving, silent
 
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.engine.core import Core
-from tenuto.engine.deliveries import LEASE_S, SHARE, Deliveries
-from tenuto.engine.hooks import WebhookChange
-from tenuto.engine.upkeep import DELIVERY_AFTER
+from tenuto.engine.tasks.maintenance import DELIVERY_AFTER
+from tenuto.engine.webhooks.deliveries import LEASE_S, SHARE, Deliveries
+from tenuto.engine.webhooks.endpoints import WebhookChange
 from tenuto.model.webhooks import DISABLE_AFTER, MAX_TRIES, TRIP_AFTER
 from tenuto.vault import Vault
 from tenuto.webhooks import sign

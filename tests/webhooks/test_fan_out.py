@@ -10,10 +10,10 @@ from tests.waiting import eventually
 from tests.webhooks.conftest import World, deliveries_of, hooks_of, store_of
 from tests.webhooks.receiver import Receiver
 
-from tenuto.engine.deliveries import CURSOR, Occurrence
+from tenuto.engine.agents.registry import AgentUpkeep
 from tenuto.engine.engine import Engine
-from tenuto.engine.hooks import WebhookChange
-from tenuto.engine.registry import AgentUpkeep
+from tenuto.engine.webhooks.deliveries import CURSOR, Occurrence
+from tenuto.engine.webhooks.endpoints import WebhookChange
 from tenuto.model.tasks.task import Status
 from tenuto.store.protocol import Script, Statement
 

@@ -9,8 +9,8 @@ from tests.webhooks.conftest import VAULT, World, hooks_of
 
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.engine.core import Core
-from tenuto.engine.hooks import Hooks, WebhookChange
-from tenuto.engine.secrets import Rotating
+from tenuto.engine.tenancy.secrets import Rotating
+from tenuto.engine.webhooks.endpoints import Hooks, WebhookChange
 from tenuto.model.errors import NotFound
 from tenuto.model.webhooks import EVENTS, MAX_WEBHOOKS, wants
 from tenuto.vault import Vault

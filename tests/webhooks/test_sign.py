@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tenuto.clock import Clock
-from tenuto.engine.hooks import new_secret
+from tenuto.engine.webhooks.endpoints import new_secret
 from tenuto.model.errors import Invalid
 from tenuto.webhooks import sign
 

@@ -22,7 +22,7 @@ from tests.waiting import eventually
 
 from tenuto import app
 from tenuto.engine.engine import Engine
-from tenuto.engine.report import Beat
+from tenuto.engine.tasks.report import Beat
 from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.retry import ErrorClass
 from tenuto.model.tasks.submission import NewTask

@@ -9,9 +9,9 @@ import pytest
 from tests.contract.conftest import ManualClock, claim_one, new, opened
 
 from tenuto.clock import Clock
-from tenuto.engine.claim import Work
 from tenuto.engine.engine import Engine
-from tenuto.engine.report import Presence
+from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.report import Presence
 from tenuto.model.tasks.task import TIMEOUT_SLACK_S, Fence
 from tenuto.settings import Settings
 from tenuto.worker.attempt import Attempt

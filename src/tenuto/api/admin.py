@@ -21,16 +21,8 @@ from tenuto.api.shapes import (
     WorkspaceBody,
 )
 from tenuto.api.tasks import IfMatch, Limit, version_of
-from tenuto.engine.hooks import (
-    DeliveryPage,
-    DeliveryView,
-    WebhookChange,
-    WebhookPage,
-    WebhookSecret,
-    WebhookView,
-)
-from tenuto.engine.identity import worth_of
-from tenuto.engine.people import (
+from tenuto.engine.tenancy.accounts import worth_of
+from tenuto.engine.tenancy.views import (
     LoginToken,
     Me,
     MemberView,
@@ -40,6 +32,14 @@ from tenuto.engine.people import (
     WorkspaceView,
 )
 from tenuto.engine.views import SecretView
+from tenuto.engine.webhooks.endpoints import (
+    DeliveryPage,
+    DeliveryView,
+    WebhookChange,
+    WebhookPage,
+    WebhookSecret,
+    WebhookView,
+)
 from tenuto.model.errors import Conflict, NotFound
 from tenuto.model.limits.quota import Quota, effective, quota_of
 from tenuto.model.tenancy.access import SCOPES, Role, check_lasting, check_reach

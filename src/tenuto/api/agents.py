@@ -10,9 +10,9 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from tenuto.api.service import AtDesk
 from tenuto.api.shapes import AgentBody, TerminateBody
 from tenuto.api.tasks import Limit, TaskPage
-from tenuto.engine.agent_explain import AgentExplanation
-from tenuto.engine.query import Filter
-from tenuto.engine.registry import AgentHealth, AgentToken, AgentView
+from tenuto.engine.agents.eligibility import AgentExplanation
+from tenuto.engine.agents.registry import AgentHealth, AgentToken, AgentView
+from tenuto.engine.tasks.query import Filter
 from tenuto.model.agents.lifecycle import rules_of
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, NotFound

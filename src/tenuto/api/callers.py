@@ -3,7 +3,7 @@
 from uuid import UUID
 
 from tenuto.api.attempt_tokens import AttemptTokens
-from tenuto.engine.identity import Identity
+from tenuto.engine.tenancy.accounts import Identity
 from tenuto.model.errors import Unauthenticated
 from tenuto.model.tenancy.access import Caller
 

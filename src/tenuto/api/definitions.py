@@ -9,7 +9,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from tenuto.api.service import AtDesk
 from tenuto.api.shapes import Written
 from tenuto.api.tasks import IfMatch, Limit, version_of
-from tenuto.engine.definitions import Applied, DefinitionPage, DefinitionView
+from tenuto.engine.flows.definitions import Applied, DefinitionPage, DefinitionView
 from tenuto.manifest.drafting import spec_from
 from tenuto.manifest.writing import snake
 from tenuto.model.errors import Conflict, Invalid

@@ -12,8 +12,8 @@ from tenuto.api.openapi import MERMAID
 from tenuto.api.service import AtDesk
 from tenuto.api.shapes import ReasonBody
 from tenuto.api.tasks import Key, Limit, TaskPage, count_submit
-from tenuto.engine.flow_graph import GraphView, mermaid
-from tenuto.engine.flow_views import FlowPage, FlowView
+from tenuto.engine.flows.graph import GraphView, mermaid
+from tenuto.engine.flows.views import FlowPage, FlowView
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 

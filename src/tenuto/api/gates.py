@@ -9,8 +9,8 @@ from litestar.params import FromPath, JSONBody
 
 from tenuto.api.service import AtDesk
 from tenuto.api.shapes import Written
-from tenuto.engine.gates import GateView
-from tenuto.engine.rates import RateLimitView
+from tenuto.engine.limits.pauses import GateView
+from tenuto.engine.limits.rate_limits import RateLimitView
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.limits.pauses import EVERYTHING, KINDS, GateKind
 from tenuto.model.limits.rate_limits import RateLimit

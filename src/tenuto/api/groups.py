@@ -12,10 +12,10 @@ from tenuto.api.flows import Format, Named, begun, drawn, reason_of
 from tenuto.api.service import AtDesk
 from tenuto.api.shapes import ReasonBody
 from tenuto.api.tasks import Key, Limit, count_submit
-from tenuto.engine.definitions import DefinitionView
-from tenuto.engine.flow_graph import GraphView
-from tenuto.engine.flow_views import FlowView, GroupPage, GroupView
-from tenuto.engine.flows import input_text
+from tenuto.engine.flows.definitions import DefinitionView
+from tenuto.engine.flows.graph import GraphView
+from tenuto.engine.flows.start import input_text
+from tenuto.engine.flows.views import FlowView, GroupPage, GroupView
 from tenuto.model.errors import Conflict, NotFound
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from tenuto.clock import Clock
-from tenuto.engine.upkeep import Sink
+from tenuto.engine.tasks.maintenance import Sink
 from tenuto.loop import repeat
 from tenuto.model.errors import TenutoError
 from tenuto.store.protocol import Row, Rows, Statement, Store

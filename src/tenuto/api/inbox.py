@@ -10,7 +10,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from tenuto.api.flow_shapes import AnswerBody, ApproveBody, CommentBody
 from tenuto.api.service import AtDesk
 from tenuto.api.tasks import Limit
-from tenuto.engine.inbox import InboxItem
+from tenuto.engine.agents.inbox import InboxItem
 from tenuto.model.errors import Forbidden
 from tenuto.model.limits.budgets import Budget
 

@@ -10,7 +10,7 @@ from tenuto.api.service import AtDesk
 from tenuto.api.shapes import Said, Written
 from tenuto.api.tasks import Limit
 from tenuto.api.work import check_current
-from tenuto.engine.mailbox import Batch, Message, MessagePage
+from tenuto.engine.agents.mailbox import Batch, Message, MessagePage
 from tenuto.model.agents.messages import NewMessage
 
 

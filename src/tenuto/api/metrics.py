@@ -18,7 +18,7 @@ from tenuto.api.service import Service, service_of
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import ALERTS, NAME
 from tenuto.engine.core import Core
-from tenuto.engine.counting import Counting, sample_once
+from tenuto.engine.operations.metrics import Counting, sample_once
 from tenuto.loop import repeat
 from tenuto.metrics import HERE, OTHER
 from tenuto.model.errors import TenutoError, Unauthenticated

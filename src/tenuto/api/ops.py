@@ -12,11 +12,11 @@ from tenuto.api.service import AtDesk, Desk, service_of
 from tenuto.api.shapes import RecoverBody
 from tenuto.api.tasks import Limit, Lines
 from tenuto.coordinator.coordinator import NAME
-from tenuto.engine.coordination import Recovered, happened
-from tenuto.engine.coordination import recover as recover_now
-from tenuto.engine.gateways import worst
-from tenuto.engine.spending import SpendingStats
-from tenuto.engine.upkeep import Cycle
+from tenuto.engine.agents.gateways import worst
+from tenuto.engine.limits.budgets import SpendingStats
+from tenuto.engine.operations.coordination import Recovered, happened
+from tenuto.engine.operations.coordination import recover as recover_now
+from tenuto.engine.tasks.maintenance import Cycle
 from tenuto.engine.views import WorkerView
 from tenuto.model.errors import Forbidden, NotFound, TenutoError
 from tenuto.model.tenancy.access import Role

@@ -9,7 +9,7 @@ from uuid import UUID
 from litestar import Request
 
 from tenuto.api.service import AtDesk
-from tenuto.engine.claim import Work
+from tenuto.engine.tasks.claim import Work
 from tenuto.loop import wait_any
 from tenuto.model.errors import Unauthenticated
 from tenuto.model.tenancy.access import Role

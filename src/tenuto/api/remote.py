@@ -31,11 +31,11 @@ from tenuto.api.work import (
     fence_of,
     lease_of,
 )
-from tenuto.engine.children import Question
-from tenuto.engine.claim import Work
-from tenuto.engine.query import Filter
-from tenuto.engine.registry import AgentView
-from tenuto.engine.upkeep import Upkeep
+from tenuto.engine.agents.registry import AgentView
+from tenuto.engine.agents.subtasks import Question
+from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.maintenance import Upkeep
+from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import Page
 from tenuto.model import bounds
 from tenuto.model.agents.lifecycle import checked

@@ -11,7 +11,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from tenuto.api.service import AtDesk
 from tenuto.api.shapes import Written
 from tenuto.api.tasks import IfMatch, Key, Limit, count_submit, version_of
-from tenuto.engine.schedules import ScheduleChange, SchedulePage, ScheduleView, Times
+from tenuto.engine.schedules.schedules import ScheduleChange, SchedulePage, ScheduleView, Times
 from tenuto.model import bounds
 
 Named = Annotated[str | None, QueryParameter(max_length=bounds.MAX_NAME)]

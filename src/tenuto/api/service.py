@@ -20,14 +20,14 @@ from tenuto.api.logins import Logins
 from tenuto.api.rates import Rates
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
+from tenuto.engine.agents.gateways import Gateways
+from tenuto.engine.agents.registry import Registry
+from tenuto.engine.agents.subtask_tree import Tree
 from tenuto.engine.core import Core
 from tenuto.engine.engine import Engine
-from tenuto.engine.gateways import Gateways
-from tenuto.engine.hooks import Check, Hooks
-from tenuto.engine.identity import Identity
-from tenuto.engine.registry import Registry
-from tenuto.engine.tree import Tree
-from tenuto.engine.upkeep import Upkeep
+from tenuto.engine.tasks.maintenance import Upkeep
+from tenuto.engine.tenancy.accounts import Identity
+from tenuto.engine.webhooks.endpoints import Check, Hooks
 from tenuto.model.errors import Forbidden, Unauthenticated
 from tenuto.model.tenancy.access import Caller, Role, Scope
 from tenuto.settings import Settings

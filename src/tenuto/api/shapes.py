@@ -16,7 +16,7 @@ from tenuto.api.flow_shapes import (
     key_of,
     one,
 )
-from tenuto.engine.query import Filter
+from tenuto.engine.tasks.query import Filter
 from tenuto.manifest.tasks import KINDS
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid

@@ -21,8 +21,8 @@ from tenuto.api.hub import Reader
 from tenuto.api.service import AtDesk
 from tenuto.api.shapes import Written
 from tenuto.api.tasks import Key
-from tenuto.engine.publishing import EventView
 from tenuto.engine.rows import decode
+from tenuto.engine.schedules.events import EventView
 from tenuto.engine.views import LogLine
 from tenuto.model.errors import Invalid
 from tenuto.model.schedules.event_names import names_of

@@ -21,8 +21,8 @@ from tenuto.api.shapes import (
     TaskBody,
     TaskPatch,
 )
-from tenuto.engine.edit import Changes
-from tenuto.engine.query import Filter
+from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import (
     AttemptView,
     Explanation,

@@ -10,7 +10,7 @@ from tenuto.api.schedules import Named
 from tenuto.api.service import AtDesk
 from tenuto.api.shapes import Written
 from tenuto.api.tasks import IfMatch, Key, Limit, version_of
-from tenuto.engine.triggers import TriggerChange, TriggerPage, TriggerView
+from tenuto.engine.schedules.triggers import TriggerChange, TriggerPage, TriggerView
 
 
 class TriggerBody(Written):

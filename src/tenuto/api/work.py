@@ -25,13 +25,13 @@ from tenuto.api.shapes import (
     TranscriptBody,
     WorkerBeatBody,
 )
-from tenuto.engine.children import Child, Waited
-from tenuto.engine.claim import Work
-from tenuto.engine.dispatch import lease_of as pushed_lease
-from tenuto.engine.registry import Felt
-from tenuto.engine.report import Pulse
-from tenuto.engine.said import check_progress
-from tenuto.engine.spending import spend_owner
+from tenuto.engine.agents.push import lease_of as pushed_lease
+from tenuto.engine.agents.registry import Felt
+from tenuto.engine.agents.subtasks import Child, Waited
+from tenuto.engine.limits.budgets import spend_owner
+from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.report import Pulse
+from tenuto.engine.tenancy.output_redaction import check_progress
 from tenuto.model import bounds
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Invalid, TenutoError

@@ -19,7 +19,7 @@ from tenuto import app
 from tenuto.bench.measures import BULK, SLOTS, Bench, Figures, new
 from tenuto.bench.noop import noop
 from tenuto.coordinator.coordinator import Coordinator
-from tenuto.engine.report import Presence
+from tenuto.engine.tasks.report import Presence
 from tenuto.loop import repeat, wait_any
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.tasks.task import Fence

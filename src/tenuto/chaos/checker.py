@@ -6,7 +6,7 @@ from tenuto.chaos.client import kind_of
 from tenuto.chaos.record import Record
 from tenuto.coordinator.coordinator import ALERTS, NAME
 from tenuto.engine.engine import Engine
-from tenuto.engine.proof import Proof, Remains
+from tenuto.engine.operations.audit import Proof, Remains
 from tenuto.model.tasks.task import TERMINAL, TRANSITIONS
 
 DOOMED = ("failing", "poison")

@@ -16,7 +16,7 @@ from tenuto.chaos.report import Report
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import ALERTS
 from tenuto.engine.engine import Engine
-from tenuto.engine.proof import Proof
+from tenuto.engine.operations.audit import Proof
 from tenuto.loop import wait_any
 from tenuto.model.errors import TenutoError, Unavailable
 from tenuto.settings import Settings

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from tenuto.client.client import AsyncClient
-    from tenuto.engine.people import MemberView, WorkspaceView
+    from tenuto.engine.tenancy.views import MemberView, WorkspaceView
 
 ROLES = click.Choice(["OWNER", "ADMIN", "MEMBER", "VIEWER"], case_sensitive=False)
 _WORKSPACE: Columns = {

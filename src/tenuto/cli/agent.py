@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from tenuto.client.client import AsyncClient
-    from tenuto.engine.mailbox import Message
-    from tenuto.engine.registry import AgentView
+    from tenuto.engine.agents.mailbox import Message
+    from tenuto.engine.agents.registry import AgentView
     from tenuto.engine.views import TaskSummary
 
 _STATUSES = ("IDLE", "WORKING", "DRAINING", "STALE", "ERROR", "TERMINATED")

@@ -77,7 +77,7 @@ async def grown(engine: "AnyEngine", task: "UUID") -> Tree:
 
 async def _children(engine: "AnyEngine", task: "UUID", most: int) -> list[Node]:
     """Up to so many children, oldest first."""
-    from tenuto.engine.query import Filter
+    from tenuto.engine.tasks.query import Filter
 
     found: list[Node] = []
     cursor = None

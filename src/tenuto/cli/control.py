@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from tenuto.client.client import AsyncClient
     from tenuto.client.remote import AnyEngine
-    from tenuto.engine.control import Action, ActionResult
-    from tenuto.engine.query import Filter
-    from tenuto.engine.submit import Submitted
+    from tenuto.engine.tasks.control import Action, ActionResult
+    from tenuto.engine.tasks.query import Filter
+    from tenuto.engine.tasks.submit import Submitted
     from tenuto.engine.views import TaskView
 
 UNASKED = "do not ask; nobody is asked where standard input is no terminal."
@@ -246,7 +246,7 @@ def update(
 ) -> None:
     """Change a task's priority, and so its place in the queue, or what it says about itself."""
     from tenuto.cli.render import print_json
-    from tenuto.engine.edit import Changes
+    from tenuto.engine.tasks.edit import Changes
 
     name = the_task(task, named)
     told = {key: value for key, value in fields.items() if value is not None}

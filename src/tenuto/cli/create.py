@@ -24,7 +24,7 @@ from tenuto.cli.parse import (
 
 if TYPE_CHECKING:
     from tenuto.client.remote import AnyEngine
-    from tenuto.engine.submit import Submitted
+    from tenuto.engine.tasks.submit import Submitted
 
 
 async def agent_id(engine: "AnyEngine", name: str | None) -> UUID | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from tenuto.client.remote import AnyEngine
-    from tenuto.engine.control import Action, ActionResult
+    from tenuto.engine.tasks.control import Action, ActionResult
     from tenuto.engine.views import Page, TaskSummary, TaskView
 
 PAGE = 500
@@ -37,7 +37,7 @@ def dlq() -> None:
 
 async def _dead(engine: "AnyEngine", limit: int, cursor: "UUID | None" = None) -> "Page":
     """Dead tasks that nobody has put away, newest first."""
-    from tenuto.engine.query import Filter
+    from tenuto.engine.tasks.query import Filter
     from tenuto.engine.views import Page
 
     found: list[TaskSummary] = []
@@ -128,7 +128,7 @@ def _all(given: Globals, action: "Action", word: str, *, yes: bool) -> int:
         confirm(f"{word} {count(len(dead))}?")
 
     async def act(engine: "AnyEngine") -> "ActionResult":
-        from tenuto.engine.control import ActionResult
+        from tenuto.engine.tasks.control import ActionResult
         from tenuto.model.errors import Conflict, NotFound
 
         result = ActionResult([], {})

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from tenuto.client.client import AsyncClient
     from tenuto.client.remote import AnyEngine
-    from tenuto.engine.flow_graph import GraphView
-    from tenuto.engine.flow_views import FlowPage, FlowView
+    from tenuto.engine.flows.graph import GraphView
+    from tenuto.engine.flows.views import FlowPage, FlowView
 
 F = TypeVar("F", bound=Callable[..., Any])
 FIELDS: Columns = {
@@ -185,7 +185,7 @@ def tell_view(
         tell_one(given, view, fields)
         return
     if mermaid:
-        from tenuto.engine.flow_graph import mermaid as mermaid_text
+        from tenuto.engine.flows.graph import mermaid as mermaid_text
 
         text = mermaid_text(graph)
         print_json({"mermaid": text}) if given.json else print(printable(text, lines=True), end="")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tenuto.client.client import AsyncClient
     from tenuto.client.remote import AnyEngine
-    from tenuto.engine.flow_views import GroupPage
+    from tenuto.engine.flows.views import GroupPage
 
 _JOINS = ("all_succeeded", "all_done", "any_failed", "first_succeeded")
 _FIELDS: Columns = {

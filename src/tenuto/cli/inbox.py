@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from tenuto.client.client import AsyncClient
-    from tenuto.engine.inbox import InboxItem
+    from tenuto.engine.agents.inbox import InboxItem
 
 
 def _said(item: "InboxItem", name: str) -> str | None:

@@ -10,7 +10,7 @@ from tenuto.cli.embedded import PATIENCE_S
 from tenuto.cli.tell import tell_done
 
 if TYPE_CHECKING:
-    from tenuto.engine.people import Me
+    from tenuto.engine.tenancy.views import Me
 
 
 @command(

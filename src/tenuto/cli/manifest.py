@@ -11,7 +11,7 @@ from tenuto.cli.tell import Columns, tell_done, tell_page
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from tenuto.engine.definitions import Applied, DefinitionChange, DefinitionPage
+    from tenuto.engine.flows.definitions import Applied, DefinitionChange, DefinitionPage
 
 _ENDINGS = (".yaml", ".yml")
 _MARKS = {"created": ("+", "green"), "updated": ("~", "yellow"), "unchanged": ("=", "bright_black")}

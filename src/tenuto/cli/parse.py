@@ -260,7 +260,7 @@ def has_filter(chosen: dict[str, Any]) -> bool:
 
 def read_filter(now: datetime, chosen: dict[str, Any]) -> Any:
     """The engine's filter for what was chosen."""
-    from tenuto.engine.query import Filter
+    from tenuto.engine.tasks.query import Filter
     from tenuto.model import bounds
 
     if chosen["task_type"] is not None:

@@ -117,7 +117,7 @@ TASKS = ["ID", "DONE", "FOR", "AGENT", "TITLE", "STEP"]
 
 
 async def _look(engine: "AnyEngine", tasks: int) -> Seen:
-    from tenuto.engine.query import Filter
+    from tenuto.engine.tasks.query import Filter
 
     page = await engine.list(Filter(status=RUNNING), tasks)
     return Seen(await engine.counts(), await engine.workers(), page.tasks, engine.clock.now())

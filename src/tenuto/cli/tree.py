@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from tenuto.cli.base import Globals
     from tenuto.client.remote import AnyEngine
-    from tenuto.engine.flow_graph import GraphNode, GraphView
-    from tenuto.engine.flow_views import FlowView, GroupView
+    from tenuto.engine.flows.graph import GraphNode, GraphView
+    from tenuto.engine.flows.views import FlowView, GroupView
 
 V = TypeVar("V", "FlowView", "GroupView")
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from tenuto.client.client import AsyncClient
-    from tenuto.engine.hooks import WebhookView
+    from tenuto.engine.webhooks.endpoints import WebhookView
 
 _FIELDS: Columns = {
     "id": lambda each: each.id,

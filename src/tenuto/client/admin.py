@@ -12,15 +12,9 @@ from tenuto.client.bodies import camel
 from tenuto.client.link import Ask, Link
 from tenuto.client.remote import AnyEngine, RemoteEngine
 from tenuto.client.work import V1
-from tenuto.engine.coordination import Recovered, happened, recover
-from tenuto.engine.hooks import (
-    DeliveryPage,
-    DeliveryView,
-    WebhookPage,
-    WebhookSecret,
-    WebhookView,
-)
-from tenuto.engine.people import (
+from tenuto.engine.operations.coordination import Recovered, happened, recover
+from tenuto.engine.tasks.maintenance import Cycle
+from tenuto.engine.tenancy.views import (
     LoginToken,
     Me,
     MemberView,
@@ -29,8 +23,14 @@ from tenuto.engine.people import (
     TokenView,
     WorkspaceView,
 )
-from tenuto.engine.upkeep import Cycle
 from tenuto.engine.views import LogLine
+from tenuto.engine.webhooks.endpoints import (
+    DeliveryPage,
+    DeliveryView,
+    WebhookPage,
+    WebhookSecret,
+    WebhookView,
+)
 
 T = TypeVar("T")
 PAGE = 500

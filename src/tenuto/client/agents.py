@@ -10,11 +10,11 @@ from tenuto.client.bodies import agent_body
 from tenuto.client.link import Ask
 from tenuto.client.remote import AnyEngine, RemoteEngine
 from tenuto.client.work import V1
-from tenuto.engine.agent_explain import AgentExplanation
+from tenuto.engine.agents.eligibility import AgentExplanation
+from tenuto.engine.agents.mailbox import Batch, Message, MessagePage
+from tenuto.engine.agents.registry import AgentHealth, AgentToken, AgentView, Registry
 from tenuto.engine.engine import Engine
-from tenuto.engine.mailbox import Batch, Message, MessagePage
-from tenuto.engine.query import Filter
-from tenuto.engine.registry import AgentHealth, AgentToken, AgentView, Registry
+from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import TaskSummary
 from tenuto.model.agents.lifecycle import STALE_AFTER_S
 from tenuto.model.agents.matching import AgentProfile

@@ -25,15 +25,20 @@ from tenuto.client.remote import RemoteSecrets
 from tenuto.client.schedules import Events, RemoteSchedules, RemoteTriggers
 from tenuto.client.tasks import ID, Tasks
 from tenuto.client.waiter import Group
-from tenuto.engine.control import Action, ActionResult
-from tenuto.engine.coordination import Recovered
-from tenuto.engine.definitions import Applied, DefinitionPage, Definitions, DefinitionView
-from tenuto.engine.flow_graph import GraphView
-from tenuto.engine.flow_views import FlowSummary, FlowView, GroupSummary, GroupView
-from tenuto.engine.gates import Gates, GateView
-from tenuto.engine.hooks import DeliveryPage, DeliveryView, WebhookSecret, WebhookView
-from tenuto.engine.inbox import InboxItem
-from tenuto.engine.people import (
+from tenuto.engine.agents.inbox import InboxItem
+from tenuto.engine.flows.definitions import Applied, DefinitionPage, Definitions, DefinitionView
+from tenuto.engine.flows.graph import GraphView
+from tenuto.engine.flows.views import FlowSummary, FlowView, GroupSummary, GroupView
+from tenuto.engine.limits.pauses import Gates, GateView
+from tenuto.engine.limits.rate_limits import RateLimits, RateLimitView
+from tenuto.engine.operations.coordination import Recovered
+from tenuto.engine.schedules.events import EventView
+from tenuto.engine.schedules.schedules import ScheduleChange, SchedulePage, Schedules, ScheduleView
+from tenuto.engine.schedules.triggers import TriggerChange, TriggerPage, Triggers, TriggerView
+from tenuto.engine.tasks.control import Action, ActionResult
+from tenuto.engine.tasks.submit import Submitted
+from tenuto.engine.tenancy.secrets import Secrets
+from tenuto.engine.tenancy.views import (
     LoginToken,
     Me,
     MemberView,
@@ -42,12 +47,6 @@ from tenuto.engine.people import (
     TokenView,
     WorkspaceView,
 )
-from tenuto.engine.publishing import EventView
-from tenuto.engine.rates import RateLimits, RateLimitView
-from tenuto.engine.schedules import ScheduleChange, SchedulePage, Schedules, ScheduleView
-from tenuto.engine.secrets import Secrets
-from tenuto.engine.submit import Submitted
-from tenuto.engine.triggers import TriggerChange, TriggerPage, Triggers, TriggerView
 from tenuto.engine.views import (
     AttemptView,
     Explanation,
@@ -56,6 +55,7 @@ from tenuto.engine.views import (
     TaskSummary,
     TaskView,
 )
+from tenuto.engine.webhooks.endpoints import DeliveryPage, DeliveryView, WebhookSecret, WebhookView
 from tenuto.manifest.drafting import Files
 from tenuto.model.flows.definition import Join, Order
 from tenuto.model.flows.plan import Spec

@@ -6,9 +6,9 @@ from uuid import UUID
 
 from tenuto.client.agents import Agents
 from tenuto.client.waiter import Group
-from tenuto.engine.agent_explain import AgentExplanation
-from tenuto.engine.mailbox import Batch, Message, MessagePage
-from tenuto.engine.registry import AgentHealth, AgentToken, AgentView
+from tenuto.engine.agents.eligibility import AgentExplanation
+from tenuto.engine.agents.mailbox import Batch, Message, MessagePage
+from tenuto.engine.agents.registry import AgentHealth, AgentToken, AgentView
 from tenuto.engine.views import TaskSummary
 
 

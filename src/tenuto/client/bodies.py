@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from tenuto.engine.edit import Changes
-from tenuto.engine.query import Filter
+from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.query import Filter
 from tenuto.model.agents.matching import AgentProfile, Means
 from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.submission import NewTask

@@ -36,13 +36,13 @@ from tenuto.client.schedules import Events, RemoteSchedules, RemoteTriggers
 from tenuto.client.target import Target, choose, opened
 from tenuto.client.tasks import TaskFailed, Tasks
 from tenuto.client.waiter import Waiter
-from tenuto.engine.definitions import Definitions
-from tenuto.engine.gates import Gates
-from tenuto.engine.rates import RateLimits
-from tenuto.engine.schedules import Schedules
-from tenuto.engine.secrets import Secrets
-from tenuto.engine.spending import SpendingStats
-from tenuto.engine.triggers import Triggers
+from tenuto.engine.flows.definitions import Definitions
+from tenuto.engine.limits.budgets import SpendingStats
+from tenuto.engine.limits.pauses import Gates
+from tenuto.engine.limits.rate_limits import RateLimits
+from tenuto.engine.schedules.schedules import Schedules
+from tenuto.engine.schedules.triggers import Triggers
+from tenuto.engine.tenancy.secrets import Secrets
 from tenuto.model.errors import Invalid
 
 __all__ = ["AsyncClient", "Client", "FlowFailed", "TaskFailed"]

@@ -8,10 +8,10 @@ from uuid import UUID
 
 from tenuto.client.follow import EVERY, OUTAGE_S
 from tenuto.client.remote import AnyEngine, RemoteEngine
-from tenuto.engine.definitions import DefinitionView
-from tenuto.engine.flow_graph import GraphView
-from tenuto.engine.flow_views import FlowSummary, FlowView, GroupSummary, GroupView
-from tenuto.engine.inbox import InboxItem
+from tenuto.engine.agents.inbox import InboxItem
+from tenuto.engine.flows.definitions import DefinitionView
+from tenuto.engine.flows.graph import GraphView
+from tenuto.engine.flows.views import FlowSummary, FlowView, GroupSummary, GroupView
 from tenuto.engine.views import TaskSummary
 from tenuto.model.errors import Conflict, NotFound, Unavailable
 from tenuto.model.flows.definition import GroupSpec, Join, Order

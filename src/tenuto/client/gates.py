@@ -7,8 +7,8 @@ import msgspec
 
 from tenuto.client.link import Ask, Link, part
 from tenuto.client.work import V1
-from tenuto.engine.gates import GateView
-from tenuto.engine.rates import RateLimitView
+from tenuto.engine.limits.pauses import GateView
+from tenuto.engine.limits.rate_limits import RateLimitView
 from tenuto.model.limits.pauses import EVERYTHING, GateKind
 from tenuto.model.limits.rate_limits import RateLimit
 

@@ -7,7 +7,7 @@ import msgspec
 from tenuto.client.bodies import camel
 from tenuto.client.link import Ask, Link
 from tenuto.client.work import V1
-from tenuto.engine.mailbox import Batch, Message, MessagePage
+from tenuto.engine.agents.mailbox import Batch, Message, MessagePage
 from tenuto.model.agents.messages import NewMessage
 
 

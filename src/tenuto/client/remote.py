@@ -13,15 +13,15 @@ from tenuto.client.link import DEADLINE_S, Ask, Link, part
 from tenuto.client.messages import RemoteMailboxes
 from tenuto.client.remote_flows import RemoteFlows, RemoteInbox
 from tenuto.client.work import V1, RemoteWork
-from tenuto.engine.agent_explain import AgentExplanation
-from tenuto.engine.control import Action, ActionResult
-from tenuto.engine.edit import Changes
+from tenuto.engine.agents.eligibility import AgentExplanation
+from tenuto.engine.agents.registry import AgentView
 from tenuto.engine.engine import Engine
-from tenuto.engine.publishing import EventView
-from tenuto.engine.query import Filter
-from tenuto.engine.registry import AgentView
-from tenuto.engine.spending import SpendingStats
-from tenuto.engine.submit import Submitted
+from tenuto.engine.limits.budgets import SpendingStats
+from tenuto.engine.schedules.events import EventView
+from tenuto.engine.tasks.control import Action, ActionResult
+from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.query import Filter
+from tenuto.engine.tasks.submit import Submitted
 from tenuto.engine.views import (
     AttemptView,
     Explanation,

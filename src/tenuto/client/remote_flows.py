@@ -9,9 +9,9 @@ import msgspec
 
 from tenuto.client.link import Ask, Link
 from tenuto.client.work import V1
-from tenuto.engine.flow_graph import GraphView
-from tenuto.engine.flow_views import FlowPage, FlowView, GroupPage, GroupView
-from tenuto.engine.inbox import InboxItem
+from tenuto.engine.agents.inbox import InboxItem
+from tenuto.engine.flows.graph import GraphView
+from tenuto.engine.flows.views import FlowPage, FlowView, GroupPage, GroupView
 from tenuto.engine.views import Page
 from tenuto.model.errors import NotFound
 from tenuto.model.limits.budgets import Budget

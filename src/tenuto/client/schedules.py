@@ -10,15 +10,15 @@ from msgspec import UNSET
 from tenuto.client.link import Ask, Link
 from tenuto.client.remote import AnyEngine
 from tenuto.client.work import V1
-from tenuto.engine.publishing import EventView
-from tenuto.engine.schedules import (
+from tenuto.engine.schedules.events import EventView
+from tenuto.engine.schedules.schedules import (
     ScheduleChange,
     SchedulePage,
     ScheduleView,
     id_in,
     times_of,
 )
-from tenuto.engine.triggers import TriggerChange, TriggerPage, TriggerView
+from tenuto.engine.schedules.triggers import TriggerChange, TriggerPage, TriggerView
 from tenuto.model.errors import NotFound
 from tenuto.model.schedules.schedule import ScheduleSpec
 

@@ -7,10 +7,10 @@ from uuid import UUID
 
 from tenuto.client.follow import TaskEvent, follow, looks
 from tenuto.client.remote import AnyEngine
-from tenuto.engine.control import Action, ActionResult
-from tenuto.engine.edit import Changes
-from tenuto.engine.query import Filter
-from tenuto.engine.submit import Submitted
+from tenuto.engine.tasks.control import Action, ActionResult
+from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.query import Filter
+from tenuto.engine.tasks.submit import Submitted
 from tenuto.engine.views import AttemptView, Explanation, LogLine, TaskSummary, TaskView
 from tenuto.model.errors import Invalid
 from tenuto.model.tasks.submission import NewTask

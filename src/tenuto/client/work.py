@@ -13,11 +13,11 @@ from tenuto.broker.protocol import Listener
 from tenuto.client.bodies import agent_body, failure_body, fence_body, means_body, task_body
 from tenuto.client.link import Ask, Link, part
 from tenuto.clock import Clock
-from tenuto.engine.children import Asked, Question, Waited
-from tenuto.engine.claim import Work
+from tenuto.engine.agents.registry import AgentView
+from tenuto.engine.agents.subtasks import Asked, Question, Waited
 from tenuto.engine.engine import DEFAULT_WORKSPACE
-from tenuto.engine.registry import AgentView
-from tenuto.engine.report import Beat, Presence, Pulse
+from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.report import Beat, Presence, Pulse
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.tasks.commands import Failure

@@ -11,19 +11,19 @@ import msgspec
 from tenuto.coordinator.alarm import Alarm, Outage
 from tenuto.coordinator.pauses import Pauses
 from tenuto.crash import crash_point
+from tenuto.engine.agents.registry import BATCH as AGENTS
+from tenuto.engine.agents.registry import AgentUpkeep
 from tenuto.engine.core import FLOW_WORK
 from tenuto.engine.engine import Engine
-from tenuto.engine.firing import BATCH as TIMED
-from tenuto.engine.firing import Firing
-from tenuto.engine.flow_upkeep import FlowUpkeep
-from tenuto.engine.flows import Flows
-from tenuto.engine.registry import BATCH as AGENTS
-from tenuto.engine.registry import AgentUpkeep
-from tenuto.engine.triggering import BATCH as HEARD
-from tenuto.engine.triggering import CURSOR as TRIGGERS
-from tenuto.engine.triggering import Triggering
-from tenuto.engine.turns import TurnUpkeep
-from tenuto.engine.upkeep import (
+from tenuto.engine.flows.repair import FlowUpkeep
+from tenuto.engine.flows.start import Flows
+from tenuto.engine.limits.concurrency import TurnUpkeep
+from tenuto.engine.schedules.event_matching import BATCH as HEARD
+from tenuto.engine.schedules.event_matching import CURSOR as TRIGGERS
+from tenuto.engine.schedules.event_matching import Triggering
+from tenuto.engine.schedules.firing import BATCH as TIMED
+from tenuto.engine.schedules.firing import Firing
+from tenuto.engine.tasks.maintenance import (
     BATCH,
     EVERY_LEASE,
     STANDBY_S,

@@ -19,8 +19,8 @@ from tenuto.broker.protocol import EVERYTHING
 from tenuto.coordinator.gateway import KILL_S, Broken, Gateway, Refused
 from tenuto.coordinator.pace import Pace
 from tenuto.crash import crash_point
-from tenuto.engine.claim import Work
-from tenuto.engine.dispatch import Dispatching, Left, Target, lease_of
+from tenuto.engine.agents.push import Dispatching, Left, Target, lease_of
+from tenuto.engine.tasks.claim import Work
 from tenuto.loop import repeat
 from tenuto.metrics import HERE
 from tenuto.model import bounds

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 from tenuto.clock import Clock
-from tenuto.engine.upkeep import EVERY_LEASE, Spared
+from tenuto.engine.tasks.maintenance import EVERY_LEASE, Spared
 from tenuto.settings import Settings
 
 SLOWEST_BEAT_S = 60.0

@@ -10,15 +10,15 @@ import msgspec
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
 from tenuto.crash import crash_point
-from tenuto.engine.cascade import Cascade
-from tenuto.engine.consequences import Ended
-from tenuto.engine.escalation import escalate, lost
-from tenuto.engine.flow_rows import RANKS_FAR
-from tenuto.engine.lanes import Lanes
-from tenuto.engine.links import Link, Standing, link_of
-from tenuto.engine.plans import Plans
+from tenuto.engine.agents.escalation import escalate, lost
+from tenuto.engine.agents.lanes import Lanes
+from tenuto.engine.agents.subtask_tree import Tree, close_forsaken, closed, is_cancel
+from tenuto.engine.flows.advance import Cascade
+from tenuto.engine.flows.chains import Link, Standing, link_of
+from tenuto.engine.flows.outcomes import Ended
+from tenuto.engine.flows.plans import Plans
+from tenuto.engine.flows.rows import RANKS_FAR
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
-from tenuto.engine.tree import Tree, close_forsaken, closed, is_cancel
 from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.limits.budgets import HOLD as BUDGET
 from tenuto.model.limits.concurrency import asks, steps_aside

@@ -11,32 +11,32 @@ from tenuto import tracing
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import Listener, Wakeups
 from tenuto.clock import Clock
-from tenuto.engine import workers
-from tenuto.engine.agent_explain import AgentExplanation, explain_agent
-from tenuto.engine.children import Asked, Question, Waited, Waiting
-from tenuto.engine.claim import Claiming, Work
-from tenuto.engine.complexity import ComplexityLevels
-from tenuto.engine.control import Action, ActionResult, Controlling
+from tenuto.engine.agents import workers
+from tenuto.engine.agents.eligibility import AgentExplanation, explain_agent
+from tenuto.engine.agents.gateways import Gateways
+from tenuto.engine.agents.inbox import Inbox
+from tenuto.engine.agents.mailbox import Mailboxes
+from tenuto.engine.agents.registry import Registry
+from tenuto.engine.agents.subtasks import Asked, Question, Waited, Waiting
 from tenuto.engine.core import Core
-from tenuto.engine.edit import Changes, Editing
-from tenuto.engine.ends import Ending
-from tenuto.engine.flow_views import FlowViews
-from tenuto.engine.flows import Flows
-from tenuto.engine.gates import Gates
-from tenuto.engine.gateways import Gateways
-from tenuto.engine.inbox import Inbox
-from tenuto.engine.mailbox import Mailboxes
-from tenuto.engine.publishing import EventView, Publishing
-from tenuto.engine.query import Filter, Querying
-from tenuto.engine.rates import RateLimits
-from tenuto.engine.registry import Registry
-from tenuto.engine.report import Beat, Presence, Reporting
-from tenuto.engine.sealing import Sealing
-from tenuto.engine.secret_use import check_tasks
-from tenuto.engine.secrets import Rotating, Secrets
-from tenuto.engine.spending import Spending, SpendingStats
-from tenuto.engine.submit import REFUSED, Submitted, Submitting
-from tenuto.engine.upkeep import Upkeep
+from tenuto.engine.flows.start import Flows
+from tenuto.engine.flows.views import FlowViews
+from tenuto.engine.limits.budgets import Spending, SpendingStats
+from tenuto.engine.limits.complexity import ComplexityLevels
+from tenuto.engine.limits.pauses import Gates
+from tenuto.engine.limits.rate_limits import RateLimits
+from tenuto.engine.schedules.events import EventView, Publishing
+from tenuto.engine.tasks.claim import Claiming, Work
+from tenuto.engine.tasks.control import Action, ActionResult, Controlling
+from tenuto.engine.tasks.edit import Changes, Editing
+from tenuto.engine.tasks.finish import Ending
+from tenuto.engine.tasks.maintenance import Upkeep
+from tenuto.engine.tasks.query import Filter, Querying
+from tenuto.engine.tasks.report import Beat, Presence, Reporting
+from tenuto.engine.tasks.submit import REFUSED, Submitted, Submitting
+from tenuto.engine.tenancy.encryption import Sealing
+from tenuto.engine.tenancy.secret_use import check_tasks
+from tenuto.engine.tenancy.secrets import Rotating, Secrets
 from tenuto.engine.views import (
     AttemptView,
     Explanation,
@@ -58,9 +58,9 @@ from tenuto.store.protocol import Store
 
 if TYPE_CHECKING:
     from tenuto.engine.core import Keys
-    from tenuto.engine.definitions import Definitions
-    from tenuto.engine.schedules import Schedules
-    from tenuto.engine.triggers import Triggers
+    from tenuto.engine.flows.definitions import Definitions
+    from tenuto.engine.schedules.schedules import Schedules
+    from tenuto.engine.schedules.triggers import Triggers
 
 DEFAULT_WORKSPACE = UUID("00000000-0000-7000-8000-000000000001")
 
@@ -150,21 +150,21 @@ class Engine:
     @property
     def definitions(self) -> "Definitions":
         """What may run more than once."""
-        from tenuto.engine.definitions import Definitions  # noqa: PLC0415  YAML only when used
+        from tenuto.engine.flows.definitions import Definitions  # noqa: PLC0415  YAML only when used
 
         return Definitions(self.core, self.workspace, self.flows)
 
     @property
     def schedules(self) -> "Schedules":
         """What is started by time."""
-        from tenuto.engine.schedules import Schedules  # noqa: PLC0415  calendars only when used
+        from tenuto.engine.schedules.schedules import Schedules  # noqa: PLC0415  calendars only when used
 
         return Schedules(self.core, self.workspace, self.actor, self.caller)
 
     @property
     def triggers(self) -> "Triggers":
         """What is started after events."""
-        from tenuto.engine.triggers import Triggers  # noqa: PLC0415  as with schedules
+        from tenuto.engine.schedules.triggers import Triggers  # noqa: PLC0415  as with schedules
 
         return Triggers(self.core, self.workspace, self.actor)
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from tenuto.crash import crash_point
-from tenuto.engine.deliveries import BATCH, LEASE_S, Deliveries, Due
+from tenuto.engine.webhooks.deliveries import BATCH, LEASE_S, Deliveries, Due
 from tenuto.loop import repeat
 from tenuto.metrics import HERE
 from tenuto.model.errors import TenutoError

@@ -9,7 +9,7 @@ from typing import Any
 
 from tenuto import tracing
 from tenuto.crash import crash_point
-from tenuto.engine.claim import Work
+from tenuto.engine.tasks.claim import Work
 from tenuto.model.bounds import MAX_ERROR, MAX_STACK, clean
 from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.tasks.attempts import HUNG

@@ -8,7 +8,7 @@ import socket
 import sys
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.upkeep import BATCH, EVERY_LEASE
+from tenuto.engine.tasks.maintenance import BATCH, EVERY_LEASE
 from tenuto.loop import wait_any
 from tenuto.model.errors import TenutoError
 from tenuto.settings import Settings

@@ -13,8 +13,8 @@ from uuid import UUID
 import msgspec
 
 from tenuto.crash import crash_point
-from tenuto.engine.children import Asked, Question
-from tenuto.engine.claim import Work
+from tenuto.engine.agents.subtasks import Asked, Question
+from tenuto.engine.tasks.claim import Work
 from tenuto.model.errors import Conflict
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.tasks.submission import NewTask

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from tenuto.clock import Clock
 from tenuto.crash import crash_point
-from tenuto.engine.report import Beat, Presence
+from tenuto.engine.tasks.report import Beat, Presence
 from tenuto.loop import repeat
 from tenuto.metrics import HERE
 from tenuto.model.errors import TenutoError, Unavailable

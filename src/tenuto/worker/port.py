@@ -7,9 +7,9 @@ from uuid import UUID
 
 from tenuto.broker.protocol import Listener
 from tenuto.clock import Clock
-from tenuto.engine.children import Asked, Question, Waited
-from tenuto.engine.claim import Work
-from tenuto.engine.report import Beat, Presence
+from tenuto.engine.agents.subtasks import Asked, Question, Waited
+from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.report import Beat, Presence
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.tasks.commands import Failure

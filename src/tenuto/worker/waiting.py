@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.children import Child
+from tenuto.engine.agents.subtasks import Child
 
 Names = Sequence[UUID | str]
 ALL = "*"

@@ -15,8 +15,8 @@ import msgspec
 
 from tenuto.broker.protocol import EVERYTHING
 from tenuto.crash import crash_point
-from tenuto.engine.claim import Work
-from tenuto.engine.report import Presence
+from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.report import Presence
 from tenuto.loop import Turn, wait_any
 from tenuto.metrics import HERE
 from tenuto.model.agents.matching import AgentProfile, Means

@@ -20,7 +20,7 @@ from tenuto.chaos.checker import Verdict, judge
 from tenuto.chaos.record import FILE, Record
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import ALERTS
-from tenuto.engine.proof import Proof
+from tenuto.engine.operations.audit import Proof
 from tenuto.loop import wait_any
 from tenuto.settings import Settings, environment_without_settings
 from tenuto.store.postgres_admin import make_database

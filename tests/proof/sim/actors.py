@@ -17,7 +17,7 @@ from tests.proof.sim.recorder import Control, Recorder, Submit, Watched
 from tests.proof.sim.store import Database, SimStore
 
 from tenuto.coordinator.coordinator import Coordinator
-from tenuto.engine.upkeep import Sink
+from tenuto.engine.tasks.maintenance import Sink
 from tenuto.model.errors import Conflict, NotFound, TenutoError, Unavailable
 from tenuto.model.tasks.submission import NewTask
 from tenuto.store.protocol import Row

@@ -21,7 +21,8 @@ from tests.proof.sim.plan import LEASE_S, Moment, Plan, make_plan
 from tests.proof.sim.recorder import Control, Submit
 from tests.proof.sim.world import Result, Story, simulate
 
-from tenuto.engine import births, cascade, revival
+from tenuto.engine.flows import activation, advance
+from tenuto.engine.tasks import retry
 from tenuto.model.errors import Conflict, Unavailable
 from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto, GroupSpec
 from tenuto.model.flows.plan import Plan as FlowPlan
@@ -350,7 +351,7 @@ async def _run(act: Callable[[], Awaitable[None]]) -> None:
 def bounded(bound: int) -> Iterator[None]:
     """Cascades of so many rows."""
     with ExitStack() as stack:
-        for module in (births, cascade, revival):
+        for module in (activation, advance, retry):
             stack.enter_context(patch.object(module, "CASCADE", bound))
         yield
 

@@ -9,11 +9,11 @@ from uuid import UUID
 import msgspec
 from tests.proof.sim.loop import Process, VirtualLoop
 
-from tenuto.engine.children import Child
-from tenuto.engine.claim import Work
+from tenuto.engine.agents.subtasks import Child
 from tenuto.engine.engine import Engine
-from tenuto.engine.report import Beat
-from tenuto.engine.upkeep import APART
+from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.maintenance import APART
+from tenuto.engine.tasks.report import Beat
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.tasks.commands import Fenced

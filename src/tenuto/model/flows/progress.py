@@ -1,4 +1,4 @@
-"""What follows when a part of a flow ends. Pure; `engine/cascade.py` reads and writes.
+"""What follows when a part of a flow ends. Pure; `engine/flows/advance.py` reads and writes.
 
 A flow runs in slots: each child of a group has one, and so has the flow's own root. What runs in a
 slot may be followed there by something else (its `next`, the branch of a condition, the target of a
