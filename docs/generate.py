@@ -23,7 +23,7 @@ from tenuto.api import access
 from tenuto.cli.base import Command, Group
 from tenuto.cli.root import cli
 from tenuto.client import target
-from tenuto.crash import POINTS
+from tenuto.crash_points import POINTS
 from tenuto.manifest.schema import schema as schema_of_yaml
 from tenuto.manifest.tasks import NAMES as YAML_NAMES
 from tenuto.metrics import TABLE as METRICS

@@ -5,7 +5,7 @@ import asyncio
 from tests.contract.conftest import ManualClock
 
 from tenuto.clock import Clock
-from tenuto.loop import repeat
+from tenuto.periodic import repeat
 
 
 def test_ids_are_in_the_order_in_which_they_were_made() -> None:

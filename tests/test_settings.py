@@ -12,7 +12,7 @@ from tenuto.bench.measures import Bench
 from tenuto.client.target import Login, Target, choose, config_path, read_login, write_login
 from tenuto.model.errors import Invalid
 from tenuto.settings import Settings, environment_without_settings, load
-from tenuto.worker.children import Children
+from tenuto.worker.process_pool import Children
 
 WORKSPACE = "0198c0de-0000-7000-8000-000000000000"
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from tenuto import private, telemetry, tracing
+from tenuto import logs, private, tracing
 from tenuto.broker.local import LocalWakeups
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import Wakeups
@@ -28,13 +28,13 @@ from tenuto.model.errors import Invalid, Unavailable
 from tenuto.settings import Settings, listed
 from tenuto.store.protocol import Store
 from tenuto.store.schema import NEEDS
-from tenuto.store.sqlite import SqliteStore
+from tenuto.store.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from tenuto.api.service import Service
     from tenuto.coordinator.dispatch import Dispatcher
-    from tenuto.store.roles import Identity
-    from tenuto.vault import Vault
+    from tenuto.encryption_keys import Vault
+    from tenuto.store.postgres.roles import Identity
     from tenuto.worker.session import Supervisor
     from tenuto.worker.worker import Connect, Worker
 
@@ -117,7 +117,7 @@ def process_name(clock: Clock) -> str:
 
 def shown(url: str) -> str:
     """The address without its password."""
-    return telemetry.without_password(url)
+    return logs.without_password(url)
 
 
 def sqlite_path(url: str) -> str | None:
@@ -137,8 +137,8 @@ def configured_store(settings: Settings, *, many: bool = False) -> Store:
     """The settings' store; nothing is connected yet. `many`: it will serve many tenants."""
     if not settings.pooler:
         return open_store(settings.url(), many=many)
-    from tenuto.store.pooler import Pooler  # noqa: PLC0415  asyncpg only when used
-    from tenuto.store.postgres import PostgresStore  # noqa: PLC0415
+    from tenuto.store.postgres.pooler import Pooler  # noqa: PLC0415  asyncpg only when used
+    from tenuto.store.postgres.store import PostgresStore  # noqa: PLC0415
 
     pooler = Pooler(settings.database_runtime, settings.database_direct)
     return PostgresStore(settings.url(), pooler=pooler)
@@ -155,7 +155,7 @@ def open_store(url: str, *, many: bool = False) -> Store:
                 raise Unavailable(f"cannot make a folder for {path}: {error}") from error
         return SqliteStore(path)
     if url.startswith(("postgresql://", "postgres://")):
-        from tenuto.store.postgres import PostgresStore  # noqa: PLC0415  asyncpg only when used
+        from tenuto.store.postgres.store import PostgresStore  # noqa: PLC0415  asyncpg only when used
 
         return PostgresStore(url, many=many)
     raise Invalid(
@@ -168,7 +168,7 @@ async def identities(engine: Engine) -> "dict[str, Identity]":
     """Who the engine's connections act as, by whose they are; empty where there are no roles."""
     if isinstance(engine.store, SqliteStore):
         return {}
-    from tenuto.store.postgres import PostgresStore  # noqa: PLC0415  asyncpg only when used
+    from tenuto.store.postgres.store import PostgresStore  # noqa: PLC0415  asyncpg only when used
 
     stores = {"system": engine.store, "tenants": engine.core.store}
     return {
@@ -186,8 +186,8 @@ def open_wakeups(url: str, store: Store, name: str, *, listen: bool) -> Wakeups:
     if path is not None:
         return LocalWakeups(path, name[-20:], store.clock)
     from tenuto.broker.postgres import PostgresWakeups  # noqa: PLC0415  asyncpg only when used
-    from tenuto.store.postgres import PostgresStore  # noqa: PLC0415
-    from tenuto.store.sessions import DIRECT  # noqa: PLC0415
+    from tenuto.store.postgres.sessions import DIRECT  # noqa: PLC0415
+    from tenuto.store.postgres.store import PostgresStore  # noqa: PLC0415
 
     assert isinstance(store, PostgresStore)
     if (direct := store.direct) is None:
@@ -238,7 +238,7 @@ async def connect(
 
 def open_vault(settings: Settings) -> "Vault":
     """The keys that seal secrets: the settings', or a file in the data folder."""
-    from tenuto.vault import load_ring  # noqa: PLC0415  not for every command
+    from tenuto.encryption_keys import load_ring  # noqa: PLC0415  not for every command
 
     return load_ring(key_folder(settings), settings.keys or None)
 
@@ -265,7 +265,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def _tell(role: str, settings: Settings, metrics_port: int | None = None) -> None:
     """Set up what a program that runs until it is stopped tells of itself."""
-    telemetry.set_up(style=settings.log)
+    logs.set_up(style=settings.log)
     tracing.set_up(role, wanted=settings.otel)
     if metrics_port is not None:
         _tell_metrics(settings.host, metrics_port)
@@ -364,7 +364,7 @@ async def _worker(
 
 async def _host(worker: "Worker", supervisor: "Supervisor", options: WorkerOptions) -> None:
     from tenuto.worker.runtime.command import CommandRuntime  # noqa: PLC0415  not for every command
-    from tenuto.worker.runtime.place import allowed_by  # noqa: PLC0415
+    from tenuto.worker.runtime.environment import allowed_by  # noqa: PLC0415
 
     if options.app is not None:
         await _host_app(worker, options)
@@ -416,7 +416,7 @@ def _loaded(name: str) -> Any:
 async def service(settings: Settings) -> AsyncIterator["Service"]:
     """What an API serves from, opened."""
     from tenuto.api.service import Service  # noqa: PLC0415  not for every command
-    from tenuto.webhooks.guard import Guard  # noqa: PLC0415
+    from tenuto.webhooks.url_guard import Guard  # noqa: PLC0415
 
     async with opened(settings, listen=True, many=True) as (store, wakeups):
         guard = Guard(listed(settings.webhook_allow))
@@ -444,8 +444,8 @@ async def _coordinate(engine: Engine, settings: Settings, stop: asyncio.Event) -
     from tenuto.coordinator.coordinator import Coordinator  # noqa: PLC0415  not for every command
     from tenuto.engine.webhooks.deliveries import Deliveries  # noqa: PLC0415
     from tenuto.webhooks.deliver import Deliverer  # noqa: PLC0415
-    from tenuto.webhooks.guard import Guard  # noqa: PLC0415
     from tenuto.webhooks.sender import Sender  # noqa: PLC0415
+    from tenuto.webhooks.url_guard import Guard  # noqa: PLC0415
 
     name = process_name(engine.clock)
     engine.actor = name
@@ -489,7 +489,7 @@ def _dispatcher(engine: Engine, settings: Settings, name: str) -> "Dispatcher":
 
 async def _up(settings: Settings, workers: int) -> int:
     from tenuto.api.server import serve  # noqa: PLC0415  not for every command
-    from tenuto.worker.children import Children  # noqa: PLC0415
+    from tenuto.worker.process_pool import Children  # noqa: PLC0415
 
     stop = stop_on_signals()
     listen = bool(settings.gateways)

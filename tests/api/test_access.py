@@ -15,13 +15,13 @@ from tenuto.api.app import routes
 from tenuto.api.attempt_tokens import AUDIENCE, ISSUER, KIND, PURPOSE, AttemptTokens
 from tenuto.api.openapi import document
 from tenuto.app import key_folder
+from tenuto.encryption_keys import add_key
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.engine.tenancy import accounts
 from tenuto.model.errors import Unauthenticated, Unavailable
 from tenuto.model.tasks.task import Fence
 from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
-from tenuto.vault import add_key
 
 NOT_IN_THE_CONTRACT = {"GET /openapi.json", "GET /docs"}
 

@@ -16,11 +16,11 @@ from tests.api.conftest import V1, Api, problem, replaced, running
 from tenuto.api import idempotency
 from tenuto.api.server import listen
 from tenuto.app import key_folder
+from tenuto.encryption_keys import add_key
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
 from tenuto.model.errors import Conflict, Unavailable
 from tenuto.settings import Settings
 from tenuto.store.protocol import Script
-from tenuto.vault import add_key
 
 TASKS = f"{V1}/agent-tasks"
 JSON = {"content-type": "application/json"}

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.orchestrate import Orchestrate, Remote, serving, started, token_of
 from tests.waiting import eventually_sync
 
-from tenuto.vault import add_key
+from tenuto.encryption_keys import add_key
 
 MADE = {"tenuto.db", "tenuto.db-wal", "tenuto.db-shm", "tenuto.db-lock", "tenuto.db-wake"}
 KEYS = {"keys.json", "keys.json.lock"}

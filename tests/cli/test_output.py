@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.cli.orchestrate import PATIENCE, PROGRAM, Answer, Orchestrate
 
+from tenuto.encryption_keys import FILE, add_key, load_ring
 from tenuto.model.errors import Unavailable
-from tenuto.vault import FILE, add_key, load_ring
 
 
 def shell(cli: Orchestrate, line: str, **environment: str) -> Answer:

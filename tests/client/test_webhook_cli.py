@@ -12,7 +12,7 @@ from tests.waiting import eventually
 from tests.webhooks.receiver import Receiver, answer, receiving
 
 from tenuto.model.errors import Invalid
-from tenuto.webhooks import sign
+from tenuto.webhooks import signature
 
 
 class Hooked:
@@ -103,9 +103,9 @@ async def test_a_message_is_delivered_and_again_when_asked(
     sent = await hooked.only(hook, "DELIVERED")
     assert (sent["taskId"], sent["event"], sent["responseStatus"]) == (task, "task.completed", 204)
     [first] = endpoint.got
-    sign.verify(secret, first.headers, first.body)
+    signature.verify(secret, first.headers, first.body)
     with pytest.raises(Invalid):
-        sign.verify(secret, first.headers, first.body + b" ")
+        signature.verify(secret, first.headers, first.body + b" ")
     assert json.loads(first.body)["taskId"] == task
     assert task not in await hooked.ok("webhook", "deliveries", hook, "--cursor", sent["id"])
     assert (await hooked.json("webhook", "redeliver", sent["id"]))["id"] == sent["id"]

@@ -29,9 +29,9 @@ from tenuto.model.tasks.decide import token_hash
 from tenuto.model.tasks.retry import ErrorClass
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import LEASED, TRANSITIONS, Fence, Status, Task, due_at
-from tenuto.store.postgres import PostgresStore
+from tenuto.store.postgres.store import PostgresStore
 from tenuto.store.protocol import Rows, Script, Statement
-from tenuto.store.sqlite import SqliteStore
+from tenuto.store.sqlite.store import SqliteStore
 
 AnyStore = SqliteStore | PostgresStore
 

@@ -29,7 +29,7 @@ from tenuto.app import connect
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import TenutoError, Unavailable
 from tenuto.settings import Settings
-from tenuto.store.sqlite import SqliteStore
+from tenuto.store.sqlite.store import SqliteStore
 
 
 async def told(url: str) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from tenuto.engine.engine import Engine
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.store.batching import Answers, Batcher, Kind
 from tenuto.store.protocol import Row, SchemaState, Script, Statement, gathered
-from tenuto.store.sqlite import SqliteStore
+from tenuto.store.sqlite.store import SqliteStore
 
 T = TypeVar("T")
 

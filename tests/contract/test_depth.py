@@ -9,8 +9,8 @@ from tests.contract.conftest import ManualClock, new, profile
 
 from tenuto.engine.engine import Engine
 from tenuto.store import sql
-from tenuto.store.sessions import WRITE
-from tenuto.store.sqlite import SqliteStore
+from tenuto.store.postgres.sessions import WRITE
+from tenuto.store.sqlite.store import SqliteStore
 
 LANES = 4
 WANTED = 10

@@ -24,12 +24,12 @@ from tests.contract.conftest import (
 from tests.contract.timing import cron, defined, fire
 from tests.webhooks.conftest import VAULT, deliveries_of, hooks_of
 
+from tenuto.encryption_keys import Vault
 from tenuto.engine.agents.registry import AgentUpkeep
 from tenuto.engine.engine import Engine
 from tenuto.model.agents.messages import NewMessage
 from tenuto.model.limits.concurrency import Concurrency
 from tenuto.model.tasks.submission import NewTask
-from tenuto.vault import Vault
 
 T = TypeVar("T")
 PATIENCE_S = 5

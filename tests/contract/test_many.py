@@ -20,8 +20,8 @@ from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.claim import Work
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import Fence
-from tenuto.store.sqlite import SqliteStore
-from tenuto.store.sqlite_connection import MANY
+from tenuto.store.sqlite.connection import MANY
+from tenuto.store.sqlite.store import SqliteStore
 
 SIZE = 2 * MANY
 SAID = ["plain", 'a "quote" and a \\', "naïve 🎼 тест", "line\nline\ttab", "[1, 2]", '{"a": null}']

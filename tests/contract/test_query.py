@@ -36,7 +36,7 @@ from tenuto.model.errors import TenutoError
 from tenuto.model.tasks.task import Status
 from tenuto.model.tasks.transcript import Line
 from tenuto.store import sql
-from tenuto.store.postgres import PostgresStore
+from tenuto.store.postgres.store import PostgresStore
 from tenuto.store.protocol import Script, Statement
 
 

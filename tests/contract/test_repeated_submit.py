@@ -10,6 +10,7 @@ from tests.contract.conftest import Raw, new, profile, refusal, row_of
 from tests.contract.flowing import task
 from tests.secrets.conftest import OLD
 
+from tenuto.encryption_keys import Vault
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Unavailable
 from tenuto.model.limits.budgets import Budget
@@ -19,7 +20,6 @@ from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tenancy.access import Caller, Role
 from tenuto.model.tenancy.secret_use import Use
-from tenuto.vault import Vault
 
 KEYED: dict[str, Any] = {"idempotency_key": "k"}
 

@@ -16,7 +16,7 @@ from tenuto.clock import Clock
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Incompatible
 from tenuto.store import schema
-from tenuto.store.postgres import PostgresStore
+from tenuto.store.postgres.store import PostgresStore
 from tenuto.store.protocol import SchemaState
 from tenuto.store.schema import KNOWS, NEEDS, Migration
 

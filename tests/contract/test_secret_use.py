@@ -10,6 +10,7 @@ from tests.contract.flowing import group, task
 from tests.model.test_limits import FIELDS
 from tests.secrets.conftest import OLD
 
+from tenuto.encryption_keys import Vault
 from tenuto.engine.engine import Engine
 from tenuto.engine.schedules.schedules import ScheduleChange
 from tenuto.engine.tasks.claim import Work
@@ -22,7 +23,6 @@ from tenuto.model.schedules.schedule import ScheduleSpec
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tenancy.access import Caller, Role
 from tenuto.model.tenancy.secret_use import Use
-from tenuto.vault import Vault
 
 VALUE = "use-canary-51c2"
 PAYROLL = {"$secret": "payroll"}

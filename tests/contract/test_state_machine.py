@@ -29,9 +29,9 @@ from tenuto.model.errors import TenutoError
 from tenuto.model.tasks.retry import ErrorClass, RetryPolicy
 from tenuto.model.tasks.task import Fence
 from tenuto.model.tasks.transcript import Line
-from tenuto.store.postgres import PostgresStore
+from tenuto.store.postgres.store import PostgresStore
 from tenuto.store.protocol import Row
-from tenuto.store.sqlite import SqliteStore
+from tenuto.store.sqlite.store import SqliteStore
 
 Call = Callable[[Engine], Awaitable[Any]]
 WORDS = ("queued", "running", "archived", "stalled", "failed", "bogus")

@@ -12,6 +12,7 @@ from tests.contract.flowing import Wrong, group, task, worked
 from tests.contract.timing import cron, defined, faults, fire, flows, trail, trigger
 
 from tenuto.coordinator.coordinator import Coordinator
+from tenuto.encryption_keys import Vault
 from tenuto.engine.engine import Engine
 from tenuto.engine.schedules import event_matching, triggers
 from tenuto.engine.schedules.event_matching import Triggering
@@ -20,7 +21,6 @@ from tenuto.engine.tasks.claim import Work
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Unavailable
 from tenuto.model.schedules.event_names import MAX_DEPTH, depth_of, names_of, source_of, wanted
-from tenuto.vault import Vault
 
 
 async def on(

@@ -15,9 +15,9 @@ from tests.waiting import eventually
 from tests.webhooks.receiver import answer, receiving
 
 from tenuto import app
-from tenuto.coordinator import alarm
-from tenuto.coordinator.alarm import Alarm, Alert, Outage, pause_after
+from tenuto.coordinator import outage as alarm
 from tenuto.coordinator.coordinator import NAME, Coordinator
+from tenuto.coordinator.outage import Alarm, Alert, Outage, pause_after
 from tenuto.engine.engine import Engine
 from tenuto.engine.operations.coordination import happened
 from tenuto.metrics import HERE

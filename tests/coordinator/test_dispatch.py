@@ -13,7 +13,7 @@ from tests.coordinator.stub_gateway import always, session
 
 from tenuto.coordinator import dispatch
 from tenuto.coordinator.dispatch import in_turn
-from tenuto.coordinator.pace import Pace
+from tenuto.coordinator.rate import Pace
 from tenuto.engine.agents.gateways import Gateways, GatewayState, worst
 from tenuto.engine.agents.push import Dispatching, Target
 from tenuto.metrics import HERE

@@ -23,12 +23,12 @@ from tests.contract.conftest import (
 )
 
 from tenuto.coordinator.coordinator import Coordinator, Counts
-from tenuto.coordinator.pauses import SLOWEST_BEAT_S
+from tenuto.coordinator.resume import SLOWEST_BEAT_S
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.report import Presence
 from tenuto.model.tasks.task import Fence
 from tenuto.settings import Settings
-from tenuto.worker.children import Children
+from tenuto.worker.process_pool import Children
 
 SETTINGS = Settings(heartbeat_s=5, tick_s=2)
 SLOW_BEAT_S = 12

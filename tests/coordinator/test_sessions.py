@@ -11,9 +11,9 @@ from tests.coordinator.stub_gateway import always, session
 from tests.secrets.conftest import dump
 from tests.waiting import eventually
 
+from tenuto.encryption_keys import Vault
 from tenuto.engine.agents.push import Dispatching, Left
 from tenuto.engine.engine import Engine
-from tenuto.vault import Vault
 
 
 @pytest.fixture

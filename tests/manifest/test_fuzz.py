@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.manifest.examples import FLOW, S2
 from tests.manifest.test_writing import values
 
-from tenuto.manifest.drafting import spec_from
+from tenuto.manifest.documents import spec_from
+from tenuto.manifest.export import dump, yaml_of
 from tenuto.manifest.manifest import Manifest, read
 from tenuto.manifest.shapes import GroupShape, Lists, TaskShape
-from tenuto.manifest.writing import dump, yaml_of
 from tenuto.model.errors import Invalid
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tenuto.manifest.nodes import MAX_BYTES, MAX_NODES, Composer, Unreadable, decoded, node_of
+from tenuto.manifest.yaml_nodes import MAX_BYTES, MAX_NODES, Composer, Unreadable, decoded, node_of
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n"
@@ -169,7 +169,7 @@ def test_the_parser_in_python_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
 
     text = "a: &x {b: [1, no]}\nc: *x\nd: |\n  t\n"
     quick = documents(text)
-    monkeypatch.setattr("tenuto.manifest.nodes._LOADER", yaml.SafeLoader)
+    monkeypatch.setattr("tenuto.manifest.yaml_nodes._LOADER", yaml.SafeLoader)
     assert documents(text) == quick
     assert refusal("[" * 100_000)[3] == "too_deep"
     assert refusal(BOMB)[3] == "too_large"

@@ -6,10 +6,10 @@ from uuid import UUID
 import pytest
 from tests.manifest.examples import FLOW, S2, S2_FLAT
 
-from tenuto.manifest.drafting import MAX_FILES, Schedule, Trigger, spec_from, texts_of
+from tenuto.manifest.documents import MAX_FILES, Schedule, Trigger, spec_from, texts_of
+from tenuto.manifest.export import snake
 from tenuto.manifest.manifest import Manifest, read
-from tenuto.manifest.nodes import MAX_BYTES
-from tenuto.manifest.writing import snake
+from tenuto.manifest.yaml_nodes import MAX_BYTES
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto, GroupSpec
 from tenuto.model.flows.plan import Spec

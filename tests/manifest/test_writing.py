@@ -11,10 +11,10 @@ from tests.manifest.examples import FLOW, S2
 
 from tenuto.engine.flows.definitions import encoded
 from tenuto.manifest.diff import FieldChange, changes, same
-from tenuto.manifest.drafting import drafted, spec_from
+from tenuto.manifest.documents import drafted, spec_from
+from tenuto.manifest.export import camel, dump, kind_of, said_by, snake, yaml_of
 from tenuto.manifest.manifest import read
 from tenuto.manifest.tasks import NEVER
-from tenuto.manifest.writing import camel, dump, kind_of, said_by, snake, yaml_of
 from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto, GroupSpec
 from tenuto.model.flows.plan import Spec
 from tenuto.model.limits.budgets import Budget

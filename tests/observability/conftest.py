@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from tests.contract.conftest import AnyStore, ManualClock, opened
 
-from tenuto import telemetry
+from tenuto import logs
 from tenuto.api.hub import Hub
 from tenuto.engine.core import Core
 from tenuto.engine.engine import Engine
@@ -86,7 +86,7 @@ def log(style: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
     monkeypatch.setattr(sys, "stderr", stream)
     ours = logging.getLogger("tenuto")
     before = ours.handlers[:], ours.level, ours.propagate
-    telemetry.set_up("DEBUG", style)
+    logs.set_up("DEBUG", style)
     yield Log(stream)
     ours.handlers[:], _, ours.propagate = before
     ours.setLevel(before[1])

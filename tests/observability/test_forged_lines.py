@@ -16,8 +16,8 @@ from tests.observability.hostile import HOSTILE, STORABLE, SURROGATE, check_log
 from tests.waiting import eventually_sync
 
 from tenuto.clock import Clock
-from tenuto.coordinator.alarm import TOO_LONG_S, Alarm, Alert, Outage
 from tenuto.coordinator.coordinator import Coordinator
+from tenuto.coordinator.outage import TOO_LONG_S, Alarm, Alert, Outage
 from tenuto.engine.engine import Engine
 from tenuto.model.tasks.commands import Failure
 

@@ -12,9 +12,9 @@ from tests.moved_time import MovedTime
 from tests.waiting import eventually
 
 from tenuto.api.metrics import SAMPLE_S
+from tenuto.logs import handler
 from tenuto.metrics import HERE, TABLE
 from tenuto.settings import Settings
-from tenuto.telemetry import handler
 
 V1 = "/api/v1"
 

@@ -12,10 +12,10 @@ from tests.observability.conftest import Log
 from tests.observability.hostile import STORABLE, check_log
 from tests.secrets.conftest import OLD
 
-from tenuto import telemetry
+from tenuto import logs
+from tenuto.encryption_keys import Vault
 from tenuto.engine.engine import Engine
-from tenuto.telemetry import MOST_SECRETS, keep_secret, struck
-from tenuto.vault import Vault
+from tenuto.logs import MOST_SECRETS, keep_secret, struck
 
 CANARY = "canary-Zq8w-4711"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
@@ -86,10 +86,10 @@ async def test_a_secret_that_was_opened_is_in_no_line(engine: Engine, log: Log) 
 @pytest.mark.parametrize("style", ["json"], indirect=True)
 def test_json_says_where_a_line_belongs(log: Log) -> None:
     ours = logging.getLogger("tenuto.test")
-    tokens = telemetry.REQUEST.set("r-1"), telemetry.TASK.set("t-1")
+    tokens = logs.REQUEST.set("r-1"), logs.TASK.set("t-1")
     ours.info("one\nline \x1b[31m")
-    telemetry.REQUEST.reset(tokens[0])
-    telemetry.TASK.reset(tokens[1])
+    logs.REQUEST.reset(tokens[0])
+    logs.TASK.reset(tokens[1])
     try:
         boom("x")
     except ValueError:

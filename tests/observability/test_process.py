@@ -26,7 +26,7 @@ from tenuto.model.errors import Unavailable
 from tenuto.settings import Settings
 from tenuto.webhooks.deliver import deliver_once
 from tenuto.webhooks.sender import Answer
-from tenuto.worker.heart import Heart
+from tenuto.worker.heartbeat import Heart
 from tenuto.worker.leases import Held, Leases
 from tenuto.worker.worker import Worker
 

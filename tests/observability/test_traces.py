@@ -18,10 +18,10 @@ from tests.waiting import eventually
 from tenuto import tracing
 from tenuto.client.remote import AnyEngine, RemoteEngine, reach
 from tenuto.engine.engine import Engine
+from tenuto.logs import TASK
 from tenuto.model.errors import Invalid
 from tenuto.settings import Settings
-from tenuto.store.sqlite import SqliteStore
-from tenuto.telemetry import TASK
+from tenuto.store.sqlite.store import SqliteStore
 from tenuto.worker.worker import Worker
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

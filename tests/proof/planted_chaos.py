@@ -15,11 +15,11 @@ import msgspec
 
 from tenuto.engine import rows
 from tenuto.engine.tasks import maintenance, submit
-from tenuto.loop import wait_any
 from tenuto.model.errors import TenutoError
 from tenuto.model.tasks import changes, commands
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import Change, Task
+from tenuto.periodic import wait_any
 from tenuto.store import sql
 from tenuto.store.protocol import Statement
 

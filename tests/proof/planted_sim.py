@@ -18,14 +18,14 @@ from tenuto.engine import core, rows
 from tenuto.engine.rows import task_of
 from tenuto.engine.tasks import maintenance, report, submit
 from tenuto.engine.tasks.claim import Claiming
-from tenuto.loop import wait_any
 from tenuto.model.errors import Conflict, TenutoError
 from tenuto.model.tasks import attempts, changes, commands, decide
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import LEASED, Change, Fence, Status, Task, due_at
+from tenuto.periodic import wait_any
 from tenuto.store import sql
 from tenuto.store.protocol import Script, Statement
-from tenuto.worker import heart, worker
+from tenuto.worker import heartbeat, worker
 
 PLANTS: dict[str, "Plant"] = {}
 
@@ -376,10 +376,10 @@ def hints_trusted(stack: ExitStack) -> None:
 @plant("zombie", harsh=True, near=224)
 def lost_lease_not_told(stack: ExitStack) -> None:
     """A handler goes on though its lease was lost."""
-    ask = heart.Heart._ask
+    ask = heartbeat.Heart._ask
 
-    def quiet(self: heart.Heart, held: Any, reason: Any) -> None:
+    def quiet(self: heartbeat.Heart, held: Any, reason: Any) -> None:
         if reason != "lost":
             ask(self, held, reason)
 
-    swap(stack, heart.Heart, "_ask", quiet)
+    swap(stack, heartbeat.Heart, "_ask", quiet)

@@ -18,10 +18,10 @@ from tests.waiting import eventually_sync
 
 from tenuto.chaos.faults import POINTS as STRUCK
 from tenuto.chaos.plan import Dice, Plan
-from tenuto.chaos.record import Record
+from tenuto.chaos.recorder import Record
 from tenuto.chaos.report import Report, document, lines
 from tenuto.chaos.run import perform
-from tenuto.crash import POINTS
+from tenuto.crash_points import POINTS
 from tenuto.model.errors import Invalid
 
 HURRY = {"kill": 1.5, "stop": 1.0, "crash": 2.0, "cut": 2.0, "swallow": 1.0, "restart": 4.0}

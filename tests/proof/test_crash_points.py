@@ -19,7 +19,7 @@ from tests.services.postgres import PostgresServer
 from tests.waiting import eventually
 from tests.webhooks.test_crash import WEBHOOK_POINTS
 
-from tenuto.crash import POINTS
+from tenuto.crash_points import POINTS
 
 KILLED = -signal.SIGKILL
 

@@ -33,7 +33,7 @@ from tenuto.engine.core import Core
 from tenuto.engine.webhooks.endpoints import Hooks
 from tenuto.model.errors import Unavailable
 from tenuto.model.tasks.task import AGING_MS
-from tenuto.webhooks.guard import Guard
+from tenuto.webhooks.url_guard import Guard
 
 ZOMBIES = int(os.environ.get("TENUTO_PROOF_ZOMBIES", "8"))
 AT_ONCE = 4

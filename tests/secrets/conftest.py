@@ -13,8 +13,8 @@ from tests.contract.conftest import (
     opened,
 )
 
+from tenuto.encryption_keys import Vault
 from tenuto.engine.engine import Engine
-from tenuto.vault import Vault
 
 OLD = {"old": bytes(range(32))}
 NEW = {"new": bytes(range(32, 64))}

@@ -18,13 +18,13 @@ from tests.proof.crash.inside import SHORT, Inside
 from tests.secrets.conftest import OLD, stored_bytes
 
 from tenuto.clock import Clock
+from tenuto.encryption_keys import Vault
 from tenuto.engine.engine import Engine
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.tasks.environment import Allowed
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tenancy.redact import Redactor
 from tenuto.settings import Settings
-from tenuto.vault import Vault
 from tenuto.worker.runtime.command import CommandRuntime
 from tenuto.worker.session import Supervisor
 from tenuto.worker.worker import Worker

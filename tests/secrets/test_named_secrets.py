@@ -16,10 +16,10 @@ from tests.contract.conftest import (
 from tests.contract.flowing import group, start, task
 from tests.secrets.conftest import NEW, OLD, dump, stored_bytes
 
+from tenuto.encryption_keys import Vault
 from tenuto.engine.engine import Engine
 from tenuto.model.bounds import MAX_SECRET
 from tenuto.model.errors import Invalid
-from tenuto.vault import Vault
 
 CANARY = "named-canary-7f3a"
 

@@ -18,6 +18,7 @@ from tests.contract.conftest import (
 )
 from tests.secrets.conftest import NEW, OLD, dump, stored_bytes
 
+from tenuto.encryption_keys import Vault
 from tenuto.engine.agents.subtasks import Question
 from tenuto.engine.engine import Engine
 from tenuto.model.bounds import MAX_ERROR, MAX_SECRET
@@ -26,7 +27,6 @@ from tenuto.model.limits.concurrency import Concurrency
 from tenuto.model.tasks.commands import Escalation, Failure
 from tenuto.model.tasks.transcript import Line
 from tenuto.settings import Settings
-from tenuto.vault import Vault
 from tenuto.worker.attempt import Attempt
 from tenuto.worker.leases import Leases
 from tenuto.worker.runtime.function import FunctionRuntime

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenuto.encryption_keys import FILE, Sealed, Vault, add_key, load_ring
 from tenuto.model.errors import Incompatible, Invalid
-from tenuto.vault import FILE, Sealed, Vault, add_key, load_ring
 
 HERE: dict[str, Any] = {
     "workspace": UUID(int=1),

@@ -7,9 +7,9 @@ import pytest
 from asyncpg import connect_utils
 
 from tenuto.chaos.databases import _place
+from tenuto.logs import without_password
 from tenuto.model.errors import Invalid
-from tenuto.store.address import Host, order, parse
-from tenuto.telemetry import without_password
+from tenuto.store.postgres.address import Host, order, parse
 
 
 def driver_hosts(url: str) -> list[Host]:

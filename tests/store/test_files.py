@@ -10,7 +10,7 @@ import pytest
 from tests.contract.conftest import ManualClock, new, refusal
 
 from tenuto.engine.engine import Engine
-from tenuto.store.sqlite import SqliteStore
+from tenuto.store.sqlite.store import SqliteStore
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tenuto.clock import Clock
-from tenuto.folder import stamp
+from tenuto.folder_stamp import stamp
 
 
 class Later(Clock):

@@ -27,11 +27,11 @@ from tenuto.coordinator.coordinator import SLOW_EVERY, Coordinator
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Unavailable
 from tenuto.settings import Settings
-from tenuto.store import connector as connector_module
-from tenuto.store import postgres as postgres_module
-from tenuto.store.address import Host
-from tenuto.store.connector import Connector, most_telling
-from tenuto.store.postgres import PostgresStore
+from tenuto.store.postgres import connector as connector_module
+from tenuto.store.postgres import store as postgres_module
+from tenuto.store.postgres.address import Host
+from tenuto.store.postgres.connector import Connector, most_telling
+from tenuto.store.postgres.store import PostgresStore
 from tenuto.store.protocol import Store
 
 SOON_S = 3.0

@@ -15,7 +15,7 @@ from tenuto.broker.local import LocalWakeups, _folder
 from tenuto.clock import Clock
 from tenuto.model.errors import Unavailable
 from tenuto.store.protocol import Script, Statement
-from tenuto.store.sqlite import SqliteStore
+from tenuto.store.sqlite.store import SqliteStore
 
 HERE = threading.main_thread().name
 

@@ -10,7 +10,7 @@ import pytest
 from tests.contract.conftest import new
 
 from tenuto.engine.engine import Engine
-from tenuto.store.sqlite import _LOOK_EVERY, _ROOM, SqliteStore, _fill
+from tenuto.store.sqlite.store import _LOOK_EVERY, _ROOM, SqliteStore, _fill
 
 
 @pytest.fixture

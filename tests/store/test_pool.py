@@ -17,13 +17,13 @@ from tests.waiting import eventually
 from tenuto import app
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Unavailable
-from tenuto.store import connector as connector_module
-from tenuto.store import pool as pool_module
-from tenuto.store import postgres as postgres_module
-from tenuto.store.connector import Connector
-from tenuto.store.pool import Pool
-from tenuto.store.postgres import DatabaseClock, PostgresStore
-from tenuto.store.sessions import DIRECT, SLOW_S, limit
+from tenuto.store.postgres import connector as connector_module
+from tenuto.store.postgres import pool as pool_module
+from tenuto.store.postgres import store as postgres_module
+from tenuto.store.postgres.connector import Connector
+from tenuto.store.postgres.pool import Pool
+from tenuto.store.postgres.sessions import DIRECT, SLOW_S, limit
+from tenuto.store.postgres.store import DatabaseClock, PostgresStore
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from tenuto.broker.postgres import PostgresWakeups
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Incompatible, Invalid, Unavailable
 from tenuto.settings import Settings
-from tenuto.store import pooler as pooler_module
-from tenuto.store.connector import Connector
-from tenuto.store.pooler import check_pooler
-from tenuto.store.postgres import PostgresStore
-from tenuto.store.roles import SYSTEM, TENANT
+from tenuto.store.postgres import pooler as pooler_module
+from tenuto.store.postgres.connector import Connector
+from tenuto.store.postgres.pooler import check_pooler
+from tenuto.store.postgres.roles import SYSTEM, TENANT
+from tenuto.store.postgres.store import PostgresStore
 
 RUN, SYS = "tenuto_app_run", "tenuto_app_sys"
 ALL = 60

@@ -4,7 +4,7 @@ import asyncpg
 import pytest
 
 from tenuto.model.errors import Conflict, Incompatible, NotFound, TenutoError, Unavailable
-from tenuto.store.postgres_errors import meant
+from tenuto.store.postgres.errors import meant
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from tests.services.postgres import PostgresServer
 from tenuto import app
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Incompatible
-from tenuto.store.postgres import PostgresStore
-from tenuto.store.roles import SYSTEM, TENANT, Identity, mistake
+from tenuto.store.postgres.roles import SYSTEM, TENANT, Identity, mistake
+from tenuto.store.postgres.store import PostgresStore
 
 RIGHT = Identity(
     login="app",

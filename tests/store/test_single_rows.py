@@ -7,7 +7,7 @@ import pytest
 from tests.proof.sim.loop import run_now
 
 from tenuto.store import sql
-from tenuto.store.sqlite import SqliteStore
+from tenuto.store.sqlite.store import SqliteStore
 
 
 def queries() -> list[sql.Query]:

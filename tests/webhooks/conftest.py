@@ -23,15 +23,15 @@ from tests.contract.conftest import (
 from tests.webhooks.receiver import Receiver, receiving
 
 from tenuto.broker.memory import MemoryWakeups
+from tenuto.encryption_keys import Vault
 from tenuto.engine.core import Core
 from tenuto.engine.engine import Engine
 from tenuto.engine.webhooks.deliveries import Deliveries
 from tenuto.engine.webhooks.endpoints import DeliveryView, Hooks, WebhookSecret, WebhookView
 from tenuto.store.protocol import Store
-from tenuto.vault import Vault
 from tenuto.webhooks.deliver import deliver_once
-from tenuto.webhooks.guard import Guard
 from tenuto.webhooks.sender import Sender
+from tenuto.webhooks.url_guard import Guard
 
 __all__ = ["another", "clock", "engine", "postgres_engine", "raw", "sqlite_engine", "store"]
 

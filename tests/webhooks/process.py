@@ -8,8 +8,8 @@ from tests.webhooks.conftest import LOOPBACK, deliveries_of, store_of
 from tenuto import app
 from tenuto.settings import load
 from tenuto.webhooks.deliver import deliver_once
-from tenuto.webhooks.guard import Guard
 from tenuto.webhooks.sender import Sender
+from tenuto.webhooks.url_guard import Guard
 
 
 async def main() -> None:

@@ -10,16 +10,16 @@ from tests.webhooks.conftest import World, deliveries_of, store_of
 from tests.webhooks.receiver import answer, receiving, silent
 
 from tenuto.broker.memory import MemoryWakeups
+from tenuto.encryption_keys import Vault
 from tenuto.engine.core import Core
 from tenuto.engine.tasks.maintenance import DELIVERY_AFTER
 from tenuto.engine.webhooks.deliveries import LEASE_S, SHARE, Deliveries
 from tenuto.engine.webhooks.endpoints import WebhookChange
 from tenuto.model.webhooks import DISABLE_AFTER, MAX_TRIES, TRIP_AFTER
-from tenuto.vault import Vault
-from tenuto.webhooks import sign
+from tenuto.webhooks import signature
 from tenuto.webhooks.deliver import Deliverer, deliver_once
-from tenuto.webhooks.guard import Guard
 from tenuto.webhooks.sender import Sender
+from tenuto.webhooks.url_guard import Guard
 
 ENDS = ["task.completed"]
 
@@ -41,7 +41,7 @@ async def test_a_message_arrives_signed(world: World) -> None:
     assert message.delivered_at == world.clock.now()
     [got] = world.receiver.got
     assert got.headers["webhook-id"] == str(message.id)
-    sign.verify(made.secret, got.headers, got.body, world.clock.now())
+    signature.verify(made.secret, got.headers, got.body, world.clock.now())
     assert world.bodies() == [message.body]
     assert made.secret.encode() not in got.body
     assert await world.deliver() == 0
@@ -57,8 +57,8 @@ async def test_both_secrets_sign_after_a_rotation(world: World) -> None:
     await world.deliver()
     first_got, last_got = world.receiver.got
     for secret, got in ((made, first_got), (second, first_got), (second, last_got)):
-        sign.verify(secret.secret, got.headers, got.body, world.clock.now())
-    sign.verify(third.secret, last_got.headers, last_got.body, world.clock.now())
+        signature.verify(secret.secret, got.headers, got.body, world.clock.now())
+    signature.verify(third.secret, last_got.headers, last_got.body, world.clock.now())
     assert len(last_got.headers["webhook-signature"].split(" ")) == 2
 
 

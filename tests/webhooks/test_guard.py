@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tenuto.model.errors import Invalid
 from tenuto.settings import load
-from tenuto.webhooks.guard import Guard, parse
+from tenuto.webhooks.url_guard import Guard, parse
 
 PUBLIC = "93.184.216.34"
 NAMES = {

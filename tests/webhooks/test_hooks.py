@@ -8,13 +8,13 @@ from tests.contract.conftest import refusal
 from tests.webhooks.conftest import VAULT, World, hooks_of
 
 from tenuto.broker.memory import MemoryWakeups
+from tenuto.encryption_keys import Vault
 from tenuto.engine.core import Core
 from tenuto.engine.tenancy.secrets import Rotating
 from tenuto.engine.webhooks.endpoints import Hooks, WebhookChange
 from tenuto.model.errors import NotFound
 from tenuto.model.webhooks import EVENTS, MAX_WEBHOOKS, wants
-from tenuto.vault import Vault
-from tenuto.webhooks.guard import Guard
+from tenuto.webhooks.url_guard import Guard
 
 NOBODY = UUID(int=7 << 76 | 2 << 62)
 

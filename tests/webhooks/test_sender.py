@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from tests.webhooks.receiver import Receiver, answer, drip, receiving, silent
 
-from tenuto.webhooks.guard import Guard
 from tenuto.webhooks.sender import MAX_READ, Sender
+from tenuto.webhooks.url_guard import Guard
 
 HEADERS = {"webhook-id": "1"}
 LOOPBACK = ["127.0.0.0/8"]

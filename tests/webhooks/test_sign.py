@@ -10,7 +10,7 @@ import pytest
 from tenuto.clock import Clock
 from tenuto.engine.webhooks.endpoints import new_secret
 from tenuto.model.errors import Invalid
-from tenuto.webhooks import sign
+from tenuto.webhooks import signature
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 SECRET = new_secret(Clock())
@@ -19,19 +19,19 @@ BODY = b'{"event": "task.dead"}'
 
 
 def signed(*secrets: str) -> dict[str, str]:
-    return sign.headers(secrets or (SECRET,), "msg-1", NOW, BODY)
+    return signature.headers(secrets or (SECRET,), "msg-1", NOW, BODY)
 
 
 def refused(headers: dict[str, str], body: bytes = BODY, now: datetime = NOW) -> str:
     with pytest.raises(Invalid) as caught:
-        sign.verify(SECRET, headers, body, now)
+        signature.verify(SECRET, headers, body, now)
     assert caught.value.code == "signature_invalid"
     return caught.value.message
 
 
 def test_the_example_of_the_specification_is_signed_alike() -> None:
     at = datetime.fromtimestamp(1614265330, UTC)
-    headers = sign.headers(
+    headers = signature.headers(
         ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"],
         "msg_p5jXN8AQM9LWM0D4loKWxJek",
         at,
@@ -50,22 +50,22 @@ def test_a_signature_is_what_it_says() -> None:
 
 
 def test_what_was_signed_verifies() -> None:
-    sign.verify(SECRET, signed(), BODY, NOW)
-    sign.verify(SECRET, {k.title(): v for k, v in signed().items()}, BODY, NOW)
-    now = sign.headers([SECRET], "msg-2", Clock().now(), BODY)
-    sign.verify(SECRET, now, BODY)
+    signature.verify(SECRET, signed(), BODY, NOW)
+    signature.verify(SECRET, {k.title(): v for k, v in signed().items()}, BODY, NOW)
+    now = signature.headers([SECRET], "msg-2", Clock().now(), BODY)
+    signature.verify(SECRET, now, BODY)
 
 
 def test_both_secrets_verify_while_one_takes_over_from_the_other() -> None:
     headers = signed(OTHER, SECRET)
-    sign.verify(SECRET, headers, BODY, NOW)
-    sign.verify(OTHER, headers, BODY, NOW)
+    signature.verify(SECRET, headers, BODY, NOW)
+    signature.verify(OTHER, headers, BODY, NOW)
 
 
 @pytest.mark.parametrize("seconds", [-301, 301, 86_400])
 def test_an_old_message_is_refused(seconds: int) -> None:
     assert "too old" in refused(signed(), now=NOW + timedelta(seconds=seconds))
-    sign.verify(SECRET, signed(), BODY, NOW + timedelta(seconds=seconds % 300))
+    signature.verify(SECRET, signed(), BODY, NOW + timedelta(seconds=seconds % 300))
 
 
 @pytest.mark.parametrize(
@@ -102,6 +102,6 @@ def test_another_version_or_body_or_secret_is_refused() -> None:
 )
 def test_a_weak_secret_is_refused(secret: str) -> None:
     with pytest.raises(Invalid) as caught:
-        sign.headers([secret], "msg-1", NOW, BODY)
+        signature.headers([secret], "msg-1", NOW, BODY)
     assert caught.value.code == "signature_invalid"
     assert secret not in caught.value.message or secret == "whsec_"

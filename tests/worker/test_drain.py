@@ -16,7 +16,7 @@ from tenuto import app
 from tenuto.engine.engine import Engine
 from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import Settings
-from tenuto.worker.heart import STUCK_EXIT
+from tenuto.worker.heartbeat import STUCK_EXIT
 from tenuto.worker.worker import CLAIM_MOST, Worker
 
 

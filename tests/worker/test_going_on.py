@@ -15,8 +15,8 @@ from tenuto.clock import Clock
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Conflict
 from tenuto.settings import Settings
-from tenuto.store.sqlite import SqliteStore
-from tenuto.worker.children import Children
+from tenuto.store.sqlite.store import SqliteStore
+from tenuto.worker.process_pool import Children
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("a fault"), Conflict("an answer")])

@@ -15,7 +15,7 @@ from tenuto.engine.tasks.report import Presence
 from tenuto.model.tasks.task import TIMEOUT_SLACK_S, Fence
 from tenuto.settings import Settings
 from tenuto.worker.attempt import Attempt
-from tenuto.worker.heart import Heart, lease_seconds
+from tenuto.worker.heartbeat import Heart, lease_seconds
 from tenuto.worker.leases import Held, Leases, Reason
 from tenuto.worker.runtime.function import FunctionRuntime
 

@@ -12,7 +12,7 @@ import pytest
 from tests.proof.crash.inside import Inside, working
 from tests.waiting import eventually
 
-from tenuto.worker.room import Room
+from tenuto.worker.capacity import Room
 from tenuto.worker.runtime.command import CommandRuntime
 from tenuto.worker.session import SpawnError, Supervisor
 

@@ -14,7 +14,7 @@ from tests.waiting import eventually
 
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.tasks.submission import NewTask
-from tenuto.worker.waiting import Parked
+from tenuto.worker.handler_waits import Parked
 
 
 def child(n: int, task_type: str = "square") -> NewTask:

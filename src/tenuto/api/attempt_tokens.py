@@ -12,11 +12,11 @@ import jwt
 import msgspec
 
 from tenuto.clock import Clock
+from tenuto.encryption_keys import Vault
 from tenuto.model import bounds
 from tenuto.model.errors import Forbidden, Incompatible, Invalid, Unauthenticated
 from tenuto.model.tasks.task import Fence
 from tenuto.model.tenancy.access import Caller, Role
-from tenuto.vault import Vault
 
 ISSUER = "tenuto"
 AUDIENCE = "tenuto-attempt"

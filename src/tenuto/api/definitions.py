@@ -10,8 +10,8 @@ from tenuto.api.service import AtDesk
 from tenuto.api.shapes import Written
 from tenuto.api.tasks import IfMatch, Limit, version_of
 from tenuto.engine.flows.definitions import Applied, DefinitionPage, DefinitionView
-from tenuto.manifest.drafting import spec_from
-from tenuto.manifest.writing import snake
+from tenuto.manifest.documents import spec_from
+from tenuto.manifest.export import snake
 from tenuto.model.errors import Conflict, Invalid
 
 UNNAMED = "manifest.yaml"

@@ -9,8 +9,8 @@ from uuid import UUID
 
 from tenuto.clock import Clock
 from tenuto.engine.tasks.maintenance import Sink
-from tenuto.loop import repeat
 from tenuto.model.errors import TenutoError
+from tenuto.periodic import repeat
 from tenuto.store.protocol import Row, Rows, Statement, Store
 
 log = logging.getLogger("tenuto.api")

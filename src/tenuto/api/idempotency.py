@@ -14,10 +14,10 @@ import msgspec
 from litestar import Request, Response
 
 from tenuto.api.problems import FAULT
+from tenuto.encryption_keys import Vault
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Unavailable
 from tenuto.store.protocol import Row, Script, Statement, Store
-from tenuto.vault import Vault
 
 log = logging.getLogger("tenuto.api")
 

@@ -19,10 +19,10 @@ from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import ALERTS, NAME
 from tenuto.engine.core import Core
 from tenuto.engine.operations.metrics import Counting, sample_once
-from tenuto.loop import repeat
+from tenuto.logs import REQUEST
 from tenuto.metrics import HERE, OTHER
 from tenuto.model.errors import TenutoError, Unauthenticated
-from tenuto.telemetry import REQUEST
+from tenuto.periodic import repeat
 
 log = logging.getLogger("tenuto.api")
 access_log = logging.getLogger("tenuto.access")

@@ -10,9 +10,9 @@ from litestar import Request
 
 from tenuto.api.service import AtDesk
 from tenuto.engine.tasks.claim import Work
-from tenuto.loop import wait_any
 from tenuto.model.errors import Unauthenticated
 from tenuto.model.tenancy.access import Role
+from tenuto.periodic import wait_any
 
 Take = Callable[[], Awaitable[list[Work]]]
 

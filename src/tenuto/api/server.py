@@ -19,8 +19,8 @@ from tenuto.api.connection_limits import ConnectionTable, Deadlines
 from tenuto.api.metrics import watch
 from tenuto.api.service import Service
 from tenuto.engine.engine import DEFAULT_WORKSPACE
-from tenuto.loop import repeat
 from tenuto.model.errors import Unauthenticated, Unavailable
+from tenuto.periodic import repeat
 from tenuto.settings import Settings
 
 log = logging.getLogger("tenuto.api")

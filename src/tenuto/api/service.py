@@ -20,6 +20,7 @@ from tenuto.api.logins import Logins
 from tenuto.api.rates import Rates
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
+from tenuto.encryption_keys import Vault
 from tenuto.engine.agents.gateways import Gateways
 from tenuto.engine.agents.registry import Registry
 from tenuto.engine.agents.subtask_tree import Tree
@@ -32,7 +33,6 @@ from tenuto.model.errors import Forbidden, Unauthenticated
 from tenuto.model.tenancy.access import Caller, Role, Scope
 from tenuto.settings import Settings
 from tenuto.store.protocol import Store
-from tenuto.vault import Vault
 
 ENGINES = 1000
 """Workspaces whose lanes are kept in memory."""

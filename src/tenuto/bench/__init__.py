@@ -110,7 +110,7 @@ async def _one(store: str, url: str | None, name: str, tasks: int) -> Figures:
         with tempfile.TemporaryDirectory(prefix="tenuto-bench-") as folder:
             async with Bench.on(f"sqlite:///{folder}/bench.db", tasks) as bench:
                 return await MEASURES[name].take(bench)
-    from tenuto.store.postgres_admin import drop_scratch, make_scratch  # noqa: PLC0415  only when used
+    from tenuto.store.postgres.admin import drop_scratch, make_scratch  # noqa: PLC0415  only when used
 
     del store
     schema = f"tenuto_bench_{Clock().new_id().hex[-12:]}"

@@ -15,9 +15,9 @@ import msgspec
 from tenuto import app
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import Engine
-from tenuto.loop import wait_any
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.tasks.submission import NewTask
+from tenuto.periodic import wait_any
 from tenuto.settings import Settings, environment_without_settings
 
 Figures = dict[str, float]

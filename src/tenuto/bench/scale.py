@@ -20,9 +20,9 @@ from tenuto.bench.measures import BULK, SLOTS, Bench, Figures, new
 from tenuto.bench.noop import noop
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.tasks.report import Presence
-from tenuto.loop import repeat, wait_any
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.tasks.task import Fence
+from tenuto.periodic import repeat, wait_any
 from tenuto.settings import Settings, environment_without_settings, load
 
 AGENTS = 1000

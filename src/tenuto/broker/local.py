@@ -18,7 +18,7 @@ from tenuto import private
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import Listener
 from tenuto.clock import Clock
-from tenuto.folder import Stamp, stamp
+from tenuto.folder_stamp import Stamp, stamp
 from tenuto.model.errors import Unavailable
 
 _LONGEST = 60_000

@@ -14,7 +14,7 @@ import asyncpg
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import EVERYTHING, Listener
 from tenuto.clock import Clock
-from tenuto.loop import wait_any
+from tenuto.periodic import wait_any
 
 CHANNEL = "tenuto_wake"
 _LONGEST = 7_500

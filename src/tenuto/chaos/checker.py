@@ -3,7 +3,7 @@
 import msgspec
 
 from tenuto.chaos.client import kind_of
-from tenuto.chaos.record import Record
+from tenuto.chaos.recorder import Record
 from tenuto.coordinator.coordinator import ALERTS, NAME
 from tenuto.engine.engine import Engine
 from tenuto.engine.operations.audit import Proof, Remains

@@ -17,12 +17,12 @@ import msgspec
 from tenuto import app
 from tenuto.chaos.handlers import COMMAND
 from tenuto.chaos.plan import Dice
-from tenuto.chaos.record import FILE, Record, note
+from tenuto.chaos.recorder import FILE, Record, note
 from tenuto.engine.engine import Engine
-from tenuto.loop import wait_any
 from tenuto.model.errors import Unavailable
 from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import NewTask
+from tenuto.periodic import wait_any
 from tenuto.settings import load
 
 SOON = RetryPolicy(base_s=0.1, cap_s=1.0)

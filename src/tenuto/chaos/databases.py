@@ -16,7 +16,7 @@ from tenuto.chaos.proxy import Proxy
 from tenuto.chaos.server import Server
 from tenuto.clock import Clock
 from tenuto.model.errors import TenutoError, Unavailable
-from tenuto.store.address import Host, parse
+from tenuto.store.postgres.address import Host, parse
 
 DEFAULT_PORT = 5432
 
@@ -47,7 +47,7 @@ class Database:
 
     async def cut(self) -> int:
         """End all connections to the run's own database but the one that asks; how many."""
-        from tenuto.store.postgres_admin import end_connections  # noqa: PLC0415  only when used
+        from tenuto.store.postgres.admin import end_connections  # noqa: PLC0415  only when used
 
         return await end_connections(self.url)
 
@@ -74,7 +74,7 @@ async def made(plan: Plan, folder: Path, clock: Clock) -> AsyncIterator[Database
 
 @asynccontextmanager
 async def _on_server(address: str, clock: Clock, name: str) -> AsyncIterator[Database]:
-    from tenuto.store.postgres_admin import drop_database, make_database  # noqa: PLC0415  only when used
+    from tenuto.store.postgres.admin import drop_database, make_database  # noqa: PLC0415  only when used
 
     title = f"tenuto_chaos_{clock.new_id().hex[-12:]}"
     url = await make_database(address, title)

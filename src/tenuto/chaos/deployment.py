@@ -14,9 +14,9 @@ import msgspec
 
 from tenuto import app, private
 from tenuto.chaos.plan import SHORT, Plan
-from tenuto.chaos.record import FILE
+from tenuto.chaos.recorder import FILE
 from tenuto.clock import Clock
-from tenuto.loop import repeat, wait_any
+from tenuto.periodic import repeat, wait_any
 from tenuto.settings import environment_without_settings
 
 LOOK_S = 0.1

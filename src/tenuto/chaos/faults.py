@@ -9,8 +9,8 @@ from tenuto.chaos.databases import Database
 from tenuto.chaos.deployment import Deployment
 from tenuto.chaos.plan import SHORT, Dice, Plan
 from tenuto.clock import Clock
-from tenuto.loop import repeat, wait_any
 from tenuto.model.errors import TenutoError
+from tenuto.periodic import repeat, wait_any
 
 log = logging.getLogger("tenuto.chaos")
 
@@ -45,7 +45,7 @@ POINTS = {
     ),
     "client": ENGINE_POINTS,
 }
-"""Where processes of a kind can be made to die, by the names in `tenuto.crash`."""
+"""Where processes of a kind can be made to die, by the names in `tenuto.crash_points`."""
 
 
 class Faults:

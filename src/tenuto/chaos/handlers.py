@@ -5,9 +5,9 @@ import signal
 import threading
 from typing import Any
 
-from tenuto.chaos.record import note
+from tenuto.chaos.recorder import note
 from tenuto.clock import Clock
-from tenuto.loop import wait_any
+from tenuto.periodic import wait_any
 
 _CLOCK = Clock()
 SAVES = 3

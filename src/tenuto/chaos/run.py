@@ -11,14 +11,14 @@ from tenuto.chaos.databases import Database, made
 from tenuto.chaos.deployment import Deployment
 from tenuto.chaos.faults import Faults
 from tenuto.chaos.plan import MINUTES, Plan
-from tenuto.chaos.record import Record
+from tenuto.chaos.recorder import Record
 from tenuto.chaos.report import Report
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import ALERTS
 from tenuto.engine.engine import Engine
 from tenuto.engine.operations.audit import Proof
-from tenuto.loop import wait_any
 from tenuto.model.errors import TenutoError, Unavailable
+from tenuto.periodic import wait_any
 from tenuto.settings import Settings
 
 LIMIT_S = 300.0

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tenuto import private
 from tenuto.clock import Clock
-from tenuto.loop import wait_any
 from tenuto.model.errors import Unavailable
+from tenuto.periodic import wait_any
 
 USER = "tenuto"
 SETTINGS = {

@@ -21,13 +21,13 @@ from tenuto.cli.signals import as_ctrl_c
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import Engine
 from tenuto.engine.views import AttemptView, TaskSummary
-from tenuto.loop import wait_any
+from tenuto.logs import set_up
 from tenuto.model.printable import printable
 from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import TERMINAL
+from tenuto.periodic import wait_any
 from tenuto.settings import Settings, environment_without_settings
-from tenuto.telemetry import set_up
 
 LEASE_S = 3
 PATIENCE_S = 90.0

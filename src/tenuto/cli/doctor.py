@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tenuto.client.target import Target
     from tenuto.engine.engine import Engine
     from tenuto.settings import Settings
+    from tenuto.store.postgres.roles import Identity
     from tenuto.store.protocol import Store
-    from tenuto.store.roles import Identity
 
 PR_GET_CHILD_SUBREAPER = 37
 LOW_DISK = 1 << 30
@@ -97,7 +97,7 @@ def _server(where: "Target") -> list[Check]:
 
 
 async def _sqlite() -> list[Check]:
-    from tenuto.store.sqlite import SqliteStore
+    from tenuto.store.sqlite.store import SqliteStore
 
     store = SqliteStore(":memory:")
     version = (await store.describe())["database"]
@@ -144,7 +144,7 @@ def _modes(chosen: "Settings") -> list[Check]:
     import shlex
 
     from tenuto import app, private
-    from tenuto.vault import FILE
+    from tenuto.encryption_keys import FILE
 
     keys = app.key_folder(chosen) / FILE
     places = [chosen.folder(), keys, chosen.folder() / "token"]

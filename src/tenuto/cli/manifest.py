@@ -125,7 +125,7 @@ def list_(given: Globals, limit: int, cursor: "UUID | None") -> None:
 def show(given: Globals, key: str) -> None:
     """Show a definition: what it is, then what it says."""
     from tenuto.cli.render import moment, print_fields, print_json
-    from tenuto.manifest.writing import snake, yaml_of
+    from tenuto.manifest.export import snake, yaml_of
 
     view = ask(given, lambda client: client.definitions.get(key))
     if given.json:
@@ -159,7 +159,7 @@ for _each in (list_, show, delete):
 def read_files(paths: tuple[str, ...]) -> dict[str, bytes]:
     """What stands in the files, by name; of a folder those that end as YAML does."""
     from tenuto.cli.parse import read_file
-    from tenuto.manifest.nodes import MAX_BYTES
+    from tenuto.manifest.yaml_nodes import MAX_BYTES
 
     return {path: read_file(path, MAX_BYTES) for given in paths for path in _files_in(given)}
 

@@ -107,7 +107,7 @@ def rotate(given: Globals, keep_key: bool) -> None:
     and restart everything; then this seals anew.
     """
     from tenuto import app
-    from tenuto.vault import add_key
+    from tenuto.encryption_keys import add_key
 
     chosen = settings(given)
     if not chosen.keys and not keep_key:

@@ -127,8 +127,8 @@ async def _live(engine: "AnyEngine", tasks: int, every: float) -> None:
     """Show it again and again until somebody types q; an outage is shown, and waited for."""
     from rich.live import Live
 
-    from tenuto.loop import repeat
     from tenuto.model.errors import Unavailable
+    from tenuto.periodic import repeat
 
     seen = await _look(engine, tasks)
     with Live(_drawn(seen, ""), screen=True, auto_refresh=False) as live:

@@ -56,7 +56,7 @@ from tenuto.engine.views import (
     TaskView,
 )
 from tenuto.engine.webhooks.endpoints import DeliveryPage, DeliveryView, WebhookSecret, WebhookView
-from tenuto.manifest.drafting import Files
+from tenuto.manifest.documents import Files
 from tenuto.model.flows.definition import Join, Order
 from tenuto.model.flows.plan import Spec
 from tenuto.model.limits.budgets import Budget

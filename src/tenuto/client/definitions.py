@@ -6,8 +6,8 @@ from uuid import UUID
 from tenuto.client.link import Ask, Link, part
 from tenuto.client.work import V1
 from tenuto.engine.flows.definitions import Applied, DefinitionPage, DefinitionView
-from tenuto.manifest.drafting import Files, spec_from, texts_of
-from tenuto.manifest.writing import camel, dump, kind_of, said_by, snake
+from tenuto.manifest.documents import Files, spec_from, texts_of
+from tenuto.manifest.export import camel, dump, kind_of, said_by, snake
 from tenuto.model.flows.plan import Spec
 
 PAGE = 500

@@ -13,9 +13,9 @@ import msgspec
 from tenuto.client.remote import AnyEngine, RemoteEngine
 from tenuto.client.work import V1
 from tenuto.engine.views import LogLine, TaskView
-from tenuto.loop import wait_any
 from tenuto.model.errors import TenutoError, TooMany, Unavailable
 from tenuto.model.tasks.task import TERMINAL
+from tenuto.periodic import wait_any
 
 EVERY = 0.2
 LOOK_S = 2.0

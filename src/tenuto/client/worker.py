@@ -11,7 +11,7 @@ from tenuto import app
 from tenuto.client.client import AsyncClient, Client
 from tenuto.client.target import Target, opened
 from tenuto.model.errors import Invalid
-from tenuto.worker.port import WorkEngine
+from tenuto.worker.engine_protocol import WorkEngine
 from tenuto.worker.worker import Worker as Process
 
 H = TypeVar("H", bound=Callable[..., Any])

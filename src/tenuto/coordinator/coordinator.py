@@ -8,9 +8,9 @@ from functools import partial
 
 import msgspec
 
-from tenuto.coordinator.alarm import Alarm, Outage
-from tenuto.coordinator.pauses import Pauses
-from tenuto.crash import crash_point
+from tenuto.coordinator.outage import Alarm, Outage
+from tenuto.coordinator.resume import Pauses
+from tenuto.crash_points import crash_point
 from tenuto.engine.agents.registry import BATCH as AGENTS
 from tenuto.engine.agents.registry import AgentUpkeep
 from tenuto.engine.core import FLOW_WORK
@@ -31,9 +31,9 @@ from tenuto.engine.tasks.maintenance import (
     Leadership,
     Sink,
 )
-from tenuto.loop import repeat
 from tenuto.metrics import HERE
 from tenuto.model.errors import TenutoError, Unavailable
+from tenuto.periodic import repeat
 from tenuto.settings import Settings
 from tenuto.store.protocol import Row
 

@@ -17,11 +17,10 @@ import msgspec
 
 from tenuto.broker.protocol import EVERYTHING
 from tenuto.coordinator.gateway import KILL_S, Broken, Gateway, Refused
-from tenuto.coordinator.pace import Pace
-from tenuto.crash import crash_point
+from tenuto.coordinator.rate import Pace
+from tenuto.crash_points import crash_point
 from tenuto.engine.agents.push import Dispatching, Left, Target, lease_of
 from tenuto.engine.tasks.claim import Work
-from tenuto.loop import repeat
 from tenuto.metrics import HERE
 from tenuto.model import bounds
 from tenuto.model.agents.matching import AgentProfile
@@ -29,6 +28,7 @@ from tenuto.model.errors import TenutoError
 from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.retry import ErrorClass
 from tenuto.model.tasks.task import GATEWAY, Fence
+from tenuto.periodic import repeat
 from tenuto.settings import Settings
 
 log = logging.getLogger("tenuto.dispatch")

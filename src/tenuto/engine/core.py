@@ -9,7 +9,7 @@ import msgspec
 
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
-from tenuto.crash import crash_point
+from tenuto.crash_points import crash_point
 from tenuto.engine.agents.escalation import escalate, lost
 from tenuto.engine.agents.lanes import Lanes
 from tenuto.engine.agents.subtask_tree import Tree, close_forsaken, closed, is_cancel
@@ -30,7 +30,7 @@ from tenuto.store.batching import Answers, Batcher, Kind
 from tenuto.store.protocol import Row, Script, Statement, Store
 
 if TYPE_CHECKING:
-    from tenuto.vault import Vault
+    from tenuto.encryption_keys import Vault
 
     Keys = Vault | Callable[[], Vault] | None
     """A vault, or how to open it."""

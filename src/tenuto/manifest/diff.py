@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from tenuto.manifest.writing import said_by
+from tenuto.manifest.export import said_by
 from tenuto.model.flows.plan import Spec
 
 

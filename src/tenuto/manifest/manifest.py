@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
-from tenuto.manifest.drafting import Draft, Files, Schedule, Trigger, drafted
-from tenuto.manifest.faults import Faults, prefix
-from tenuto.manifest.nodes import Place
-from tenuto.manifest.reading import Given
+from tenuto.manifest.decoding import Given
+from tenuto.manifest.documents import Draft, Files, Schedule, Trigger, drafted
+from tenuto.manifest.errors import Faults, prefix
 from tenuto.manifest.shapes import ChildRef
 from tenuto.manifest.tasks import check_spec, key_of, name_of
+from tenuto.manifest.yaml_nodes import Place
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import GroupSpec
 from tenuto.model.flows.plan import Plan, Spec, check_plan, targets

@@ -6,9 +6,9 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.manifest.nodes import Node
-from tenuto.manifest.reading import Given, Reader, fields_of
+from tenuto.manifest.decoding import Given, Reader, fields_of
 from tenuto.manifest.shapes import ChildRef, GroupShape, RetryShape, TaskShape
+from tenuto.manifest.yaml_nodes import Node
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import (

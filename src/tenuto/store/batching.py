@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from tenuto.crash import crash_point
-from tenuto.loop import Turn
+from tenuto.crash_points import crash_point
 from tenuto.model.errors import Conflict, Unavailable
+from tenuto.periodic import Turn
 from tenuto.store.protocol import Script, Store
 
 Answers = Sequence[Any]

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 
-from tenuto.crash import crash_point
+from tenuto.crash_points import crash_point
 from tenuto.engine.webhooks.deliveries import BATCH, LEASE_S, Deliveries, Due
-from tenuto.loop import repeat
 from tenuto.metrics import HERE
 from tenuto.model.errors import TenutoError
-from tenuto.webhooks import sign
+from tenuto.periodic import repeat
+from tenuto.webhooks import signature
 from tenuto.webhooks.sender import Sender
 
 log = logging.getLogger("tenuto.webhooks")
@@ -28,7 +28,7 @@ async def deliver_once(deliveries: Deliveries, sender: Sender, slots: int = SLOT
 
 async def _deliver(deliveries: Deliveries, sender: Sender, due: Due) -> None:
     """Send one message and record what came of it; unrecorded, it is sent again after its lease."""
-    headers = sign.headers(due.secrets, str(due.id), deliveries.clock.now(), due.body)
+    headers = signature.headers(due.secrets, str(due.id), deliveries.clock.now(), due.body)
     answer = await sender.post(due.url, headers, due.body)
     crash_point("webhooks.sent")
     if answer.error is None:

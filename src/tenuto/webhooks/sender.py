@@ -12,7 +12,7 @@ from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 from tenuto.model.webhooks import MAX_SAID
 from tenuto.tls import trusted
-from tenuto.webhooks.guard import Address, Checked, Guard
+from tenuto.webhooks.url_guard import Address, Checked, Guard
 
 DEADLINE_S = 10.0
 MAX_READ = 64 * 1024

@@ -8,8 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from tenuto import tracing
-from tenuto.crash import crash_point
+from tenuto.crash_points import crash_point
 from tenuto.engine.tasks.claim import Work
+from tenuto.logs import TASK
 from tenuto.model.bounds import MAX_ERROR, MAX_STACK, clean
 from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.tasks.attempts import HUNG
@@ -17,13 +18,12 @@ from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.task import TIMEOUT_SLACK_S
 from tenuto.model.tenancy.redact import NOTHING, Redactor
 from tenuto.settings import Settings
-from tenuto.telemetry import TASK
 from tenuto.worker.context import Context
+from tenuto.worker.engine_protocol import WorkEngine
+from tenuto.worker.handler_waits import Parked
 from tenuto.worker.leases import Held, Leases, Reason
-from tenuto.worker.patience import LATER, patience
-from tenuto.worker.port import WorkEngine
+from tenuto.worker.retry_store import LATER, patience
 from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart, Runtime
-from tenuto.worker.waiting import Parked
 
 log = logging.getLogger("tenuto.worker")
 

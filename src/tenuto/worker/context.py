@@ -12,17 +12,17 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.crash import crash_point
+from tenuto.crash_points import crash_point
 from tenuto.engine.agents.subtasks import Asked, Question
 from tenuto.engine.tasks.claim import Work
 from tenuto.model.errors import Conflict
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tenancy.redact import Redactor
-from tenuto.worker.patience import LATER, patience
-from tenuto.worker.port import WorkEngine
+from tenuto.worker.engine_protocol import WorkEngine
+from tenuto.worker.handler_waits import Calls, Child, Decision, Names, Parked, decision_of
+from tenuto.worker.retry_store import LATER, patience
 from tenuto.worker.transcript import Transcript
-from tenuto.worker.waiting import Calls, Child, Decision, Names, Parked, decision_of
 
 T = TypeVar("T")
 

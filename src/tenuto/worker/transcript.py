@@ -8,8 +8,8 @@ from tenuto.model.errors import TenutoError
 from tenuto.model.tasks.task import Fence
 from tenuto.model.tasks.transcript import Line, full_text
 from tenuto.model.tenancy.redact import Redactor
-from tenuto.worker.patience import LATER, patience
-from tenuto.worker.port import WorkEngine
+from tenuto.worker.engine_protocol import WorkEngine
+from tenuto.worker.retry_store import LATER, patience
 
 log = logging.getLogger("tenuto.worker")
 

@@ -14,18 +14,18 @@ from uuid import UUID
 import msgspec
 
 from tenuto.broker.protocol import EVERYTHING
-from tenuto.crash import crash_point
+from tenuto.crash_points import crash_point
 from tenuto.engine.tasks.claim import Work
 from tenuto.engine.tasks.report import Presence
-from tenuto.loop import Turn, wait_any
 from tenuto.metrics import HERE
 from tenuto.model.agents.matching import AgentProfile, Means
 from tenuto.model.errors import Forbidden, TenutoError
+from tenuto.periodic import Turn, wait_any
 from tenuto.settings import Settings
 from tenuto.worker.attempt import Attempt
-from tenuto.worker.heart import Heart, HeartThread, lease_seconds
+from tenuto.worker.engine_protocol import WorkEngine
+from tenuto.worker.heartbeat import Heart, HeartThread, lease_seconds
 from tenuto.worker.leases import Held, Leases, Reason
-from tenuto.worker.port import WorkEngine
 from tenuto.worker.runtime.function import FunctionRuntime, Handler
 from tenuto.worker.runtime.protocol import Runtime
 

@@ -18,7 +18,7 @@ from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import Settings
 from tenuto.worker.runtime.command import CommandRuntime
-from tenuto.worker.runtime.place import allowed_by
+from tenuto.worker.runtime.environment import allowed_by
 from tenuto.worker.session import Supervisor
 from tenuto.worker.worker import Worker
 

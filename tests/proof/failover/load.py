@@ -17,13 +17,13 @@ from tests.waiting import eventually
 
 from tenuto import app
 from tenuto.chaos.checker import Verdict, judge
-from tenuto.chaos.record import FILE, Record
+from tenuto.chaos.recorder import FILE, Record
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import ALERTS
 from tenuto.engine.operations.audit import Proof
-from tenuto.loop import wait_any
+from tenuto.periodic import wait_any
 from tenuto.settings import Settings, environment_without_settings
-from tenuto.store.postgres_admin import make_database
+from tenuto.store.postgres.admin import make_database
 
 TASKS = int(os.environ.get("TENUTO_PROOF_TASKS", "10000"))
 RATE = 200.0

@@ -10,11 +10,11 @@ import sys
 
 from tenuto import app
 from tenuto.chaos.client import SOON
-from tenuto.chaos.record import note
+from tenuto.chaos.recorder import note
 from tenuto.engine.engine import Engine
-from tenuto.loop import wait_any
 from tenuto.model.errors import Unavailable
 from tenuto.model.tasks.submission import NewTask
+from tenuto.periodic import wait_any
 from tenuto.settings import load
 
 LANES = 8

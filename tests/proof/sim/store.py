@@ -14,7 +14,7 @@ from tests.proof.sim.recorder import Recorder
 from tenuto.clock import Clock
 from tenuto.model.errors import TenutoError, Unavailable
 from tenuto.store.protocol import Row, SchemaState, Script, Statement, gathered
-from tenuto.store.sqlite import SqliteStore
+from tenuto.store.sqlite.store import SqliteStore
 
 T = TypeVar("T")
 

@@ -13,12 +13,12 @@ from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.start import Flows, spec_of
 from tenuto.engine.schedules.manifest_rules import RuleChange, keep_rules
 from tenuto.engine.tenancy.secret_use import check_definitions
+from tenuto.manifest.decoding import fields_of
 from tenuto.manifest.diff import FieldChange, changes, same
-from tenuto.manifest.drafting import Draft, Files, drafted
+from tenuto.manifest.documents import Draft, Files, drafted
+from tenuto.manifest.export import camel, dump, kind_of, said_by
 from tenuto.manifest.manifest import Manifest, linked
-from tenuto.manifest.reading import fields_of
 from tenuto.manifest.tasks import check_spec
-from tenuto.manifest.writing import camel, dump, kind_of, said_by
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.flows.definition import Goto

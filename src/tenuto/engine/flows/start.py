@@ -10,7 +10,7 @@ from uuid import UUID, uuid5
 import msgspec
 
 from tenuto import tracing
-from tenuto.crash import crash_point
+from tenuto.crash_points import crash_point
 from tenuto.engine.core import Core
 from tenuto.engine.flows.activation_rows import Birth
 from tenuto.engine.flows.advance import Cascade

@@ -8,7 +8,7 @@ from uuid import UUID, uuid5
 import msgspec
 
 from tenuto.clock import EPOCH
-from tenuto.crash import crash_point
+from tenuto.crash_points import crash_point
 from tenuto.engine.agents.escalation import escalate, lost
 from tenuto.engine.agents.subtask_tree import close_forsaken
 from tenuto.engine.agents.subtasks import lapsed

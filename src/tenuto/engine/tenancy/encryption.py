@@ -7,9 +7,11 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto.encryption_keys import Sealed, Vault
 from tenuto.engine.core import Core
 from tenuto.engine.rows import decode
 from tenuto.engine.tenancy.secret_use import Claimant, refusals
+from tenuto.logs import keep_secret
 from tenuto.model.bounds import MAX_SECRETS
 from tenuto.model.errors import Invalid, TenutoError
 from tenuto.model.tasks.commands import Escalation
@@ -18,8 +20,6 @@ from tenuto.model.tasks.task import Fence
 from tenuto.model.tenancy import secrets
 from tenuto.model.tenancy.redact import MASK, NOTHING, Redactor
 from tenuto.store.protocol import Row, Statement
-from tenuto.telemetry import keep_secret
-from tenuto.vault import Sealed, Vault
 
 _MOST_KNOWN = 20_000
 _LIKE = {"mask": f'%"{MASK}"%', "reference": f'%"{secrets.REFERENCE}"%'}

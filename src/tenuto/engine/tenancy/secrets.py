@@ -7,6 +7,7 @@ from uuid import UUID
 
 import msgspec
 
+from tenuto.encryption_keys import Sealed
 from tenuto.engine.core import Core
 from tenuto.engine.tenancy.encryption import vault_of
 from tenuto.engine.tenancy.secret_use import use_of
@@ -17,7 +18,6 @@ from tenuto.model.tenancy.access import Caller
 from tenuto.model.tenancy.secret_use import Use, check_use, naming_refusal
 from tenuto.model.tenancy.secrets import check_name, check_value
 from tenuto.store.protocol import Row, Script, Statement
-from tenuto.vault import Sealed
 
 log = logging.getLogger("tenuto.engine")
 

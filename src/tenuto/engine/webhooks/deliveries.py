@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.clock import Clock
-from tenuto.crash import crash_point
+from tenuto.crash_points import crash_point
 from tenuto.engine.core import Core
 from tenuto.engine.rows import decode
 from tenuto.engine.tenancy.encryption import vault_of

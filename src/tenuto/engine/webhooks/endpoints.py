@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tenuto.clock import Clock
+from tenuto.encryption_keys import Sealed
 from tenuto.engine.core import Core
 from tenuto.engine.rows import decode
 from tenuto.engine.tenancy.encryption import vault_of
@@ -17,7 +18,6 @@ from tenuto.model import bounds
 from tenuto.model.errors import Conflict, NotFound
 from tenuto.model.webhooks import MAX_WEBHOOKS, WHSEC, Health, check_events
 from tenuto.store.protocol import Row, Rows, Script, Statement
-from tenuto.vault import Sealed
 
 Check = Callable[[str], Awaitable[object]]
 """Raises `Invalid` for a URL that must not be called."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from tenuto.crash import crash_point
+from tenuto.crash_points import crash_point
 from tenuto.model.bounds import MAX_JSON
 from tenuto.model.errors import Invalid, TenutoError
 from tenuto.model.limits.budgets import Usage
@@ -28,9 +28,9 @@ from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.environment import Allowed
 from tenuto.model.tasks.retry import ErrorClass
 from tenuto.model.tenancy.redact import Redactor
+from tenuto.worker.capacity import Room
 from tenuto.worker.context import Context
-from tenuto.worker.room import Room
-from tenuto.worker.runtime.place import check_place
+from tenuto.worker.runtime.environment import check_place
 from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart
 from tenuto.worker.session import Session, SessionEnd, SpawnError, Supervisor
 

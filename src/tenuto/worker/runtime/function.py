@@ -12,8 +12,8 @@ from typing import Any
 from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.retry import ErrorClass
 from tenuto.worker.context import Context, SyncContext
+from tenuto.worker.handler_waits import Parked
 from tenuto.worker.runtime.protocol import AttemptFailed
-from tenuto.worker.waiting import Parked
 
 Handler = Callable[[Any], Any]
 

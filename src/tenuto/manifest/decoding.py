@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 from msgspec.structs import FieldInfo
 
-from tenuto.manifest.faults import Faults, unknown
-from tenuto.manifest.nodes import Node
+from tenuto.manifest.errors import Faults, unknown
+from tenuto.manifest.yaml_nodes import Node
 
 _WORDS = {
     "str": "text",

@@ -7,9 +7,9 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from tenuto.manifest.nodes import FLOAT, INT, ODD_FLOAT
-from tenuto.manifest.reading import fields_of
+from tenuto.manifest.decoding import fields_of
 from tenuto.manifest.tasks import CONTROLS, NAMES, TOOLS
+from tenuto.manifest.yaml_nodes import FLOAT, INT, ODD_FLOAT
 from tenuto.model.flows.definition import Approval, Control, GroupSpec
 from tenuto.model.flows.plan import Spec
 from tenuto.model.printable import is_hidden

@@ -17,14 +17,14 @@ from contextlib import AbstractAsyncContextManager, suppress
 from uuid import UUID
 
 from tenuto.clock import Clock
-from tenuto.crash import crash_point
+from tenuto.crash_points import crash_point
 from tenuto.engine.tasks.report import Beat, Presence
-from tenuto.loop import repeat
 from tenuto.metrics import HERE
 from tenuto.model.errors import TenutoError, Unavailable
+from tenuto.periodic import repeat
 from tenuto.settings import Settings
+from tenuto.worker.engine_protocol import WorkEngine
 from tenuto.worker.leases import Held, Leases, Reason
-from tenuto.worker.port import WorkEngine
 
 log = logging.getLogger("tenuto.worker")
 

@@ -6,8 +6,8 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 from tenuto.model.errors import Unavailable
-from tenuto.store.connector import Connector
-from tenuto.store.postgres_errors import first_line
+from tenuto.store.postgres.connector import Connector
+from tenuto.store.postgres.errors import first_line
 
 _ANSWER_S = 60
 

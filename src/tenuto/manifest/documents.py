@@ -5,8 +5,11 @@ from typing import Any
 
 import msgspec
 
-from tenuto.manifest.faults import Faults, prefix
-from tenuto.manifest.nodes import (
+from tenuto.manifest.decoding import Given, Reader
+from tenuto.manifest.errors import Faults, prefix
+from tenuto.manifest.shapes import LISTS, NOT_YET, Lists, ScheduleShape, TriggerShape
+from tenuto.manifest.tasks import group_of, key_of, name_of, task_of
+from tenuto.manifest.yaml_nodes import (
     MAX_BYTES,
     Composer,
     Entry,
@@ -16,9 +19,6 @@ from tenuto.manifest.nodes import (
     decoded,
     node_of,
 )
-from tenuto.manifest.reading import Given, Reader
-from tenuto.manifest.shapes import LISTS, NOT_YET, Lists, ScheduleShape, TriggerShape
-from tenuto.manifest.tasks import group_of, key_of, name_of, task_of
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import GroupSpec

@@ -15,7 +15,7 @@ from typing import Any
 import asyncpg
 import msgspec
 
-from tenuto.store.address import Host, order, parse
+from tenuto.store.postgres.address import Host, order, parse
 
 _ALONE_S = 5.0
 """Seconds that the only host of an address has to accept a connection."""

@@ -15,8 +15,8 @@ from typing import Any
 import asyncpg
 
 from tenuto.model.errors import Unavailable
-from tenuto.store.connector import Connector
-from tenuto.store.sessions import ANSWER_S
+from tenuto.store.postgres.connector import Connector
+from tenuto.store.postgres.sessions import ANSWER_S
 
 _LOOKS = 6
 """A use without progress between so many looks of the timer is cut."""

@@ -8,9 +8,9 @@ import asyncpg
 import msgspec
 
 from tenuto.model.errors import Incompatible
-from tenuto.store.connector import Connector
-from tenuto.store.postgres_errors import meant
-from tenuto.store.sessions import NAMED
+from tenuto.store.postgres.connector import Connector
+from tenuto.store.postgres.errors import meant
+from tenuto.store.postgres.sessions import NAMED
 
 _PROBE = "select pg_backend_pid() + $1::int"
 _OTHER_PROBE = "select $1::text"

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.store.roles import SYSTEM
+from tenuto.store.postgres.roles import SYSTEM
 
 Use = Literal["read", "write"]
 

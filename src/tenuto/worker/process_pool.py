@@ -9,8 +9,8 @@ import sys
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.maintenance import BATCH, EVERY_LEASE
-from tenuto.loop import wait_any
 from tenuto.model.errors import TenutoError
+from tenuto.periodic import wait_any
 from tenuto.settings import Settings
 
 log = logging.getLogger("tenuto")

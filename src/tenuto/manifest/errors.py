@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tenuto.manifest.nodes import Place, Unreadable
+from tenuto.manifest.yaml_nodes import Place, Unreadable
 from tenuto.model.errors import Invalid
 
 MOST = 100

@@ -23,12 +23,12 @@ from uuid import UUID
 
 from tenuto import private
 from tenuto.clock import Clock
-from tenuto.folder import Stamp, stamp
+from tenuto.folder_stamp import Stamp, stamp
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.store import schema
 from tenuto.store.protocol import Row, SchemaState, Script, Statement, Store, gathered
-from tenuto.store.sqlite_connection import Busy, Connection
-from tenuto.store.sqlite_tenant import SqliteTenant
+from tenuto.store.sqlite.connection import Busy, Connection
+from tenuto.store.sqlite.tenant import SqliteTenant
 
 T = TypeVar("T")
 

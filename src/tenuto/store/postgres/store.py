@@ -14,14 +14,14 @@ from asyncpg.pgproto import pgproto
 
 from tenuto.clock import Clock, to_micros
 from tenuto.model.errors import Incompatible, Invalid, Unavailable
-from tenuto.store import schema, sessions, sql
-from tenuto.store.connector import Connector
-from tenuto.store.pool import Pool
-from tenuto.store.pooler import Pooler, check_pooler
-from tenuto.store.postgres_errors import AGAIN, CUT, GONE, LEAVING, meant
-from tenuto.store.protocol import Row, SchemaState, Script, Statement
-from tenuto.store.roles import IDENTITY, SYSTEM, TENANT, Identity, mistake
-from tenuto.store.sessions import (
+from tenuto.store import schema, sql
+from tenuto.store.postgres import sessions
+from tenuto.store.postgres.connector import Connector
+from tenuto.store.postgres.errors import AGAIN, CUT, GONE, LEAVING, meant
+from tenuto.store.postgres.pool import Pool
+from tenuto.store.postgres.pooler import Pooler, check_pooler
+from tenuto.store.postgres.roles import IDENTITY, SYSTEM, TENANT, Identity, mistake
+from tenuto.store.postgres.sessions import (
     ANSWER_S,
     DIRECT,
     MIGRATION_S,
@@ -31,6 +31,7 @@ from tenuto.store.sessions import (
     Use,
     limit,
 )
+from tenuto.store.protocol import Row, SchemaState, Script, Statement
 
 T = TypeVar("T")
 
