@@ -19,7 +19,7 @@ from uuid import UUID
 import click
 import msgspec
 
-from tenuto.api import access
+from tenuto.api.auth import route_access
 from tenuto.cli.base import Command, Group
 from tenuto.cli.root import cli
 from tenuto.client import target
@@ -448,10 +448,10 @@ def decisions() -> str:
 
 def routes() -> str:
     rows = []
-    for route, needs in access.ROUTES.items():
+    for route, needs in route_access.ROUTES.items():
         method, path = route.split()
-        who = "anybody" if needs is access.PUBLIC else f"{needs.role.name}, `{needs.scope}`"
-        rows.append((code(method), code(path.removeprefix(access.V1)), who))
+        who = "anybody" if needs is route_access.PUBLIC else f"{needs.role.name}, `{needs.scope}`"
+        rows.append((code(method), code(path.removeprefix(route_access.V1)), who))
     return table(("method", "path", "needs"), rows)
 
 

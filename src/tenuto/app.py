@@ -460,7 +460,7 @@ async def _coordinate(engine: Engine, settings: Settings, stop: asyncio.Event) -
 
 def _dispatcher(engine: Engine, settings: Settings, name: str) -> "Dispatcher":
     """What pushes tasks to gateways while this coordinator leads."""
-    from tenuto.api.attempt_tokens import AttemptTokens  # noqa: PLC0415  not for every command
+    from tenuto.api.auth.attempt_tokens import AttemptTokens  # noqa: PLC0415  not for every command
     from tenuto.coordinator.coordinator import NAME  # noqa: PLC0415
     from tenuto.coordinator.dispatch import DEADLINE, Dispatcher, Means  # noqa: PLC0415
     from tenuto.coordinator.gateway import Gateway  # noqa: PLC0415

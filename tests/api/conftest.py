@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tenuto import app
-from tenuto.api.connection_limits import Deadlines
+from tenuto.api.edge.connection_limits import Deadlines
 from tenuto.api.server import serve
 from tenuto.api.service import Service
 from tenuto.engine.engine import DEFAULT_WORKSPACE

@@ -10,10 +10,10 @@ import jwt
 import pytest
 from tests.api.conftest import V1, Api, problem, replaced, running
 
-from tenuto.api.access import PUBLIC, ROUTES, Access
 from tenuto.api.app import routes
-from tenuto.api.attempt_tokens import AUDIENCE, ISSUER, KIND, PURPOSE, AttemptTokens
-from tenuto.api.openapi import document
+from tenuto.api.auth.attempt_tokens import AUDIENCE, ISSUER, KIND, PURPOSE, AttemptTokens
+from tenuto.api.auth.route_access import PUBLIC, ROUTES, Access
+from tenuto.api.edge.openapi import document
 from tenuto.app import key_folder
 from tenuto.encryption_keys import add_key
 from tenuto.engine.engine import DEFAULT_WORKSPACE

@@ -17,9 +17,9 @@ from tests.api.conftest import V1, Api, problem, replaced, running
 from tests.api.test_connection import raw
 from tests.moved_time import MovedTime
 
-from tenuto.api import bodies
-from tenuto.api.bodies import check_large, check_small
-from tenuto.api.middleware import PATIENCE_S
+from tenuto.api.edge import json_checks
+from tenuto.api.edge.json_checks import check_large, check_small
+from tenuto.api.edge.middleware import PATIENCE_S
 from tenuto.model.errors import Invalid
 from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
@@ -115,7 +115,7 @@ async def test_one_limit_decides_how_large_a_body_may_be(api: Api) -> None:
 async def test_large_bodies_of_one_workspace_do_not_hold_up_another(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    busy, free, checked = threading.Event(), threading.Event(), bodies.check_large
+    busy, free, checked = threading.Event(), threading.Event(), json_checks.check_large
 
     def slow(body: bytes) -> None:
         if b"slow" in body:
@@ -123,7 +123,7 @@ async def test_large_bodies_of_one_workspace_do_not_hold_up_another(
             assert free.wait(20)
         checked(body)
 
-    monkeypatch.setattr(bodies, "check_large", slow)
+    monkeypatch.setattr(json_checks, "check_large", slow)
     theirs = await api.acting(Role.MEMBER, await api.workspace("theirs"))
     mine = await api.acting(Role.MEMBER)
     many = [
@@ -262,9 +262,9 @@ def test_both_checks_agree_about_hostile_text(body: bytes) -> None:
 def test_values_are_counted_outside_of_strings(
     monkeypatch: pytest.MonkeyPatch, body: bytes, count: int
 ) -> None:
-    monkeypatch.setattr(bodies, "MOST_VALUES", count + 1)
+    monkeypatch.setattr(json_checks, "MOST_VALUES", count + 1)
     assert verdict(check_large, body) == "ok"
-    monkeypatch.setattr(bodies, "MOST_VALUES", count)
+    monkeypatch.setattr(json_checks, "MOST_VALUES", count)
     assert verdict(check_large, body) == "too_many_values"
 
 

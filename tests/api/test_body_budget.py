@@ -9,8 +9,8 @@ from tests.api.conftest import V1, problem, replaced, running
 from tests.api.test_connection import TASKS, raw
 from tests.waiting import eventually
 
-from tenuto.api import body_budget
-from tenuto.api.body_budget import FREE_BYTES, BodyBudget
+from tenuto.api.edge import body_budget
+from tenuto.api.edge.body_budget import FREE_BYTES, BodyBudget
 from tenuto.model.errors import TooMany, Unavailable
 from tenuto.model.tenancy.access import Caller, Role
 from tenuto.settings import Settings

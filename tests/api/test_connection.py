@@ -15,9 +15,10 @@ import pytest
 from tests.api.conftest import Api, replaced, running
 from tests.waiting import eventually
 
-from tenuto.api import connection, server
-from tenuto.api.connection_limits import ConnectionTable, Deadlines, Reading
-from tenuto.api.forwarded import client_of, holds, place_of
+from tenuto.api import server
+from tenuto.api.edge import connection
+from tenuto.api.edge.connection_limits import ConnectionTable, Deadlines, Reading
+from tenuto.api.edge.forwarded import client_of, holds, place_of
 from tenuto.settings import Settings
 
 HASTY = Deadlines(head_s=0.3, body_s=0.3, write_s=0.5, linger_s=0.3, sweep_s=0.05)

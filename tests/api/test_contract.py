@@ -23,7 +23,7 @@ from schemathesis.specs.openapi.checks import (
 from tests.api.conftest import running
 
 from tenuto.api.app import routes
-from tenuto.api.openapi import document
+from tenuto.api.edge.openapi import document
 from tenuto.settings import Settings
 
 CASES = int(os.environ.get("TENUTO_PROOF_CASES", "30"))

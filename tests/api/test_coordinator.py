@@ -7,7 +7,7 @@ import pytest
 from tests.api.conftest import V1, Api, problem
 from tests.contract.conftest import Raw, profile
 
-from tenuto.client.remote import reach
+from tenuto.client.remote.engine import reach
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
 from tenuto.engine.tasks.report import Presence

@@ -11,10 +11,10 @@ from tests.api.test_streams import stream
 from tests.contract.conftest import ManualClock
 from tests.waiting import eventually
 
-from tenuto.api import logins
-from tenuto.api.concurrent import Concurrent, Holder
-from tenuto.api.logins import AT_ONCE, FREE_TRIES, Logins, Tries, Who
-from tenuto.api.rates import Rates
+from tenuto.api.auth import logins
+from tenuto.api.auth.logins import AT_ONCE, FREE_TRIES, Logins, Tries, Who
+from tenuto.api.auth.throttling import Rates
+from tenuto.api.edge.concurrent import Concurrent, Holder
 from tenuto.clock import Clock
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.errors import TooMany

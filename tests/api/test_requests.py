@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from tests.api.conftest import V1, Api, problem, replaced, running
 
-from tenuto.api import idempotency
+from tenuto.api.edge import idempotency
 from tenuto.api.server import listen
 from tenuto.app import key_folder
 from tenuto.encryption_keys import add_key

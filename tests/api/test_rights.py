@@ -19,7 +19,7 @@ import pytest
 from tests.api.conftest import V1, Api, running
 
 from tenuto.api.app import routes
-from tenuto.api.attempt_tokens import KIND, PURPOSE
+from tenuto.api.auth.attempt_tokens import KIND, PURPOSE
 from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 

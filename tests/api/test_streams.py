@@ -12,8 +12,8 @@ from tests.api.test_access import claimed
 from tests.moved_time import MovedTime
 from tests.waiting import eventually
 
-from tenuto.api.hub import BUFFER
-from tenuto.api.streams import RECHECK_S
+from tenuto.api.edge.event_hub import BUFFER
+from tenuto.api.routes.streams import RECHECK_S
 
 PATIENCE_S = 20
 

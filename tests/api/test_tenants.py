@@ -14,7 +14,7 @@ import pytest
 from tests.api.conftest import V1, Api, running
 from tests.contract.conftest import Raw
 
-from tenuto.api.access import PUBLIC, ROUTES
+from tenuto.api.auth.route_access import PUBLIC, ROUTES
 from tenuto.model.tenancy.access import Role
 from tenuto.settings import Settings
 from tenuto.store import sql
@@ -223,7 +223,7 @@ async def test_a_host_with_many_open_ends_of_others_is_swept(
         await client.post(f"{V1}/agent-tasks/{work['id']}/complete", json=fence)
         tasks.append(work["id"])
     await Raw(database_url).execute("update attempt set unconfirmed = true")
-    monkeypatch.setattr("tenuto.api.remote.MOST_SWEPT", 1)
+    monkeypatch.setattr("tenuto.api.routes.worker_protocol.MOST_SWEPT", 1)
     for client, task in zip((hers, owner), tasks, strict=True):
         found = await client.post(f"{V1}/workers/h:1/sweep", json={"host": "h"})
         assert [each["taskId"] for each in found.json()["unconfirmed"]] == [task]

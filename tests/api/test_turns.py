@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tenuto.api.turns import Turns
+from tenuto.api.edge.rotation import Turns
 
 
 class Crowd:

@@ -7,7 +7,7 @@ import pytest
 from tests.api.conftest import Api, running
 
 from tenuto import app
-from tenuto.client.remote import RemoteEngine, reach
+from tenuto.client.remote.engine import RemoteEngine, reach
 from tenuto.engine.engine import Engine
 from tenuto.settings import Settings
 

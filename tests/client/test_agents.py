@@ -6,7 +6,7 @@ from typing import Any
 from tests.waiting import eventually
 
 from tenuto import AsyncClient
-from tenuto.client.remote import RemoteEngine
+from tenuto.client.remote.engine import RemoteEngine
 from tenuto.engine.engine import Engine
 from tenuto.settings import Settings
 from tenuto.worker.worker import Worker

@@ -10,9 +10,9 @@ import pytest
 
 from tenuto import AsyncClient, Client
 from tenuto.client import blocking, blocking_agents
+from tenuto.client.background_loop import Group, Waiter
 from tenuto.client.client import Stats
 from tenuto.client.follow import TaskEvent
-from tenuto.client.waiter import Group, Waiter
 from tenuto.engine.views import TaskSummary, TaskView
 
 REST = inspect.Parameter.VAR_KEYWORD

@@ -15,9 +15,9 @@ from tests.waiting import eventually
 
 import tenuto
 from tenuto import AsyncClient, Client, TaskFailed, Worker, app, task
-from tenuto.client import link
 from tenuto.client.follow import OUTAGE_S
-from tenuto.client.problems import unreachable
+from tenuto.client.remote import http
+from tenuto.client.remote.errors import unreachable
 from tenuto.client.worker import Worker as Facade
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import Coordinator
@@ -291,7 +291,7 @@ async def test_following_goes_on_after_the_server_was_away(
             refused.set()
         return unreachable(url, error)
 
-    monkeypatch.setattr(link, "unreachable", heard)
+    monkeypatch.setattr(http, "unreachable", heard)
     async with running(settings) as first:
         fixed = msgspec.structs.replace(settings, port=int(first.url.rpartition(":")[2]))
         token = await first.token()

@@ -5,7 +5,7 @@ from tests.api.conftest import Api
 from tests.manifest.examples import FLOW
 from tests.manifest.test_writing import SPECS
 
-from tenuto.client.remote import RemoteEngine
+from tenuto.client.remote.engine import RemoteEngine
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.tasks.submission import NewTask

@@ -13,7 +13,7 @@ from tests.contract.flowing import Wrong, group, task, worked
 from tenuto import AsyncClient, Client, FlowFailed
 from tenuto.client.flows import watched
 from tenuto.client.follow import OUTAGE_S
-from tenuto.client.remote import RemoteEngine
+from tenuto.client.remote.engine import RemoteEngine
 from tenuto.client.worker import Worker
 from tenuto.engine.engine import Engine
 from tenuto.engine.flows.views import FlowView

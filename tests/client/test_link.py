@@ -12,10 +12,10 @@ from tests.client.test_remote import an_agent
 from tests.contract.conftest import ManualClock
 from tests.waiting import eventually
 
-from tenuto.api import remote
+from tenuto.api.routes import worker_protocol
 from tenuto.client.follow import OUTAGE_S, follow
-from tenuto.client.link import Ask, Link
-from tenuto.client.remote import RemoteEngine, reach
+from tenuto.client.remote.engine import RemoteEngine, reach
+from tenuto.client.remote.http import Ask, Link
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.query import Filter
 from tenuto.model.errors import Invalid, TooMany, Unavailable
@@ -81,7 +81,7 @@ async def test_a_worker_that_leaves_is_given_nothing(over: RemoteEngine, near: E
     agent = await over.register_agent(an_agent(over))
     quiet = over.subscribe(lambda _topic: None)
     waiting = asyncio.create_task(over.claim(agent, WORKER, 1))
-    await eventually(lambda: bool(remote._turns))
+    await eventually(lambda: bool(worker_protocol._turns))
     quiet()
     async with asyncio.timeout(SOON):
         assert await waiting == []
@@ -99,10 +99,10 @@ async def test_nothing_is_claimed_over_a_broken_line(
     agent = await over.register_agent(an_agent(over))
     over.subscribe(lambda _topic: None)
     waiting = asyncio.create_task(over.claim(agent, WORKER, 1))
-    await eventually(lambda: bool(remote._turns))
+    await eventually(lambda: bool(worker_protocol._turns))
     line.down = True
     line.cut()
-    await eventually(lambda: not remote._turns, SOON)
+    await eventually(lambda: not worker_protocol._turns, SOON)
     task = (await near.submit(NewTask(title="x"))).id
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
@@ -153,7 +153,7 @@ async def test_what_was_claimed_for_a_worker_that_leaves_is_known_to_it(
     agent = await over.register_agent(an_agent(over))
     quiet = over.subscribe(lambda _topic: None)
     waiting = asyncio.create_task(over.claim(agent, WORKER, 1))
-    await eventually(lambda: bool(remote._turns))
+    await eventually(lambda: bool(worker_protocol._turns))
     line.swallow = 1
     task = (await near.submit(NewTask(title="x"))).id
     await eventually(lambda: line.swallowed, every=0.001)

@@ -4,8 +4,8 @@ import httpx2
 import msgspec
 import pytest
 
-from tenuto.api import problems
-from tenuto.client.problems import KINDS, ServerFault, may_pass, raised_by
+from tenuto.api.edge import problems
+from tenuto.client.remote.errors import KINDS, ServerFault, may_pass, raised_by
 from tenuto.model.errors import (
     CODES,
     HTTP_STATUS,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tests.api.conftest import Api
 
-from tenuto.client.remote import AnyEngine, RemoteEngine, reach
+from tenuto.client.remote.engine import AnyEngine, RemoteEngine, reach
 from tenuto.engine.agents.subtasks import Child, Question, Waited
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.claim import Work

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from tests.api.conftest import Api
 
-from tenuto.client.remote import RemoteEngine
+from tenuto.client.remote.engine import RemoteEngine
 from tenuto.engine.engine import Engine
 from tenuto.engine.schedules.schedules import ScheduleChange
 from tenuto.engine.schedules.triggers import TriggerChange

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 from tests.model.test_limits import FIELDS
 
-from tenuto.api import ops, remote, work
-from tenuto.api.shapes import FilterBody, TaskBody, TaskPatch
-from tenuto.client import admin as told
+from tenuto.api.routes import agent_protocol, operations, worker_protocol
+from tenuto.api.routes.bodies import FilterBody, TaskBody, TaskPatch
+from tenuto.client import accounts as told
 from tenuto.client import client
-from tenuto.client import work as told_work
-from tenuto.client.bodies import change_body, filter_body, task_body
+from tenuto.client.remote import worker as told_work
+from tenuto.client.remote.bodies import change_body, filter_body, task_body
 from tenuto.engine.tasks.edit import Changes
 from tenuto.engine.tasks.query import Filter
 from tenuto.model.flows.definition import Approval, Condition, Control, Foreach, Goto
@@ -57,17 +57,17 @@ CHANGES = Changes(
 )
 
 SAME = [
-    (ops.Stats, client.Stats),
-    (remote.Unconfirmed, told_work._Unconfirmed),
-    (remote.Swept, told_work._Swept),
-    (remote.Kept, told_work._Kept),
-    (remote.Found, told_work._Found),
-    (remote.StepView, told_work._Step),
+    (operations.Stats, client.Stats),
+    (worker_protocol.Unconfirmed, told_work._Unconfirmed),
+    (worker_protocol.Swept, told_work._Swept),
+    (worker_protocol.Kept, told_work._Kept),
+    (worker_protocol.Found, told_work._Found),
+    (worker_protocol.StepView, told_work._Step),
 ]
 READ = [
-    (work.Claimed, told_work._Claimed),
-    (work.Held, told_work._Held),
-    (ops.CoordinatorStatus, told.CoordinatorStatus),
+    (agent_protocol.Claimed, told_work._Claimed),
+    (agent_protocol.Held, told_work._Held),
+    (operations.CoordinatorStatus, told.CoordinatorStatus),
 ]
 
 

@@ -1,7 +1,7 @@
 """Usage, budgets and concurrency keys through a server, as without one."""
 
 from tenuto.client.flows import InboxItems
-from tenuto.client.remote import RemoteEngine
+from tenuto.client.remote.engine import RemoteEngine
 from tenuto.engine.engine import Engine
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.limits.budgets import Budget, Usage

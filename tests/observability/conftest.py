@@ -11,7 +11,7 @@ import pytest
 from tests.contract.conftest import AnyStore, ManualClock, opened
 
 from tenuto import logs
-from tenuto.api.hub import Hub
+from tenuto.api.edge.event_hub import Hub
 from tenuto.engine.core import Core
 from tenuto.engine.engine import Engine
 from tenuto.engine.operations.metrics import Counting

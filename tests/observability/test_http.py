@@ -11,7 +11,7 @@ from tests.api.conftest import Api, problem, replaced, running
 from tests.moved_time import MovedTime
 from tests.waiting import eventually
 
-from tenuto.api.metrics import SAMPLE_S
+from tenuto.api.edge.metrics import SAMPLE_S
 from tenuto.logs import handler
 from tenuto.metrics import HERE, TABLE
 from tenuto.settings import Settings

@@ -20,7 +20,7 @@ from tests.deploy.promql import COUNTERS, GAUGES, HISTOGRAMS, METRICS
 from tests.observability.conftest import Counted
 from tests.observability.hostile import HIDDEN, STORABLE
 
-from tenuto.api.hub import Reader
+from tenuto.api.edge.event_hub import Reader
 from tenuto.coordinator.coordinator import ALERTS, NAME
 from tenuto.engine.engine import Engine
 from tenuto.engine.limits.budgets import counted as count_spending

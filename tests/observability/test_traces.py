@@ -16,7 +16,7 @@ from tests.contract.conftest import claim_one, failure, new, running
 from tests.waiting import eventually
 
 from tenuto import tracing
-from tenuto.client.remote import AnyEngine, RemoteEngine, reach
+from tenuto.client.remote.engine import AnyEngine, RemoteEngine, reach
 from tenuto.engine.engine import Engine
 from tenuto.logs import TASK
 from tenuto.model.errors import Invalid

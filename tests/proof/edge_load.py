@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tenuto import app
-from tenuto.api.connection_limits import Deadlines
+from tenuto.api.edge.connection_limits import Deadlines
 from tenuto.api.server import serve
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.tenancy.access import Role

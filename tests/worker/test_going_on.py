@@ -10,7 +10,7 @@ from tests.contract.conftest import LEASE_S, ManualClock, new, profile, status
 from tests.proof.crash.inside import working
 from tests.waiting import eventually
 
-from tenuto.api.hub import Hub, Reader
+from tenuto.api.edge.event_hub import Hub, Reader
 from tenuto.clock import Clock
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Conflict

@@ -10,31 +10,30 @@ from litestar.openapi.config import OpenAPIConfig
 from litestar.types import Receive, Scope, Send
 
 from tenuto import __version__
-from tenuto.api import (
-    admin,
+from tenuto.api.auth.route_access import V1, desk_of, guard
+from tenuto.api.edge import idempotency, problems
+from tenuto.api.edge.metrics import Watch, metrics
+from tenuto.api.edge.middleware import OuterMiddleware
+from tenuto.api.edge.openapi import document, page
+from tenuto.api.edge.request_body import Gate
+from tenuto.api.routes import (
+    accounts,
+    agent_protocol,
     agents,
     complexity,
     definitions,
     flows,
-    gates,
     groups,
-    idempotency,
     inbox,
-    messages,
-    ops,
-    problems,
-    remote,
+    limits,
+    mailbox,
+    operations,
     schedules,
     streams,
     tasks,
     triggers,
-    work,
+    worker_protocol,
 )
-from tenuto.api.access import V1, desk_of, guard
-from tenuto.api.gate import Gate
-from tenuto.api.metrics import Watch, metrics
-from tenuto.api.middleware import OuterMiddleware
-from tenuto.api.openapi import document, page
 from tenuto.api.service import Desk, Service, bind
 
 
@@ -72,26 +71,32 @@ class Application:
 def routes() -> Litestar:
     """All routes; building them takes a quarter of a second, so that servers share them."""
     handlers = [
-        *admin.PUBLIC,
-        *admin.HANDLERS,
+        *accounts.PUBLIC,
+        *accounts.HANDLERS,
         *tasks.HANDLERS,
-        *work.HANDLERS,
+        *agent_protocol.HANDLERS,
         *agents.HANDLERS,
         *complexity.HANDLERS,
         *definitions.HANDLERS,
         *flows.HANDLERS,
-        *gates.HANDLERS,
+        *limits.HANDLERS,
         *groups.HANDLERS,
         *inbox.HANDLERS,
-        *messages.HANDLERS,
-        *ops.HANDLERS,
-        *remote.HANDLERS,
+        *mailbox.HANDLERS,
+        *operations.HANDLERS,
+        *worker_protocol.HANDLERS,
         *schedules.HANDLERS,
         *streams.HANDLERS,
         *triggers.HANDLERS,
     ]
     return Litestar(
-        route_handlers=[Router(V1, route_handlers=handlers), *ops.PUBLIC, metrics, openapi, docs],
+        route_handlers=[
+            Router(V1, route_handlers=handlers),
+            *operations.PUBLIC,
+            metrics,
+            openapi,
+            docs,
+        ],
         guards=[guard],
         dependencies={"desk": Provide(provide_desk)},
         exception_handlers={

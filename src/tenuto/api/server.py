@@ -14,9 +14,9 @@ import uvicorn
 
 from tenuto import private
 from tenuto.api.app import Application
-from tenuto.api.connection import Connection, Edge
-from tenuto.api.connection_limits import ConnectionTable, Deadlines
-from tenuto.api.metrics import watch
+from tenuto.api.edge.connection import Connection, Edge
+from tenuto.api.edge.connection_limits import ConnectionTable, Deadlines
+from tenuto.api.edge.metrics import watch
 from tenuto.api.service import Service
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.errors import Unauthenticated, Unavailable

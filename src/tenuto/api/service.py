@@ -10,14 +10,14 @@ from uuid import UUID
 import msgspec
 from litestar.di import NamedDependency
 
-from tenuto.api.attempt_tokens import AttemptTokens
-from tenuto.api.bodies import Checks
-from tenuto.api.body_budget import BodyBudget
-from tenuto.api.callers import Callers
-from tenuto.api.concurrent import Concurrent
-from tenuto.api.hub import Hub
-from tenuto.api.logins import Logins
-from tenuto.api.rates import Rates
+from tenuto.api.auth.attempt_tokens import AttemptTokens
+from tenuto.api.auth.authentication import Callers
+from tenuto.api.auth.logins import Logins
+from tenuto.api.auth.throttling import Rates
+from tenuto.api.edge.body_budget import BodyBudget
+from tenuto.api.edge.concurrent import Concurrent
+from tenuto.api.edge.event_hub import Hub
+from tenuto.api.edge.json_checks import Checks
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
 from tenuto.encryption_keys import Vault

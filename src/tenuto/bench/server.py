@@ -15,9 +15,9 @@ from litestar.params import JSONBody
 
 from tenuto import app
 from tenuto.api import server as api_server
-from tenuto.api.access import PUBLIC, ROUTES
 from tenuto.api.app import routes
-from tenuto.api.shapes import TaskBody
+from tenuto.api.auth.route_access import PUBLIC, ROUTES
+from tenuto.api.routes.bodies import TaskBody
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.engine.views import TaskView, fresh_view
 from tenuto.model.tenancy.access import Role

@@ -10,7 +10,7 @@ from tenuto.cli.embedded import call
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from tenuto.client.remote import AnyEngine
+    from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.views import TaskSummary, TaskView
 
 MOST = 500

@@ -9,7 +9,7 @@ from tenuto.cli.embedded import call
 from tenuto.cli.tell import Columns, tell_one
 
 if TYPE_CHECKING:
-    from tenuto.client.remote import AnyEngine
+    from tenuto.client.remote.engine import AnyEngine
     from tenuto.model.limits.complexity import ComplexityRules
 
 _RULES: Columns = {

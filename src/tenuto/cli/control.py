@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from tenuto.client.client import AsyncClient
-    from tenuto.client.remote import AnyEngine
+    from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.tasks.control import Action, ActionResult
     from tenuto.engine.tasks.query import Filter
     from tenuto.engine.tasks.submit import Submitted

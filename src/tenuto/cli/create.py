@@ -23,7 +23,7 @@ from tenuto.cli.parse import (
 )
 
 if TYPE_CHECKING:
-    from tenuto.client.remote import AnyEngine
+    from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.tasks.submit import Submitted
 
 

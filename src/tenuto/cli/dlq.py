@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    from tenuto.client.remote import AnyEngine
+    from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.tasks.control import Action, ActionResult
     from tenuto.engine.views import Page, TaskSummary, TaskView
 

@@ -11,7 +11,7 @@ from tenuto.cli.base import Globals
 
 if TYPE_CHECKING:
     from tenuto.client.client import AsyncClient
-    from tenuto.client.remote import AnyEngine
+    from tenuto.client.remote.engine import AnyEngine
     from tenuto.client.target import Target
     from tenuto.settings import Settings
 

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from tenuto.client.admin import CoordinatorStatus
+    from tenuto.client.accounts import CoordinatorStatus
     from tenuto.client.client import AsyncClient
-    from tenuto.client.remote import AnyEngine
+    from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.views import WorkerView
 
 

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from tenuto.cli.render import is_terminal, print_note, span, style_of
 from tenuto.client.follow import looks
-from tenuto.client.remote import AnyEngine
+from tenuto.client.remote.engine import AnyEngine
 from tenuto.engine.tasks.query import LEVELS
 from tenuto.engine.views import LogLine, TaskView
 from tenuto.model.errors import Invalid

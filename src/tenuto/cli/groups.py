@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from tenuto.client.client import AsyncClient
-    from tenuto.client.remote import AnyEngine
+    from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.flows.views import GroupPage
 
 _JOINS = ("all_succeeded", "all_done", "any_failed", "first_succeeded")

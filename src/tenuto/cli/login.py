@@ -75,8 +75,8 @@ async def _check(
     url: str, token: str | None, name: str | None, password: str | None, workspace: str | None
 ) -> "tuple[str, Me]":
     """The token, and who bears it as the server says."""
-    from tenuto.client.admin import Access
-    from tenuto.client.remote import reach
+    from tenuto.client.accounts import Access
+    from tenuto.client.remote.engine import reach
     from tenuto.client.target import as_id
 
     if token is not None:
@@ -115,8 +115,8 @@ def logout(given: Globals) -> None:
 
 
 async def _end(url: str, token: str) -> None:
-    from tenuto.client.admin import Access
-    from tenuto.client.remote import reach
+    from tenuto.client.accounts import Access
+    from tenuto.client.remote.engine import reach
 
     async with reach(url, token, deadline_s=PATIENCE_S) as engine:
         await Access(engine).logout()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from tenuto.client.remote import AnyEngine
+    from tenuto.client.remote.engine import AnyEngine
     from tenuto.model.limits.budgets import Budget
 
 F = TypeVar("F", bound=Callable[..., Any])

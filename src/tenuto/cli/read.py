@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from tenuto.client.remote import AnyEngine
+    from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.views import AttemptView, Explanation, LogLine, Page, TaskSummary, TaskView
 
 

@@ -11,7 +11,7 @@ from tenuto.cli.embedded import call, target
 from tenuto.cli.parse import folder, place_options, read_environment, read_place, seconds
 
 if TYPE_CHECKING:
-    from tenuto.client.remote import AnyEngine
+    from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.views import TaskView
     from tenuto.model.tasks.submission import NewTask
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Group
 
-    from tenuto.client.remote import AnyEngine
+    from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.views import TaskSummary, WorkerView
 
 RUNNING = ("RUNNING", "ASSIGNED")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from tenuto.cli.base import Globals
-    from tenuto.client.remote import AnyEngine
+    from tenuto.client.remote.engine import AnyEngine
     from tenuto.engine.flows.graph import GraphNode, GraphView
     from tenuto.engine.flows.views import FlowView, GroupView
 

@@ -6,10 +6,10 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.client.bodies import agent_body
-from tenuto.client.link import Ask
-from tenuto.client.remote import AnyEngine, RemoteEngine
-from tenuto.client.work import V1
+from tenuto.client.remote.bodies import agent_body
+from tenuto.client.remote.engine import AnyEngine, RemoteEngine
+from tenuto.client.remote.http import Ask
+from tenuto.client.remote.worker import V1
 from tenuto.engine.agents.eligibility import AgentExplanation
 from tenuto.engine.agents.mailbox import Batch, Message, MessagePage
 from tenuto.engine.agents.registry import AgentHealth, AgentToken, AgentView, Registry

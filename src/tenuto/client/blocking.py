@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from tenuto.client.admin import (
+from tenuto.client.accounts import (
     Access,
     Coordinators,
     CoordinatorStatus,
@@ -17,14 +17,14 @@ from tenuto.client.admin import (
     Webhooks,
     Workspaces,
 )
-from tenuto.client.definitions import RemoteDefinitions
+from tenuto.client.background_loop import Group
 from tenuto.client.flows import Flows, Groups, InboxItems
 from tenuto.client.follow import TaskEvent
-from tenuto.client.gates import RemoteGates, RemoteRateLimits
-from tenuto.client.remote import RemoteSecrets
-from tenuto.client.schedules import Events, RemoteSchedules, RemoteTriggers
+from tenuto.client.remote.definitions import RemoteDefinitions
+from tenuto.client.remote.engine import RemoteSecrets
+from tenuto.client.remote.limits import RemoteGates, RemoteRateLimits
+from tenuto.client.remote.schedules import Events, RemoteSchedules, RemoteTriggers
 from tenuto.client.tasks import ID, Tasks
-from tenuto.client.waiter import Group
 from tenuto.engine.agents.inbox import InboxItem
 from tenuto.engine.flows.definitions import Applied, DefinitionPage, Definitions, DefinitionView
 from tenuto.engine.flows.graph import GraphView

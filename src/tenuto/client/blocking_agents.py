@@ -5,7 +5,7 @@ from typing import Any
 from uuid import UUID
 
 from tenuto.client.agents import Agents
-from tenuto.client.waiter import Group
+from tenuto.client.background_loop import Group
 from tenuto.engine.agents.eligibility import AgentExplanation
 from tenuto.engine.agents.mailbox import Batch, Message, MessagePage
 from tenuto.engine.agents.registry import AgentHealth, AgentToken, AgentView

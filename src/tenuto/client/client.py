@@ -5,8 +5,9 @@ from typing import Any, Self
 
 import msgspec
 
-from tenuto.client.admin import Access, Coordinators, Tokens, Users, Webhooks, Workspaces
+from tenuto.client.accounts import Access, Coordinators, Tokens, Users, Webhooks, Workspaces
 from tenuto.client.agents import Agents, needs_a_server
+from tenuto.client.background_loop import Waiter
 from tenuto.client.blocking import (
     BlockingAccess,
     BlockingCoordinators,
@@ -27,15 +28,14 @@ from tenuto.client.blocking import (
     BlockingWorkspaces,
 )
 from tenuto.client.blocking_agents import BlockingAgents
-from tenuto.client.definitions import RemoteDefinitions
 from tenuto.client.flows import FlowFailed, Flows, Groups, InboxItems
-from tenuto.client.gates import RemoteGates, RemoteRateLimits
-from tenuto.client.link import Ask
-from tenuto.client.remote import AnyEngine, RemoteEngine, RemoteSecrets
-from tenuto.client.schedules import Events, RemoteSchedules, RemoteTriggers
+from tenuto.client.remote.definitions import RemoteDefinitions
+from tenuto.client.remote.engine import AnyEngine, RemoteEngine, RemoteSecrets
+from tenuto.client.remote.http import Ask
+from tenuto.client.remote.limits import RemoteGates, RemoteRateLimits
+from tenuto.client.remote.schedules import Events, RemoteSchedules, RemoteTriggers
 from tenuto.client.target import Target, choose, opened
 from tenuto.client.tasks import TaskFailed, Tasks
-from tenuto.client.waiter import Waiter
 from tenuto.engine.flows.definitions import Definitions
 from tenuto.engine.limits.budgets import SpendingStats
 from tenuto.engine.limits.pauses import Gates

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from tenuto.client.follow import EVERY, OUTAGE_S
-from tenuto.client.remote import AnyEngine, RemoteEngine
+from tenuto.client.remote.engine import AnyEngine, RemoteEngine
 from tenuto.engine.agents.inbox import InboxItem
 from tenuto.engine.flows.definitions import DefinitionView
 from tenuto.engine.flows.graph import GraphView

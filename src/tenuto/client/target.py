@@ -16,7 +16,7 @@ from tenuto.model.errors import Invalid, Unavailable
 from tenuto.settings import Settings, expanded, load
 
 if TYPE_CHECKING:
-    from tenuto.client.remote import AnyEngine
+    from tenuto.client.remote.engine import AnyEngine
 
 URL, TOKEN, WORKSPACE = "TENUTO_URL", "TENUTO_TOKEN", "TENUTO_WORKSPACE"
 CONFIG = "config.toml"
@@ -174,8 +174,8 @@ async def opened(
         async with app.connect(target.settings, actor=actor, listen=listen) as near:
             yield near
         return
-    from tenuto.client.link import DEADLINE_S  # noqa: PLC0415  not needed without a server
-    from tenuto.client.remote import reach  # noqa: PLC0415
+    from tenuto.client.remote.engine import reach  # noqa: PLC0415
+    from tenuto.client.remote.http import DEADLINE_S  # noqa: PLC0415  not needed without a server
 
     limit = DEADLINE_S if deadline_s is None else deadline_s
     async with reach(target.url, target.token, target.workspace, deadline_s=limit) as far:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from tenuto.client.follow import TaskEvent, follow, looks
-from tenuto.client.remote import AnyEngine
+from tenuto.client.remote.engine import AnyEngine
 from tenuto.engine.tasks.control import Action, ActionResult
 from tenuto.engine.tasks.edit import Changes
 from tenuto.engine.tasks.query import Filter
