@@ -8,7 +8,7 @@ import pytest
 from tests.contract.flowing import Wrong, worked
 
 from tenuto import app
-from tenuto.cli.tree import lines
+from tenuto.cli.flows.flow_tree import lines
 from tenuto.engine.tasks.claim import Work
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.settings import Settings

@@ -50,7 +50,7 @@ def test_a_worker_that_is_not_there_cannot_drain(cli: Orchestrate) -> None:
 async def test_who_waits_for_a_drain_waits_until_the_worker_has_ended(
     cli: Orchestrate, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tenuto.cli.drain.LOOK_S", 0.05)
+    monkeypatch.setattr("tenuto.cli.agents.drain.LOOK_S", 0.05)
     who = ("host:1:w", "host", 1, ["local"], 2)
     words = ("worker", "drain", "--host", "host", "--wait", "--json")
     async with app.connect(Settings(data=str(cli.data))) as engine:

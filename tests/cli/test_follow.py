@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from tenuto import app
-from tenuto.cli import follow
 from tenuto.cli.base import Globals
-from tenuto.cli.run import _follow
+from tenuto.cli.tasks import follow
+from tenuto.cli.tasks.run import _follow
 from tenuto.client.follow import OUTAGE_S, PAGE
 from tenuto.engine.engine import Engine
 from tenuto.model.agents.matching import AgentProfile

@@ -3,7 +3,7 @@
 import pytest
 from tests.cli.orchestrate import Orchestrate
 
-from tenuto.cli.doctor import _standby
+from tenuto.cli.system.doctor import _standby
 
 
 def checks(cli: Orchestrate, *words: str) -> dict[str, tuple[str, str]]:

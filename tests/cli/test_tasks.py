@@ -9,7 +9,7 @@ from tests.cli.conftest import Die, Here
 from tests.cli.orchestrate import Orchestrate
 from tests.contract.conftest import ManualClock, new, opened
 
-from tenuto.cli import children
+from tenuto.cli.tasks import tree as children
 from tenuto.engine.engine import Engine
 
 ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")

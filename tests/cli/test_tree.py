@@ -1,6 +1,6 @@
 """How a flow is drawn: branches, loops, many items, and titles that come from strangers."""
 
-from tenuto.cli.tree import lines
+from tenuto.cli.flows.flow_tree import lines
 from tenuto.engine.flows.graph import GraphEdge, GraphNode, GraphView
 
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tenuto.cli.base import Globals, command, group
-from tenuto.cli.embedded import call
-from tenuto.cli.tell import Columns, tell_one
+from tenuto.cli.connection import call
+from tenuto.cli.output import Columns, tell_one
 
 if TYPE_CHECKING:
     from tenuto.client.remote.engine import AnyEngine

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tenuto.cli.base import Globals, command
-from tenuto.cli.embedded import PATIENCE_S
-from tenuto.cli.tell import tell_done
+from tenuto.cli.connection import PATIENCE_S
+from tenuto.cli.output import tell_done
 
 if TYPE_CHECKING:
     from tenuto.engine.tenancy.views import Me

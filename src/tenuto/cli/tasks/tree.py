@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from tenuto.cli.base import Globals, command, one_task, the_task
-from tenuto.cli.embedded import call
+from tenuto.cli.connection import call
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tenuto.cli.base import F, Globals, command, group
-from tenuto.cli.embedded import ask
-from tenuto.cli.tell import Columns, in_future, tell_done, tell_list, tell_one
+from tenuto.cli.connection import ask
+from tenuto.cli.output import Columns, in_future, tell_done, tell_list, tell_one
 
 if TYPE_CHECKING:
     from tenuto.model.limits.pauses import GateKind

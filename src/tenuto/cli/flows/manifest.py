@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tenuto.cli.base import Globals, command, group
-from tenuto.cli.embedded import ask
-from tenuto.cli.tell import Columns, tell_done, tell_page
+from tenuto.cli.connection import ask
+from tenuto.cli.output import Columns, tell_done, tell_page
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tenuto.cli.base import Globals, command, group
-from tenuto.cli.embedded import ask
-from tenuto.cli.tell import Columns, tell_done, tell_list, tell_one, tell_page, words
+from tenuto.cli.connection import ask
+from tenuto.cli.output import Columns, tell_done, tell_list, tell_one, tell_page, words
 
 if TYPE_CHECKING:
     from uuid import UUID

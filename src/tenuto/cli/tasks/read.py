@@ -7,7 +7,7 @@ from uuid import UUID
 import click
 
 from tenuto.cli.base import Globals, command, one_task, the_task
-from tenuto.cli.embedded import call
+from tenuto.cli.connection import call
 from tenuto.cli.parse import filter_options, read_filter
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def list_(given: Globals, /, limit: int, cursor: UUID | None, **chosen: Any) -> 
 
 def tell_tasks(given: Globals, page: "Page", now: "datetime") -> None:
     """Print a page of tasks, and how to see the next one."""
+    from tenuto.cli.output import tell_more
     from tenuto.cli.render import print_json
-    from tenuto.cli.tell import tell_more
 
     if given.json:
         print_json(page)
@@ -208,7 +208,7 @@ def status(given: Globals, task: str | None, named: str | None, follow: bool) ->
     async def read(engine: "AnyEngine") -> "TaskView":
         if not follow:
             return await _found(engine, name)
-        from tenuto.cli.follow import quiet, screen, watch
+        from tenuto.cli.tasks.follow import quiet, screen, watch
 
         found = await engine.find(name)
         with quiet() if given.json else screen() as shown:
@@ -241,8 +241,8 @@ def logs(
     follow: bool,
 ) -> None:
     """Print a task's audit trail and what its attempts printed, by time."""
-    from tenuto.cli.follow import at_least, log_text
     from tenuto.cli.render import print_json
+    from tenuto.cli.tasks.follow import at_least, log_text
     from tenuto.client.follow import history, looks
 
     name = the_task(task, named)

@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from tenuto.cli.base import Globals, Group, command
-from tenuto.cli.embedded import ask
-from tenuto.cli.tell import Columns, tell_done, tell_one, tell_page
+from tenuto.cli.connection import ask
+from tenuto.cli.output import Columns, tell_done, tell_one, tell_page
 
 Part = Callable[[Any], Any]
 """The part of a client that manages the things."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tenuto.cli.base import Globals, command, group
-from tenuto.cli.embedded import settings
+from tenuto.cli.connection import settings
 
 if TYPE_CHECKING:
     from tenuto.store.protocol import SchemaState

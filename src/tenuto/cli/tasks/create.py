@@ -8,7 +8,7 @@ from uuid import UUID
 import click
 
 from tenuto.cli.base import Globals, command
-from tenuto.cli.embedded import call
+from tenuto.cli.connection import call
 from tenuto.cli.parse import (
     after,
     ahead,

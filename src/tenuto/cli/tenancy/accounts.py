@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tenuto.cli.base import Globals, command, group
-from tenuto.cli.embedded import ask
-from tenuto.cli.tell import Columns, in_future, tell_done, tell_list, tell_one, words
+from tenuto.cli.connection import ask
+from tenuto.cli.output import Columns, in_future, tell_done, tell_list, tell_one, words
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -143,7 +143,7 @@ def user_list(given: Globals) -> None:
 @click.pass_obj
 def user_create(given: Globals, name: str, role: str, password_file: str | None) -> None:
     """Make a user who belongs to the workspace and may log in."""
-    from tenuto.cli.login import read_password
+    from tenuto.cli.tenancy.login import read_password
 
     password = read_password(password_file)
     made = ask(given, lambda client: client.users.create(name, password, role.upper()))
@@ -195,7 +195,7 @@ def user_delete(given: Globals, name: str) -> None:
 @click.pass_obj
 def user_password(given: Globals, password_file: str | None, new_password_file: str | None) -> None:
     """Change your own password. All your logins end: log in again."""
-    from tenuto.cli.login import read_password
+    from tenuto.cli.tenancy.login import read_password
 
     password = read_password(password_file, "present password")
     new = read_password(new_password_file, "new password", twice=True)

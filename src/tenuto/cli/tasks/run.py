@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tenuto.cli.base import Command, Globals
-from tenuto.cli.create import agent_id, print_submitted
-from tenuto.cli.embedded import call, target
+from tenuto.cli.connection import call, target
 from tenuto.cli.parse import folder, place_options, read_environment, read_place, seconds
+from tenuto.cli.tasks.create import agent_id, print_submitted
 
 if TYPE_CHECKING:
     from tenuto.client.remote.engine import AnyEngine
@@ -116,8 +116,8 @@ def _new_task(words: tuple[str, ...], argv: list[str] | None, fields: dict[str, 
 async def _follow(given: Globals, engine: "AnyEngine", task: str) -> int:
     import asyncio
 
-    from tenuto.cli.follow import ending, quiet, screen, watch
     from tenuto.cli.render import print_json, print_note
+    from tenuto.cli.tasks.follow import ending, quiet, screen, watch
 
     found = await engine.find(task)
     if not given.json:

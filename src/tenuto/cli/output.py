@@ -87,7 +87,7 @@ def words(given: Sequence[str]) -> list[str]:
 
 def confirmed(question: str, *, yes: bool) -> None:
     """Go on unless a person who can be asked says no."""
-    from tenuto.cli.control import confirm, wants_asking
+    from tenuto.cli.tasks.control import confirm, wants_asking
 
     if wants_asking(yes=yes):
         confirm(question)

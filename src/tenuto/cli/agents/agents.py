@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tenuto.cli.base import F, Globals, command, group
-from tenuto.cli.embedded import ask
-from tenuto.cli.tell import Columns, tell_done, tell_list, tell_one, word, words
+from tenuto.cli.connection import ask
+from tenuto.cli.output import Columns, tell_done, tell_list, tell_one, word, words
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -300,8 +300,8 @@ def messages(given: Globals, name: str, all_: bool, limit: int) -> None:
 @click.pass_obj
 def tasks(given: Globals, name: str, status: tuple[str, ...], limit: int) -> None:
     """List the tasks whose latest attempt was the agent's, newest first."""
-    from tenuto.cli.read import print_tasks
     from tenuto.cli.render import print_json
+    from tenuto.cli.tasks.read import print_tasks
 
     async def read(client: "AsyncClient") -> "tuple[Sequence[TaskSummary], datetime]":
         found = await client.agents.tasks(name, words(status), limit)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tenuto.cli.base import Command, Globals, command, one_task, the_task
-from tenuto.cli.create import print_submitted
-from tenuto.cli.embedded import ask, call
+from tenuto.cli.connection import ask, call
 from tenuto.cli.parse import filter_options, has_filter, read_filter, read_json
+from tenuto.cli.tasks.create import print_submitted
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -282,7 +282,7 @@ def _object(text: str) -> dict[str, Any]:
 @click.pass_obj
 def delete(given: Globals, task: str | None, named: str | None, yes: bool) -> None:
     """Remove what an ended task carried: its prompt, input, output and log. Its trail stays."""
-    from tenuto.cli.tell import tell_done
+    from tenuto.cli.output import tell_done
 
     name = the_task(task, named)
     if wants_asking(yes=yes):
@@ -302,7 +302,7 @@ def delete(given: Globals, task: str | None, named: str | None, yes: bool) -> No
 @click.pass_obj
 def start(given: Globals, task: str | None, named: str | None) -> None:
     """Let a task run before the time that it was meant for."""
-    from tenuto.cli.tell import tell_done
+    from tenuto.cli.output import tell_done
 
     name = the_task(task, named)
 
@@ -320,7 +320,7 @@ def _assigning(name: str, text: str, *, take: bool) -> click.Command:
     @click.option("--agent", metavar="AGENT", help="Its name or id; nobody in particular if none.")
     @click.pass_obj
     def perform(given: Globals, task: str | None, named: str | None, agent: str | None) -> None:
-        from tenuto.cli.tell import tell_done
+        from tenuto.cli.output import tell_done
 
         wanted = the_task(task, named)
 

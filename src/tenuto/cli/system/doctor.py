@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from tenuto.cli.base import Globals, command
-from tenuto.cli.embedded import target
+from tenuto.cli.connection import target
 
 if TYPE_CHECKING:
     from tenuto.client.target import Target

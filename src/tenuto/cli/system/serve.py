@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tenuto.cli.base import F, Globals, command, group
-from tenuto.cli.embedded import settings, target
+from tenuto.cli.connection import settings, target
 
 if TYPE_CHECKING:
     from tenuto.client.target import Target
@@ -47,9 +47,9 @@ def _allowed(env: tuple[str, ...], folders: tuple[str, ...]) -> dict[str, str | 
 
 
 COORDINATOR = {
-    "status": ("tenuto.cli.fleet:coordinator_status", "Say which coordinator leads."),
-    "recover": ("tenuto.cli.fleet:coordinator_recover", "Look after what is due now."),
-    "logs": ("tenuto.cli.fleet:coordinator_logs", "Print grave events of all tasks."),
+    "status": ("tenuto.cli.agents.workers:coordinator_status", "Say which coordinator leads."),
+    "recover": ("tenuto.cli.agents.workers:coordinator_recover", "Look after what is due now."),
+    "logs": ("tenuto.cli.agents.workers:coordinator_logs", "Print grave events of all tasks."),
 }
 METRICS_PORT = click.option(
     "--metrics-port",
@@ -96,7 +96,7 @@ def up(
     given = ctx.ensure_object(Globals)
     if demo:
         _check_alone(ctx, given)
-        from tenuto.cli import demo as performance
+        from tenuto.cli.system import demo as performance
 
         return performance.demo()
     chosen = settings(given, **listening, **_allowed(allow_env, allow_folder))
@@ -136,8 +136,8 @@ def serve(given: Globals, host: str | None, port: int | None) -> int:
     "orchestrate worker --url http://tenuto.example:8484 --agent builder",
     "orchestrate worker list",
     lazy={
-        "list": ("tenuto.cli.fleet:worker_list", "List the workers."),
-        "drain": ("tenuto.cli.drain:worker_drain", "Let workers finish and end."),
+        "list": ("tenuto.cli.agents.workers:worker_list", "List the workers."),
+        "drain": ("tenuto.cli.agents.drain:worker_drain", "Let workers finish and end."),
     },
     invoke_without_command=True,
 )

@@ -5,9 +5,9 @@ from typing import Any
 import click
 
 from tenuto.cli.base import Globals, command, group
-from tenuto.cli.embedded import ask
-from tenuto.cli.starting import add_shared
-from tenuto.cli.tell import Columns, tell_one
+from tenuto.cli.connection import ask
+from tenuto.cli.output import Columns, tell_one
+from tenuto.cli.shared_commands import add_shared
 
 _FIELDS: Columns = {
     "id": lambda each: each.id,

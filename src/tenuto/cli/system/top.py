@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tenuto.cli.base import Globals, command
-from tenuto.cli.embedded import call
+from tenuto.cli.connection import call
 from tenuto.cli.parse import Finite
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tenuto.cli.base import Globals, command, group
-from tenuto.cli.embedded import ask
-from tenuto.cli.starting import add_shared
-from tenuto.cli.tell import Columns, tell_one
+from tenuto.cli.connection import ask
+from tenuto.cli.output import Columns, tell_one
+from tenuto.cli.shared_commands import add_shared
 
 if TYPE_CHECKING:
     from datetime import datetime

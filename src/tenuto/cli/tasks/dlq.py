@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tenuto.cli.base import Globals, command, group, one_task, the_task
-from tenuto.cli.control import (
+from tenuto.cli.connection import call
+from tenuto.cli.tasks.control import (
     UNASKED,
     confirm,
     count,
@@ -13,8 +14,7 @@ from tenuto.cli.control import (
     state_of,
     wants_asking,
 )
-from tenuto.cli.embedded import call
-from tenuto.cli.read import print_view, tell_tasks
+from tenuto.cli.tasks.read import print_view, tell_tasks
 
 if TYPE_CHECKING:
     from datetime import datetime

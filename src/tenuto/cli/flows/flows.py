@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tenuto.cli.base import Globals, command, group
-from tenuto.cli.embedded import ask, call
+from tenuto.cli.connection import ask, call
+from tenuto.cli.output import Columns, tell_one, tell_page
 from tenuto.cli.parse import read_json
-from tenuto.cli.tell import Columns, tell_one, tell_page
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -117,7 +117,7 @@ def told(given: Globals, made: "FlowView", *, follow: bool) -> int:
 
 async def _followed(given: Globals, engine: "AnyEngine", found: "UUID") -> int:
     """Watch a flow to its end; answers the exit code."""
-    from tenuto.cli.tree import followed
+    from tenuto.cli.flows.flow_tree import followed
 
     views = engine.flow_views
     note = f"the flow goes on; `orchestrate flow cancel {found}` ends it"
@@ -192,7 +192,7 @@ def tell_view(
     elif given.json:
         print_json(graph)
     else:
-        from tenuto.cli.tree import print_tree
+        from tenuto.cli.flows.flow_tree import print_tree
 
         print_tree(view, graph)
 
@@ -204,7 +204,7 @@ def tell_view(
 @click.pass_obj
 def tasks(given: Globals, flow_name: str, limit: int, cursor: "UUID | None") -> None:
     """List the tasks of a flow, newest first."""
-    from tenuto.cli.read import tell_tasks
+    from tenuto.cli.tasks.read import tell_tasks
 
     async def read(engine: "AnyEngine") -> Any:
         found = await engine.flow_views.find(flow_name)

@@ -3,8 +3,8 @@
 import click
 
 from tenuto.cli.base import Globals, command, group
-from tenuto.cli.embedded import actor, ask, settings
-from tenuto.cli.tell import Columns, tell_done, tell_list
+from tenuto.cli.connection import actor, ask, settings
+from tenuto.cli.output import Columns, tell_done, tell_list
 
 
 @group("secret", "orchestrate secret list", "orchestrate secret set api-key --value-file key.txt")

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tenuto.cli.base import Globals, command, group
-from tenuto.cli.embedded import ask
-from tenuto.cli.flow import LIMIT
+from tenuto.cli.connection import ask
+from tenuto.cli.flows.flows import LIMIT
+from tenuto.cli.output import Columns, tell_list, tell_one
 from tenuto.cli.parse import budget_options, read_budget
-from tenuto.cli.tell import Columns, tell_list, tell_one
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tenuto.cli.base import Globals, command
-from tenuto.cli.embedded import call
+from tenuto.cli.connection import call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ def worker_drain(given: Globals, worker: str | None, host: str | None, wait: boo
 
     A worker is named by its id or the beginning of it. It hears of it with its next heartbeat.
     """
-    from tenuto.cli.tell import tell_list
+    from tenuto.cli.output import tell_list
 
     if (worker is None) == (host is None):
         raise click.UsageError("name a worker by its id, or a host with --host")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tenuto.cli.base import Globals, command
-from tenuto.cli.embedded import ask, call
+from tenuto.cli.connection import ask, call
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,8 +130,8 @@ def coordinator_recover(given: Globals, workspace: str | None) -> None:
 @click.pass_obj
 def coordinator_logs(given: Globals, level: str, limit: int, workspace: str | None) -> None:
     """Print the newest grave events of all tasks, and of coordinators themselves."""
-    from tenuto.cli.follow import log_text
     from tenuto.cli.render import print_json
+    from tenuto.cli.tasks.follow import log_text
     from tenuto.client.target import as_id
 
     only = as_id(workspace)

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tenuto.cli.base import Globals, command, group
-from tenuto.cli.embedded import ask, call
-from tenuto.cli.flow import LIMIT, SHOW, START, STATUS, options, started, tell_view
+from tenuto.cli.connection import ask, call
+from tenuto.cli.flows.flows import LIMIT, SHOW, START, STATUS, options, started, tell_view
+from tenuto.cli.output import Columns, tell_one, tell_page, words
 from tenuto.cli.parse import read_json
-from tenuto.cli.tell import Columns, tell_one, tell_page, words
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -168,7 +168,7 @@ def show(given: Globals, group_name: str, as_graph: bool, mermaid: bool, follow:
 
 async def _followed(given: Globals, engine: "AnyEngine", found: "UUID") -> int:
     """Watch a run of a group to its end; answers the exit code."""
-    from tenuto.cli.tree import followed
+    from tenuto.cli.flows.flow_tree import followed
 
     views = engine.flow_views
     note = f"the group goes on; `orchestrate group cancel {found}` ends it"
