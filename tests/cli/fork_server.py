@@ -24,8 +24,9 @@ import msgspec
 _MODULES = """
 asyncio asyncpg click httpx2 msgspec rich.console rich.table rich.tree uvicorn uvloop yaml
 tenuto.api.app tenuto.api.server tenuto.app tenuto.cli.tasks.create tenuto.cli.connection
-tenuto.cli.flows.manifest tenuto.cli.tasks.read tenuto.cli.render tenuto.cli.root tenuto.cli.system.serve
-tenuto.cli.tasks.group tenuto.client.remote.engine tenuto.coordinator.coordinator tenuto.worker.worker
+tenuto.cli.flows.manifest tenuto.cli.tasks.read tenuto.cli.render tenuto.cli.root
+tenuto.cli.system.serve tenuto.cli.tasks.group tenuto.client.remote.engine
+tenuto.coordinator.coordinator tenuto.worker.worker
 """
 """What most commands import, by themselves or on first use."""
 _MOST_BYTES = 1 << 20

@@ -1,1 +1,7 @@
-"""Wake-ups: hints that something may be there. Losing every one costs a poll interval."""
+"""Hints between processes: "something may be there". A lost hint costs one poll interval.
+
+protocol: the port.
+memory: within one process.
+local: between processes of one machine that share a SQLite file.
+postgres: LISTEN/NOTIFY.
+"""

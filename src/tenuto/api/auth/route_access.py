@@ -25,7 +25,7 @@ class Access(msgspec.Struct, frozen=True):
 
     role: Role
     scope: Scope
-    agent_tokens: bool = False
+    own: bool = False
     attempt: bool = False
 
 

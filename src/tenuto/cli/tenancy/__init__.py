@@ -1,1 +1,4 @@
-"""TODO."""
+"""Workspaces, users, tokens, logins and secrets.
+
+accounts: workspace, user, token. login: login, logout. secrets: secret.
+"""

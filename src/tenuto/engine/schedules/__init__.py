@@ -1,1 +1,10 @@
-"""TODO."""
+"""Schedules, events and triggers: flows that start by time or after an event.
+
+schedules: creates, changes, pauses and deletes schedules.
+triggers: creates, changes, pauses and deletes triggers.
+events: publishes events of users and programs.
+firing: starts the flows of due schedules.
+event_matching: starts the flows of triggers whose event came.
+manifest_rules: stores the schedules and triggers of YAML files.
+rows: maps rows of schedules.
+"""

@@ -1,1 +1,5 @@
-"""TODO."""
+"""Webhooks: signed messages about events to URLs of a workspace.
+
+endpoints: creates, changes and deletes webhooks.
+deliveries: turns events into messages, and records each try.
+"""

@@ -1,1 +1,6 @@
-"""TODO."""
+"""SQLite: one file, one writer, readers beside it.
+
+store: the store.
+connection: one connection, with its prepared queries.
+tenant: limits every statement to one workspace.
+"""

@@ -1,1 +1,7 @@
-"""How an attempt is run. A runtime turns claimed work into an output or an exception."""
+"""Runtimes: each turns a claimed task into an output or an exception.
+
+protocol: the port.
+function: handlers in this process.
+command: commands under the supervisor.
+environment: variables and folder of a command.
+"""
