@@ -22,15 +22,10 @@ CHEATS = re.compile(
 MAY_CHEAT = {SOURCE / "clock.py", SOURCE / "worker" / "supervisor.py"}
 DRIVERS = {
     "asyncpg": {
-        SOURCE / "store" / "connector.py",
-        SOURCE / "store" / "pool.py",
-        SOURCE / "store" / "pooler.py",
-        SOURCE / "store" / "postgres.py",
-        SOURCE / "store" / "postgres_admin.py",
-        SOURCE / "store" / "postgres_errors.py",
+        *(SOURCE / "store" / "postgres").glob("*.py"),
         SOURCE / "broker" / "postgres.py",
     },
-    "sqlite3": {SOURCE / "store" / "sqlite.py", SOURCE / "store" / "sqlite_connection.py"},
+    "sqlite3": set((SOURCE / "store" / "sqlite").glob("*.py")),
 }
 EVASIONS = re.compile(
     r"pytest\.(skip|xfail|importorskip|mark\.(skip|skipif|xfail))|unittest\.(skip|expected)\w*"

@@ -1,7 +1,7 @@
-"""Durable orchestration for AI agents. See ARCHITECTURE.md for a task's walk through the code."""
+"""Durable orchestration for AI agents. ARCHITECTURE.md shows the path of a task through the code."""
 
 TYPE_CHECKING = False
-"""As in `typing`, which a command has no time for before it can be interrupted in good order."""
+"""As in `typing`, which takes too long to import: a command must react to Ctrl+C at once."""
 if TYPE_CHECKING:
     from typing import Any
 
@@ -11,13 +11,33 @@ if TYPE_CHECKING:
     from tenuto.client.client import TaskFailed as TaskFailed
     from tenuto.client.worker import Worker as Worker
     from tenuto.client.worker import task as task
+    from tenuto.model.limits.budgets import Budget as Budget
+    from tenuto.model.limits.concurrency import Concurrency as Concurrency
+    from tenuto.model.schedules.schedule import ScheduleSpec as ScheduleSpec
+    from tenuto.model.tasks.commands import Failure as Failure
+    from tenuto.model.tasks.retry import ErrorClass as ErrorClass
+    from tenuto.model.tasks.retry import RetryPolicy as RetryPolicy
+    from tenuto.model.tasks.submission import NewTask as NewTask
+    from tenuto.worker.context import Context as Context
+    from tenuto.worker.context import SyncContext as SyncContext
+    from tenuto.worker.runtime.protocol import AttemptFailed as AttemptFailed
 
 __version__ = "0.1.0"
 
-_FOUND_IN = {
+_MODULES = {
     "AsyncClient": "tenuto.client.client",
+    "AttemptFailed": "tenuto.worker.runtime.protocol",
+    "Budget": "tenuto.model.limits.budgets",
     "Client": "tenuto.client.client",
+    "Concurrency": "tenuto.model.limits.concurrency",
+    "Context": "tenuto.worker.context",
+    "ErrorClass": "tenuto.model.tasks.retry",
+    "Failure": "tenuto.model.tasks.commands",
     "FlowFailed": "tenuto.client.client",
+    "NewTask": "tenuto.model.tasks.submission",
+    "RetryPolicy": "tenuto.model.tasks.retry",
+    "ScheduleSpec": "tenuto.model.schedules.schedule",
+    "SyncContext": "tenuto.worker.context",
     "TaskFailed": "tenuto.client.client",
     "Worker": "tenuto.client.worker",
     "task": "tenuto.client.worker",
@@ -25,9 +45,9 @@ _FOUND_IN = {
 
 
 def __getattr__(name: str) -> "Any":
-    """What programs import from here, loaded when it is asked for: commands must start fast."""
-    if name not in _FOUND_IN:
+    """Imports a public name when it is first used, because commands must start fast."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'tenuto' has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415
 
-    return getattr(import_module(_FOUND_IN[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

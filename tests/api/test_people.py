@@ -522,6 +522,6 @@ async def of_operator(api: Api) -> dict[str, Any]:
 
 def test_passwords_are_dear_to_guess() -> None:
     """As a program has it: the tests of this folder pay less."""
-    code = "from tenuto.engine import identity; print(identity._hash('x' * 10))"
+    code = "from tenuto.engine.tenancy import accounts; print(accounts._hash('x' * 10))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("$argon2id$v=19$m=65536,t=3,p=4$")

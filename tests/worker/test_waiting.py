@@ -218,7 +218,7 @@ async def test_whatever_a_handler_makes_of_it_the_attempt_is_over(
 
 
 HANDLERS = """
-from tenuto.model.submission import NewTask
+from tenuto.model.tasks.submission import NewTask
 
 
 async def parent(ctx):
