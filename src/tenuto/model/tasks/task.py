@@ -3,7 +3,7 @@
 `decide.py` holds what each command makes of a task.
 """
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import product
 from typing import Any
@@ -25,8 +25,8 @@ TIMEOUT_SLACK_S = 30
 """The worker enforces a run timeout; the coordinator steps in this much later."""
 AGING_MS = 3_600_000
 """One step of priority is worth this much waiting, so nothing starves."""
-
-
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
 SJF_MS = 6_000
 """A minute of the estimate is worth this much waiting: a tenth of it."""
 
@@ -219,7 +219,7 @@ class Change(msgspec.Struct, frozen=True):
 
 def rank(priority: int, base: datetime, estimate_minutes: int | None = None) -> int:
     """Where a task stands in its lane, lower first; short jobs go a little before long ones."""
-    place = int(base.timestamp() * 1000) - priority * AGING_MS
+    place = (base - _EPOCH) // _MS - priority * AGING_MS
     return place if estimate_minutes is None else place + estimate_minutes * SJF_MS
 
 
