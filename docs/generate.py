@@ -29,7 +29,7 @@ from tenuto.manifest.tasks import NAMES as YAML_NAMES
 from tenuto.metrics import TABLE as METRICS
 from tenuto.model import errors
 from tenuto.model.tasks import commands
-from tenuto.model.tasks.commands import Fail, Failure, Fenced, Moment
+from tenuto.model.tasks.commands import AttemptCommand, DecisionContext, Fail, Failure
 from tenuto.model.tasks.decide import decide, token_hash
 from tenuto.model.tasks.retry import ErrorClass
 from tenuto.model.tasks.task import TERMINAL, TRANSITIONS, Fence, Status, Task
@@ -140,7 +140,7 @@ def state_commands() -> str:
         return ", ".join(sorted(set(statuses), key=lambda each: order.index(Status(each))))
 
     def fence(command: str) -> str:
-        kinds = {issubclass(kind, Fenced) for kind in classes.get(command, [])}
+        kinds = {issubclass(kind, AttemptCommand) for kind in classes.get(command, [])}
         return {frozenset({True}): "yes", frozenset({True, False}): "both"}.get(
             frozenset(kinds), "makes one" if command == "claim" else "no"
         )
@@ -177,7 +177,7 @@ def failures() -> str:
     rows = []
     for kind in ErrorClass:
         failure = Failure(message="", error_class=kind)
-        change = decide(task, Fail(fence=fence, failure=failure), Moment(now))
+        change = decide(task, Fail(fence=fence, failure=failure), DecisionContext(now))
         assert change is not None
         after = change.task
         due = after.next_attempt_at

@@ -9,7 +9,7 @@ from tests.contract.flowing import Wrong, worked
 
 from tenuto import app
 from tenuto.cli.flows.flow_tree import lines
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.settings import Settings
 
@@ -31,7 +31,7 @@ async def test_an_example_ends_as_it_is_drawn(
 ) -> None:
     scores = iter([5, 9])
 
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         if work.key == "links":
             raise Wrong("no")
         if work.key == "draft":

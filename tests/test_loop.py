@@ -5,7 +5,7 @@ import asyncio
 from tests.contract.conftest import ManualClock
 
 from tenuto.clock import Clock
-from tenuto.periodic import repeat
+from tenuto.periodic import run_periodically
 
 
 def test_ids_are_in_the_order_in_which_they_were_made() -> None:
@@ -26,6 +26,6 @@ async def test_who_asks_for_a_look_during_a_look_gets_another_one() -> None:
         (poke if len(looks) == 1 else stop).set()
 
     async with asyncio.timeout(5):
-        await repeat(look, lambda: 3600.0, stop, Clock(), poke)
+        await run_periodically(look, lambda: 3600.0, stop, Clock(), poke)
     assert len(looks) == 2
     assert not poke.is_set()

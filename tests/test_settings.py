@@ -9,10 +9,10 @@ import pytest
 
 from tenuto.bench import scale
 from tenuto.bench.measures import Bench
-from tenuto.client.target import Login, Target, choose, config_path, read_login, write_login
+from tenuto.client.target import Login, Target, config_path, read_login, resolve_target, write_login
 from tenuto.model.errors import Invalid
 from tenuto.settings import Settings, environment_without_settings, load
-from tenuto.worker.process_pool import Children
+from tenuto.worker.process_pool import WorkerPool
 
 WORKSPACE = "0198c0de-0000-7000-8000-000000000000"
 
@@ -117,16 +117,18 @@ def test_files_that_are_nested_too_deep(home: Path) -> None:
 def test_a_workspace_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     for where in ({}, {"database": "sqlite:///t.db"}, {"data": "folder"}):
         with pytest.raises(Invalid, match="leave the workspace out"):
-            choose(workspace=WORKSPACE, **where)
+            resolve_target(workspace=WORKSPACE, **where)
         with pytest.raises(Invalid, match="leave the token out"):
-            choose(token="t", **where)
+            resolve_target(token="t", **where)
     monkeypatch.setenv("TENUTO_WORKSPACE", WORKSPACE)
     with pytest.raises(Invalid, match="unset TENUTO_WORKSPACE"):
-        choose()
+        resolve_target()
     monkeypatch.setenv("TENUTO_TOKEN", "t")
     monkeypatch.setenv("TENUTO_URL", "http://there")
-    assert str(choose().workspace) == WORKSPACE
-    assert choose(data="folder") == Target(settings=load({"data": "folder", "database": ""}))
+    assert str(resolve_target().workspace) == WORKSPACE
+    assert resolve_target(data="folder") == Target(
+        settings=load({"data": "folder", "database": ""})
+    )
 
 
 @pytest.mark.parametrize("missing", ["database", "database_runtime"])
@@ -167,14 +169,14 @@ def test_an_empty_variable_says_nothing(home: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_token_of_a_login_is_for_its_own_server(monkeypatch: pytest.MonkeyPatch) -> None:
     write_login(Login("http://own:1", "tnt_own", WORKSPACE))
-    for chosen in (choose(), choose("http://own:1/")):
+    for chosen in (resolve_target(), resolve_target("http://own:1/")):
         assert (chosen.token, str(chosen.workspace)) == ("tnt_own", WORKSPACE)
-    other = choose("http://other:1")
+    other = resolve_target("http://other:1")
     assert (other.token, other.workspace) == (None, None)
     monkeypatch.setenv("TENUTO_URL", "http://other:1")
-    assert choose().token is None
+    assert resolve_target().token is None
     monkeypatch.setenv("TENUTO_TOKEN", "tnt_said")
-    assert choose().token == choose("http://own:1").token == "tnt_said"
+    assert resolve_target().token == resolve_target("http://own:1").token == "tnt_said"
 
 
 def test_a_child_with_settings_of_its_own_inherits_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +200,7 @@ async def test_workers_of_up_reach_the_database_as_it_does(
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     chosen = load({"database": "sqlite:///t.db"})
-    await Children(None, chosen, 1)._start()  # type: ignore[arg-type]
+    await WorkerPool(None, chosen, 1)._start()  # type: ignore[arg-type]
     for name, value in started[0].items():
         monkeypatch.setenv(name, value)
     assert load() == msgspec.structs.replace(chosen, data=str(chosen.folder()))

@@ -1,4 +1,4 @@
-"""Durable orchestration for AI agents. ARCHITECTURE.md shows the path of a task through the code."""
+"""Durable orchestration for AI agents. ARCHITECTURE.md shows the way of a task through the code."""
 
 TYPE_CHECKING = False
 """As in `typing`, which takes too long to import: a command must react to Ctrl+C at once."""

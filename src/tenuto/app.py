@@ -21,7 +21,7 @@ from tenuto.broker.local import LocalWakeups
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
-from tenuto.engine.agents.subtask_tree import Tree
+from tenuto.engine.agents.subtask_tree import SpawnLimits
 from tenuto.engine.engine import Engine
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid, Unavailable
@@ -33,7 +33,7 @@ from tenuto.store.sqlite.store import SqliteStore
 if TYPE_CHECKING:
     from tenuto.api.service import Service
     from tenuto.coordinator.dispatch import Dispatcher
-    from tenuto.encryption_keys import Vault
+    from tenuto.encryption_keys import KeyRing
     from tenuto.store.postgres.roles import Identity
     from tenuto.worker.session import Supervisor
     from tenuto.worker.worker import Connect, Worker
@@ -229,14 +229,14 @@ async def connect(
     async with opened(settings, listen=listen) as (store, wakeups):
         vault = cache(lambda: open_vault(settings))
         engine = Engine(store, wakeups, actor=actor, vault=vault)
-        engine.core.tree = Tree(settings.max_depth, settings.max_children)
+        engine.core.tree = SpawnLimits(settings.max_depth, settings.max_children)
         engine.core.transcript_kb = settings.transcript_kb
         engine.core.lanes.ceiling = settings.ceiling()
         engine.system.lanes.ceiling = settings.ceiling()
         yield engine
 
 
-def open_vault(settings: Settings) -> "Vault":
+def open_vault(settings: Settings) -> "KeyRing":
     """The keys that seal secrets: the settings', or a file in the data folder."""
     from tenuto.encryption_keys import load_ring  # noqa: PLC0415  not for every command
 
@@ -275,10 +275,10 @@ def _tell_metrics(host: str, port: int) -> None:
     """Answer Prometheus where no API does; `Unavailable` when somebody else has the port."""
     from prometheus_client import start_http_server  # noqa: PLC0415  not for every command
 
-    from tenuto.metrics import HERE  # noqa: PLC0415
+    from tenuto.metrics import PROCESS_METRICS  # noqa: PLC0415
 
     try:
-        start_http_server(port, host, HERE.registry)
+        start_http_server(port, host, PROCESS_METRICS.registry)
     except OSError as error:
         raise Unavailable(
             f"cannot tell metrics on {host}:{port}: {error.strerror or error}", "port_taken"
@@ -346,7 +346,7 @@ async def _worker(
 
     def end_soon() -> None:
         if worker is not None:
-            worker.end_soon()
+            worker.request_drain()
 
     stop = stop_on_signals(end_soon)
     async with reach() if reach is not None else connect(settings, listen=True) as engine:
@@ -416,10 +416,10 @@ def _loaded(name: str) -> Any:
 async def service(settings: Settings) -> AsyncIterator["Service"]:
     """What an API serves from, opened."""
     from tenuto.api.service import Service  # noqa: PLC0415  not for every command
-    from tenuto.webhooks.url_guard import Guard  # noqa: PLC0415
+    from tenuto.webhooks.url_guard import UrlGuard  # noqa: PLC0415
 
     async with opened(settings, listen=True, many=True) as (store, wakeups):
-        guard = Guard(listed(settings.webhook_allow))
+        guard = UrlGuard(listed(settings.webhook_allow))
         yield Service(store, wakeups, open_vault(settings), settings, guard.look_up)
 
 
@@ -445,12 +445,12 @@ async def _coordinate(engine: Engine, settings: Settings, stop: asyncio.Event) -
     from tenuto.engine.webhooks.deliveries import Deliveries  # noqa: PLC0415
     from tenuto.webhooks.deliver import Deliverer  # noqa: PLC0415
     from tenuto.webhooks.sender import Sender  # noqa: PLC0415
-    from tenuto.webhooks.url_guard import Guard  # noqa: PLC0415
+    from tenuto.webhooks.url_guard import UrlGuard  # noqa: PLC0415
 
     name = process_name(engine.clock)
     engine.actor = name
     log.info("coordinator %s", name)
-    sender = Sender(Guard(listed(settings.webhook_allow)), settings.webhook_timeout_s)
+    sender = Sender(UrlGuard(listed(settings.webhook_allow)), settings.webhook_timeout_s)
     deliverer = Deliverer(Deliveries(engine.system), sender, settings.tick_s)
     duties = [Coordinator(engine, settings, name=name).run(stop), deliverer.run(stop)]
     if settings.gateways:
@@ -462,9 +462,9 @@ def _dispatcher(engine: Engine, settings: Settings, name: str) -> "Dispatcher":
     """What pushes tasks to gateways while this coordinator leads."""
     from tenuto.api.auth.attempt_tokens import AttemptTokens  # noqa: PLC0415  not for every command
     from tenuto.coordinator.coordinator import NAME  # noqa: PLC0415
-    from tenuto.coordinator.dispatch import DEADLINE, Dispatcher, Means  # noqa: PLC0415
+    from tenuto.coordinator.dispatch import DEADLINE, Dispatcher, DispatcherConfig  # noqa: PLC0415
     from tenuto.coordinator.gateway import Gateway  # noqa: PLC0415
-    from tenuto.engine.agents.push import Dispatching  # noqa: PLC0415
+    from tenuto.engine.agents.push import PushSessions  # noqa: PLC0415
 
     tokens = AttemptTokens(open_vault(settings), engine.clock)
 
@@ -475,7 +475,7 @@ def _dispatcher(engine: Engine, settings: Settings, name: str) -> "Dispatcher":
         return leader is not None and leader.holder == name and leader.until > engine.clock.now()
 
     deadline_s = DEADLINE * settings.spawn_timeout_s
-    means = Means(
+    means = DispatcherConfig(
         gateways={
             each: Gateway(each, url, settings.gateway_token, deadline_s=deadline_s)
             for each, url in settings.gateway_urls().items()
@@ -484,17 +484,17 @@ def _dispatcher(engine: Engine, settings: Settings, name: str) -> "Dispatcher":
         leads=leads,
         actor=name,
     )
-    return Dispatcher(Dispatching(engine.system), means, settings)
+    return Dispatcher(PushSessions(engine.system), means, settings)
 
 
 async def _up(settings: Settings, workers: int) -> int:
     from tenuto.api.server import serve  # noqa: PLC0415  not for every command
-    from tenuto.worker.process_pool import Children  # noqa: PLC0415
+    from tenuto.worker.process_pool import WorkerPool  # noqa: PLC0415
 
     stop = stop_on_signals()
     listen = bool(settings.gateways)
     async with connect(settings, listen=listen) as engine, service(settings) as served:
-        children = Children(engine, settings, workers)
+        children = WorkerPool(engine, settings, workers)
         log.info("up on %s with %d worker(s); Ctrl-C drains", shown(settings.url()), workers)
         await asyncio.gather(
             _coordinate(engine, settings, stop), children.run(stop), serve(served, stop)

@@ -36,14 +36,14 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _KEY_ID = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
-class Sealed(msgspec.Struct, frozen=True):
+class Encrypted(msgspec.Struct, frozen=True):
     """What only the ring can read: the id of the key, and base64 of nonce and ciphertext."""
 
     key_id: str
     data: str
 
 
-class Vault:
+class KeyRing:
     """A ring of keys. `read` answers the ring anew, for ids that were added meanwhile."""
 
     def __init__(self, keys: Keys, read: Callable[[], Keys] | None = None) -> None:
@@ -61,19 +61,19 @@ class Vault:
         """The ids of all keys, the current one first."""
         return tuple(self._keys)
 
-    def seal(self, plain: str, *, workspace: UUID, table: str, row: str, column: str) -> Sealed:
+    def seal(self, plain: str, *, workspace: UUID, table: str, row: str, column: str) -> Encrypted:
         """The text sealed for one place; nowhere else can it be opened."""
         key_id, nonce = self.current, os.urandom(_NONCE_BYTES)
-        place = _place(workspace, table, row, column, key_id)
+        place = _associated_data(workspace, table, row, column, key_id)
         sealed = self._cipher(key_id).encrypt(nonce, plain.encode(), place)
-        return Sealed(key_id, b64encode(nonce + sealed).decode())
+        return Encrypted(key_id, b64encode(nonce + sealed).decode())
 
-    def open(self, sealed: Sealed, *, workspace: UUID, table: str, row: str, column: str) -> str:
+    def open(self, sealed: Encrypted, *, workspace: UUID, table: str, row: str, column: str) -> str:
         """The text; `Incompatible` when it was altered or moved, or its key is not in the ring."""
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415  not for every command
 
         cipher = self._cipher(sealed.key_id)
-        place = _place(workspace, table, row, column, sealed.key_id)
+        place = _associated_data(workspace, table, row, column, sealed.key_id)
         try:
             data = b64decode(sealed.data, validate=True)
             return cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], place).decode()
@@ -112,20 +112,20 @@ class Vault:
         return self._ciphers[key_id]
 
 
-def load_ring(folder: Path, text: str | None) -> Vault:
+def load_ring(folder: Path, text: str | None) -> KeyRing:
     """The ring that the text spells, or the one in the folder's file, which is made if missing."""
     if text:
-        return Vault(_parsed(text.split(",")))
+        return KeyRing(_parsed(text.split(",")))
     if not (folder / FILE).exists():
-        with _turn(folder):
+        with _lock_key_file(folder):
             if not (folder / FILE).exists():
                 _write(folder, _new_key({}))
-    return Vault(_read(folder), lambda: _read(folder))
+    return KeyRing(_read(folder), lambda: _read(folder))
 
 
-def add_key(folder: Path) -> Vault:
+def add_key(folder: Path) -> KeyRing:
     """The folder's ring with a new current key; what the older ones sealed stays readable."""
-    with _turn(folder):
+    with _lock_key_file(folder):
         known = _read(folder) if (folder / FILE).exists() else {}
         _write(folder, _new_key(known) | known)
         return load_ring(folder, None)  # before anybody adds another
@@ -138,7 +138,7 @@ def _derived(key: bytes, purpose: str) -> bytes:
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=f"tenuto {purpose}".encode()).derive(key)
 
 
-def _place(workspace: UUID, table: str, row: str, column: str, key_id: str) -> bytes:
+def _associated_data(workspace: UUID, table: str, row: str, column: str, key_id: str) -> bytes:
     """A place's own spelling: JSON, so that no two places can share it."""
     return msgspec.json.encode([workspace, table, row, column, key_id])
 
@@ -190,7 +190,7 @@ def _read(folder: Path) -> Keys:
 
 
 @contextmanager
-def _turn(folder: Path) -> Iterator[None]:
+def _lock_key_file(folder: Path) -> Iterator[None]:
     """Nobody else changes the folder's keys meanwhile."""
     try:
         private.make_folder(folder)

@@ -9,7 +9,7 @@ _TICK_NS = 100_000_000
 """A folder may change twice within a tick of its time of change; this is longer than any."""
 
 
-def stamp(path: str, clock: Clock) -> Stamp | None:
+def folder_stamp(path: str, clock: Clock) -> Stamp | None:
     """What is equal as long as a folder holds the same names; `None` while it has just changed.
 
     One question to the system, and none about the files: whoever asks for the times of a file makes

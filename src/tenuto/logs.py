@@ -12,7 +12,7 @@ from uuid import UUID
 
 from tenuto import tracing
 from tenuto.model.printable import encodable, indented, printable, printable_json
-from tenuto.model.tenancy.redact import LEAST, MASK, Redactor, words
+from tenuto.model.tenancy.redact import LEAST, MASK, Redactor, secret_variants
 
 REQUEST: ContextVar[str | None] = ContextVar("request", default=None)
 """The id of the request that is being answered."""
@@ -33,7 +33,7 @@ In an address of PostgreSQL a password may hold a `/` that nobody escaped.
 """
 
 
-class _Secrets:
+class _SecretMasker:
     """The secret values that this process has opened. However many: a look at a text is short."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class _Secrets:
         with self._lock:
             for value in values:
                 if value not in self._values:
-                    self._values[value] = {word[:LEAST] for word in words(value)}
+                    self._values[value] = {word[:LEAST] for word in secret_variants(value)}
                     for start in self._values[value]:
                         self._by_start[start].add(value)
                 self._values.move_to_end(value)
@@ -58,7 +58,7 @@ class _Secrets:
             if not self._by_start[start]:
                 del self._by_start[start]
 
-    def struck(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         if not self._values:
             return text
         seen = {text[place : place + LEAST] for place in range(len(text) - LEAST + 1)}
@@ -68,10 +68,10 @@ class _Secrets:
         return Redactor(suspects).text(text) if suspects else text
 
 
-_SECRETS = _Secrets()
+_SECRETS = _SecretMasker()
 
 
-def keep_secret(values: Iterable[str]) -> None:
+def mask_in_logs(values: Iterable[str]) -> None:
     """Strike these values out of every line of the log from now on."""
     _SECRETS.keep(values)
 
@@ -86,12 +86,12 @@ def without_password(url: str) -> str:
     return _PASSWORD.sub(masked, url)
 
 
-def struck(text: str) -> str:
+def redact(text: str) -> str:
     """The text without known secrets, anything that looks like a token of ours, or passwords."""
-    return without_password(_TOKENS.sub(MASK, _SECRETS.struck(text)))
+    return without_password(_TOKENS.sub(MASK, _SECRETS.redact(text)))
 
 
-class _Striking(logging.Filter):
+class _RedactingFilter(logging.Filter):
     """Makes a record say what may be seen of it, before anything writes it.
 
     Afterwards `msg` and the fields are text without secrets, and `exc_text` holds every stack.
@@ -122,7 +122,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _seen(text: str) -> str:
-    return encodable(struck(text))
+    return encodable(redact(text))
 
 
 class _Plain(logging.Formatter):
@@ -161,7 +161,7 @@ class _Json(logging.Formatter):
 def handler(style: str = "") -> logging.Handler:
     """What writes records to standard error: `json`, or for people."""
     made = logging.StreamHandler(sys.stderr)
-    made.addFilter(_Striking())
+    made.addFilter(_RedactingFilter())
     made.setFormatter(_Json() if style == "json" else _Plain())
     return made
 

@@ -16,7 +16,7 @@ _SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _LONG = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 _TRIES = (1.0, 2.0, 3.0, 5.0, 10.0, 25.0, 100.0)
 
-Teller = Literal["events", "sampler", "process"]
+Reporter = Literal["events", "sampler", "process"]
 
 
 class Metric(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,14 +27,14 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
-    told: Teller
+    told: Reporter
     help: str
     labels: tuple[str, ...] = ()
     values: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
 
 
-def _counter(name: str, told: Teller, text: str, label: str = "", *values: str) -> Metric:
+def _counter(name: str, told: Reporter, text: str, label: str = "", *values: str) -> Metric:
     labels = (label,) if label else ()
     return Metric(name=name, kind="counter", told=told, help=text, labels=labels, values=values)
 
@@ -44,7 +44,7 @@ def _gauge(name: str, text: str, *labels: str) -> Metric:
 
 
 def _histogram(
-    name: str, told: Teller, text: str, buckets: tuple[float, ...], *labels: str
+    name: str, told: Reporter, text: str, buckets: tuple[float, ...], *labels: str
 ) -> Metric:
     return Metric(name=name, kind="histogram", told=told, help=text, labels=labels, buckets=buckets)
 
@@ -232,5 +232,5 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-HERE = Metrics()
+PROCESS_METRICS = Metrics()
 """The metrics of this process."""

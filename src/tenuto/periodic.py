@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable, Generator
 from tenuto.clock import Clock
 
 
-class Turn:
+class NextTick:
     """Over when everybody who could speak at this turn of the loop has spoken."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield
 
 
-async def repeat(
+async def run_periodically(
     once: Callable[[], Awaitable[object]],
     pause: Callable[[], float],
     stop: asyncio.Event,
@@ -23,12 +23,14 @@ async def repeat(
     """Call `once` until `stop`, with a pause in between that `poke` cuts short."""
     while not stop.is_set():
         await once()
-        await wait_any([event for event in (stop, poke) if event is not None], pause(), clock)
+        await wait_first_event(
+            [event for event in (stop, poke) if event is not None], pause(), clock
+        )
         if poke is not None:
             poke.clear()
 
 
-async def wait_any(events: list[asyncio.Event], seconds: float, clock: Clock) -> bool:
+async def wait_first_event(events: list[asyncio.Event], seconds: float, clock: Clock) -> bool:
     """Return when one of the events is set or the time is over; answers whether one is set."""
     if any(event.is_set() for event in events):
         return True

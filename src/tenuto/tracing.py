@@ -70,7 +70,7 @@ def span(
     """A span around the block, under the parent or else under the one in force."""
     tracer = _made_by()
     if tracer is None:
-        return _NOTHING if parent is None else continued(parent)
+        return _NOTHING if parent is None else use_parent_trace(parent)
     return tracer.start_as_current_span(name, _within(parent), attributes=_about(task))
 
 
@@ -84,7 +84,7 @@ async def _spanned(name: str, work: Coroutine[Any, Any, T], task: object) -> T:
         return await work
 
 
-def passed(
+def record_span(
     name: str, parent: str | None, begun: datetime, ended: datetime, *, task: object
 ) -> str | None:
     """Note a span that is over, under the parent; answers where its successor goes on."""
@@ -97,7 +97,7 @@ def passed(
         name, within, attributes=_about(task), start_time=to_micros(begun) * 1000
     )
     made.end(to_micros(ended) * 1000)
-    return spelled(made.get_span_context())
+    return to_traceparent(made.get_span_context())
 
 
 def _about(task: object) -> dict[str, str]:
@@ -105,7 +105,7 @@ def _about(task: object) -> dict[str, str]:
 
 
 @contextmanager
-def continued(parent: str | None) -> Iterator[None]:
+def use_parent_trace(parent: str | None) -> Iterator[None]:
     """Let spans of the block belong to a trace that began elsewhere."""
     within = _within(parent)
     if within is None:
@@ -118,18 +118,18 @@ def continued(parent: str | None) -> Iterator[None]:
         contexts.detach(token)
 
 
-def spelled(place: SpanContext) -> str | None:
+def to_traceparent(place: SpanContext) -> str | None:
     """A place in a trace as a `traceparent`; `None` outside of any."""
     if not place.is_valid:
         return None
     return f"00-{place.trace_id:032x}-{place.span_id:016x}-{place.trace_flags:02x}"
 
 
-def here() -> str | None:
+def current_traceparent() -> str | None:
     """The place in the trace that is in force, as a `traceparent`."""
     if not contexts.get_current():
         return None  # nobody ever said where
-    return spelled(trace.get_current_span().get_span_context())
+    return to_traceparent(trace.get_current_span().get_span_context())
 
 
 def trace_id() -> str | None:

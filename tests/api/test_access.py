@@ -12,7 +12,7 @@ from tests.api.conftest import V1, Api, problem, replaced, running
 
 from tenuto.api.app import routes
 from tenuto.api.auth.attempt_tokens import AUDIENCE, ISSUER, KIND, PURPOSE, AttemptTokens
-from tenuto.api.auth.route_access import PUBLIC, ROUTES, Access
+from tenuto.api.auth.route_access import PUBLIC, ROUTES, RouteAccess
 from tenuto.api.edge.openapi import document
 from tenuto.app import key_folder
 from tenuto.encryption_keys import add_key
@@ -71,7 +71,7 @@ async def test_a_role_is_enough_or_it_is_not(api: Api, role: Role) -> None:
     client = await api.acting(role)
     for route in GUARDED:
         access = ROUTES[route]
-        assert isinstance(access, Access)
+        assert isinstance(access, RouteAccess)
         if route.endswith("/events"):
             continue
         answer = await client.request(*call(route))
@@ -85,7 +85,7 @@ async def test_a_scope_is_enough_or_it_is_not(api: Api, scope: str) -> None:
     client = await api.acting(Role.OWNER, scopes=(scope,))
     for route in GUARDED:
         access = ROUTES[route]
-        assert isinstance(access, Access)
+        assert isinstance(access, RouteAccess)
         if route.endswith("/events"):
             continue
         answer = await client.request(*call(route))

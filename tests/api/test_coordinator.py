@@ -10,7 +10,7 @@ from tests.contract.conftest import Raw, profile
 from tenuto.client.remote.engine import reach
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
-from tenuto.engine.tasks.report import Presence
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.errors import Unavailable
 from tenuto.model.tasks.attempts import HUNG
 from tenuto.model.tasks.submission import NewTask
@@ -173,5 +173,5 @@ async def test_a_heartbeat_brings_the_warning(
     assert (held["hung"], held["lost"]) == ([task], [])
     fence = Fence(UUID(task), claimed["attempt"], claimed["leaseToken"])
     async with reach(api.url, await api.token(), None) as far:
-        renewed = await far.beat(Presence("w", "h", 1), [fence], 20)
+        renewed = await far.worker_heartbeat(WorkerInfo("w", "h", 1), [fence], 20)
     assert renewed.held[fence.task].hung

@@ -13,7 +13,7 @@ from tests.waiting import eventually
 
 from tenuto.api.auth import logins
 from tenuto.api.auth.logins import AT_ONCE, FREE_TRIES, Logins, Tries, Who
-from tenuto.api.auth.throttling import Rates
+from tenuto.api.auth.throttling import RequestThrottle
 from tenuto.api.edge.concurrent import Concurrent, Holder
 from tenuto.clock import Clock
 from tenuto.engine.engine import DEFAULT_WORKSPACE
@@ -163,7 +163,7 @@ async def test_so_many_logins_wait_in_all(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_whoever_asks_too_often_is_told_how_long_to_wait() -> None:
     clock = ManualClock()
-    rates = Rates(clock, Settings(rate_per_s=2))
+    rates = RequestThrottle(clock, Settings(rate_per_s=2))
     for _ in range(4):
         rates.request("a")
     with pytest.raises(TooMany) as refused:
@@ -176,7 +176,7 @@ def test_whoever_asks_too_often_is_told_how_long_to_wait() -> None:
 
 async def test_each_workspace_has_a_rate_of_its_own() -> None:
     clock = ManualClock()
-    rates = Rates(clock, Settings())
+    rates = RequestThrottle(clock, Settings())
 
     async def look() -> Quota:
         return Quota(tasks_per_minute=2)

@@ -14,7 +14,7 @@ from tests.api.test_people import GONE, person
 from tests.waiting import eventually
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.claim import ClaimedTask
 
 TASKS = f"{V1}/agent-tasks"
 SOON = 10
@@ -28,7 +28,7 @@ class Agent:
         self._reader = reader
         self._writer = writer
         self.looks = 0
-        self.taken: list[Work] = []
+        self.taken: list[ClaimedTask] = []
         self.leaves_with_a_task = False
 
     def ask(self, path: str, token: str) -> None:
@@ -47,7 +47,7 @@ class Agent:
         self._writer.close()
         await self._writer.wait_closed()
 
-    async def saw(self, works: list[Work]) -> None:
+    async def saw(self, works: list[ClaimedTask]) -> None:
         """The server has looked for tasks and found these."""
         self.looks += 1
         self.taken += works
@@ -66,7 +66,7 @@ async def agent(
     agent = Agent(*await asyncio.open_connection(host, int(port)))
     claim = Engine.claim
 
-    async def watched(*given: Any) -> list[Work]:
+    async def watched(*given: Any) -> list[ClaimedTask]:
         works = await claim(*given)
         await agent.saw(works)
         return works

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from tests.api.conftest import V1, Api, problem
 
-from tenuto.engine.agents.push import Dispatching
+from tenuto.engine.agents.push import PushSessions
 from tenuto.engine.core import Core
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.tasks.task import Fence
@@ -30,13 +30,13 @@ class Pushed:
 
 
 @pytest.fixture
-def dispatching(api: Api) -> Dispatching:
+def dispatching(api: Api) -> PushSessions:
     service = api.service
-    return Dispatching(Core(service.store, service.wakeups, service.vault))
+    return PushSessions(Core(service.store, service.wakeups, service.vault))
 
 
 @pytest.fixture
-async def pushed(api: Api, owner: httpx2.AsyncClient, dispatching: Dispatching) -> Pushed:
+async def pushed(api: Api, owner: httpx2.AsyncClient, dispatching: PushSessions) -> Pushed:
     agent = uuid4()
     body = {"name": "dev-1", "gateway": "default", "staleThresholdSeconds": 300}
     answer = await owner.put(f"{V1}/agents/{agent}", json=body)
@@ -50,7 +50,7 @@ async def pushed(api: Api, owner: httpx2.AsyncClient, dispatching: Dispatching) 
 
 
 async def test_a_heartbeat_says_that_the_session_has_begun(
-    api: Api, owner: httpx2.AsyncClient, pushed: Pushed, dispatching: Dispatching
+    api: Api, owner: httpx2.AsyncClient, pushed: Pushed, dispatching: PushSessions
 ) -> None:
     path = f"{V1}/agent-tasks/{pushed.fence.task}"
     assert (await owner.get(path)).json()["status"] == "ASSIGNED"
@@ -58,13 +58,13 @@ async def test_a_heartbeat_says_that_the_session_has_begun(
     lease = api.service.clock.now() + timedelta(seconds=290)
     assert told["leaseUntil"] > lease.isoformat()
     assert (await owner.get(path)).json()["status"] == "RUNNING"
-    assert await dispatching.begun(pushed.fence, "the key", 300, "test")
+    assert await dispatching.record_session(pushed.fence, "the key", 300, "test")
     view = (await owner.get(path)).json()
     assert (view["status"], view["sessionKey"]) == ("RUNNING", "the key")
     await owner.post(f"{path}/cancel", json={})
     assert (await pushed.beat()).json()["cancel"] is True
     [left] = await dispatching.stopping(["default"], 0)
-    await dispatching.stopped(left, {"state": "killed"}, "test")
+    await dispatching.confirm_killed(left, {"state": "killed"}, "test")
     assert problem(await pushed.beat()) == (409, "lease_lost")
     assert (await owner.get(path)).json()["status"] == "CANCELLED"
 
@@ -79,11 +79,11 @@ async def test_a_heartbeat_says_that_the_session_has_begun(
     ],
 )
 async def test_a_session_may_end_before_its_gateway_has_told_it(
-    pushed: Pushed, dispatching: Dispatching, what: str, body: dict[str, Any], status: str
+    pushed: Pushed, dispatching: PushSessions, what: str, body: dict[str, Any], status: str
 ) -> None:
     answer = await pushed.say(what, **body)
     assert (answer.status_code, answer.json()["status"]) == (200, status), answer.text
-    assert not await dispatching.begun(pushed.fence, "late", 300, "test")
+    assert not await dispatching.record_session(pushed.fence, "late", 300, "test")
     assert await dispatching.reported(pushed.fence)
     again = await pushed.say("progress")
     assert again.status_code == 405
@@ -92,18 +92,18 @@ async def test_a_session_may_end_before_its_gateway_has_told_it(
 
 
 async def test_a_stale_fence_is_refused_in_any_status(
-    api: Api, pushed: Pushed, dispatching: Dispatching
+    api: Api, pushed: Pushed, dispatching: PushSessions
 ) -> None:
     stale = Fence(pushed.fence.task, pushed.fence.attempt, "0" * 32)
     token, _ = api.service.attempts.issue(pushed.agent, DEFAULT_WORKSPACE, stale)
     other = Pushed(pushed.agent, stale, await api.client(token))
     for answer in (await other.say("complete"), await other.beat()):
         assert problem(answer) == (409, "lease_lost")
-    assert not await dispatching.begun(stale, "wrong", 300, "test")
-    assert await dispatching.begun(pushed.fence, "right", 300, "test")
+    assert not await dispatching.record_session(stale, "wrong", 300, "test")
+    assert await dispatching.record_session(pushed.fence, "right", 300, "test")
 
 
-async def test_health_shows_the_worst_gateway(api: Api, dispatching: Dispatching) -> None:
+async def test_health_shows_the_worst_gateway(api: Api, dispatching: PushSessions) -> None:
     client, gateways = await api.client(), dispatching.gateways
 
     async def seen() -> str:
@@ -113,13 +113,13 @@ async def test_health_shows_the_worst_gateway(api: Api, dispatching: Dispatching
     assert await seen() == "not configured"
     await gateways.serve(["a", "b"])
     assert await seen() == "unused"
-    await gateways.works("a")
-    await gateways.works("b")
+    await gateways.record_success("a")
+    await gateways.record_success("b")
     assert await seen() == "connected"
-    await gateways.broke("b", "HTTP 500", probe=False)
+    await gateways.record_failure("b", "HTTP 500", probe=False)
     assert await seen() == "failing"
     for _ in range(9):
-        await gateways.broke("b", "HTTP 500", probe=True)
+        await gateways.record_failure("b", "HTTP 500", probe=True)
     assert await seen() == "unreachable"
     assert "HTTP 500" not in (await client.get("/health/coordinator")).text
 

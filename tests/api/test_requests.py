@@ -243,8 +243,8 @@ async def test_a_key_that_is_forgotten_at_that_moment_is_taken_by_one(
         async def transact(self, script: Callable[[], Script[Any]]) -> Any:
             return await store.transact(lambda: late(script))
 
-    def answers(chosen: Any) -> idempotency.Answers:
-        return idempotency.Answers(chosen, api.service.vault, DEFAULT_WORKSPACE)
+    def answers(chosen: Any) -> idempotency.IdempotencyStore:
+        return idempotency.IdempotencyStore(chosen, api.service.vault, DEFAULT_WORKSPACE)
 
     await answers(store).begin(*asked)
     await answers(Late()).begin(*asked)

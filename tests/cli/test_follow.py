@@ -158,7 +158,7 @@ async def test_only_what_completed_is_exit_code_0(
     if ends == "CANCELLED":
         await engine.cancel(task)
     elif ends == "SKIPPED":
-        await engine.core.order(task, commands.Skip())
+        await engine.core.apply_command(task, commands.Skip())
     elif ends == "COMPLETED":
         await engine.complete(await claimed(engine))
     else:

@@ -10,7 +10,7 @@ import pytest
 
 from tenuto import AsyncClient, Client
 from tenuto.client import blocking, blocking_agents
-from tenuto.client.background_loop import Group, Waiter
+from tenuto.client.background_loop import BackgroundLoop, BlockingResource
 from tenuto.client.client import Stats
 from tenuto.client.follow import TaskEvent
 from tenuto.engine.views import TaskSummary, TaskView
@@ -74,7 +74,11 @@ def test_a_group_has_the_same_methods(twin: type, kinds: Sequence[type]) -> None
 def test_every_group_is_compared() -> None:
     modules = (blocking, blocking_agents)
     every = {each for module in modules for each in vars(module).values() if inspect.isclass(each)}
-    known = {each for each in every if issubclass(each, Group) and each is not Group}
+    known = {
+        each
+        for each in every
+        if issubclass(each, BlockingResource) and each is not BlockingResource
+    }
     assert set(groups()) == known
 
 
@@ -137,7 +141,7 @@ class Recorder:
 
 @pytest.mark.parametrize(("twin", "kinds"), groups().items(), ids=name_of)
 def test_each_argument_is_handed_on(twin: type, kinds: Sequence[type]) -> None:
-    waiter = Waiter()
+    waiter = BackgroundLoop()
     group = twin(waiter, Recorder(kinds[0]))
     for name, method in methods(twin).items():
         _, *parameters = inspect.signature(method).parameters.values()

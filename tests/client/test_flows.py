@@ -11,13 +11,13 @@ from tests.api.conftest import Api
 from tests.contract.flowing import Wrong, group, task, worked
 
 from tenuto import AsyncClient, Client, FlowFailed
-from tenuto.client.flows import watched
+from tenuto.client.flows import poll_until_finished
 from tenuto.client.follow import OUTAGE_S
 from tenuto.client.remote.engine import RemoteEngine
 from tenuto.client.worker import Worker
 from tenuto.engine.engine import Engine
 from tenuto.engine.flows.views import FlowView
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Invalid, NotFound, Unavailable
 from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto
@@ -99,7 +99,7 @@ async def test_a_flow_is_waited_for(
 async def test_a_failure_is_raised_and_tried_again(
     api: Api, clients: list[AsyncClient], near: Engine, agent: AgentProfile
 ) -> None:
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         if work.key == "a":
             raise Wrong("no")
 
@@ -263,5 +263,5 @@ async def test_a_flow_is_watched_over_any_number_of_short_outages(
 
     monkeypatch.setattr(near.clock, "sleep", pass_time)
     monkeypatch.setattr(near.clock, "elapsed", lambda: now)
-    seen = [view.status async for view in watched(near, flaky)]
+    seen = [view.status async for view in poll_until_finished(near, flaky)]
     assert seen == ["RUNNING"] * 3 + ["CANCELLED"]

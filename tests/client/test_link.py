@@ -15,7 +15,7 @@ from tests.waiting import eventually
 from tenuto.api.routes import worker_protocol
 from tenuto.client.follow import OUTAGE_S, follow
 from tenuto.client.remote.engine import RemoteEngine, reach
-from tenuto.client.remote.http import Ask, Link
+from tenuto.client.remote.http import ApiRequest, ServerConnection
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.query import Filter
 from tenuto.model.errors import Invalid, TooMany, Unavailable
@@ -192,10 +192,10 @@ class Told:
         self.asked = 0
         self.slept: list[float] = []
 
-    def link(self, monkeypatch: pytest.MonkeyPatch) -> Link:
-        link = Link("http://server", "tnt_x")
+    def link(self, monkeypatch: pytest.MonkeyPatch) -> ServerConnection:
+        link = ServerConnection("http://server", "tnt_x")
 
-        async def send(_ask: Ask) -> httpx2.Response:
+        async def send(_ask: ApiRequest) -> httpx2.Response:
             self.asked += 1
             answer = self.answers.pop(0)
             answer.request = httpx2.Request("GET", "http://server/")
@@ -220,7 +220,7 @@ def busy(status: int, **headers: str) -> httpx2.Response:
 async def test_a_read_is_repeated(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(*(httpx2.Response(status) for _ in range(3)), httpx2.Response(200, content=b"[1]"))
     link = told.link(monkeypatch)
-    assert await link.ask(list[int], Ask(method="GET", path="/", repeatable=True)) == [1]
+    assert await link.ask(list[int], ApiRequest(method="GET", path="/", repeatable=True)) == [1]
     assert told.asked == 4
     assert told.slept == sorted(told.slept) or len(told.slept) == 3
     await link.close()
@@ -231,14 +231,14 @@ async def test_a_write_is_repeated_only_when_it_was_refused(
 ) -> None:
     told = Told(busy(429, **{"Retry-After": "2"}), httpx2.Response(200, content=b"[1]"))
     link = told.link(monkeypatch)
-    assert await link.ask(list[int], Ask(method="POST", path="/")) == [1]
+    assert await link.ask(list[int], ApiRequest(method="POST", path="/")) == [1]
     assert told.slept[0] >= 2
     told.answers = [httpx2.Response(503)]
     with pytest.raises(Unavailable):
-        await link.ask(list[int], Ask(method="POST", path="/"))
+        await link.ask(list[int], ApiRequest(method="POST", path="/"))
     told.answers = [busy(429, **{"Retry-After": "900"})]
     with pytest.raises(TooMany) as refused:
-        await link.ask(list[int], Ask(method="POST", path="/"))
+        await link.ask(list[int], ApiRequest(method="POST", path="/"))
     assert refused.value.retry_after == 900
     await link.close()
 
@@ -246,7 +246,7 @@ async def test_a_write_is_repeated_only_when_it_was_refused(
 async def test_a_wait_that_is_cut_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time for which a server was asked to wait is no part of the time for its answer."""
     clock, cuts = ManualClock(), iter(range(1))
-    link = Link("http://server", "tnt_x", deadline_s=10, clock=clock)
+    link = ServerConnection("http://server", "tnt_x", deadline_s=10, clock=clock)
     patience: list[float] = []
 
     async def request(*_: Any, **asked: Any) -> httpx2.Response:
@@ -257,7 +257,7 @@ async def test_a_wait_that_is_cut_is_asked_for_again(monkeypatch: pytest.MonkeyP
         return httpx2.Response(200, content=b"[1]")
 
     monkeypatch.setattr(link._http, "request", request)
-    wait = Ask(method="GET", path="/", repeatable=True, wait_s=20)
+    wait = ApiRequest(method="GET", path="/", repeatable=True, wait_s=20)
     assert await link.ask(list[int], wait) == [1]
     assert patience == [30, 30]
     cuts = iter(range(3))
@@ -271,7 +271,7 @@ async def test_a_wait_that_is_cut_is_asked_for_again(monkeypatch: pytest.MonkeyP
 async def test_nonsense_is_no_answer(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     link = Told(httpx2.Response(200, content=body)).link(monkeypatch)
     with pytest.raises(Unavailable, match="does not understand"):
-        await link.ask(list[int], Ask(method="GET", path="/"))
+        await link.ask(list[int], ApiRequest(method="GET", path="/"))
     await link.close()
 
 
@@ -280,9 +280,9 @@ async def test_nonsense_is_no_answer(body: bytes, monkeypatch: pytest.MonkeyPatc
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(Invalid):
-        Link(url)
+        ServerConnection(url)
     with pytest.raises(Invalid):
-        Link("http://x", "a\nb")
+        ServerConnection("http://x", "a\nb")
 
 
 def test_only_an_address_with_tls_has_certificates_loaded() -> None:

@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from tenuto.api.edge import problems
-from tenuto.client.remote.errors import KINDS, ServerFault, may_pass, raised_by
+from tenuto.client.remote.errors import KINDS, ServerError, error_from_response, is_retryable
 from tenuto.model.errors import (
     CODES,
     HTTP_STATUS,
@@ -35,7 +35,7 @@ def answered(error: Exception) -> httpx2.Response:
 @pytest.mark.parametrize("kind", HTTP_STATUS, ids=lambda kind: kind.__name__)
 def test_each_class_comes_back(kind: type[TenutoError]) -> None:
     error = kind("why", retry_after=7) if issubclass(kind, TooMany) else kind("why")
-    found = raised_by(answered(error))
+    found = error_from_response(answered(error))
     assert isinstance(found, TenutoError)
     assert (type(found), found.code, found.message) == (kind, error.code, "why")
     if isinstance(found, TooMany):
@@ -44,13 +44,13 @@ def test_each_class_comes_back(kind: type[TenutoError]) -> None:
 
 @pytest.mark.parametrize("code", sorted(CODES))
 def test_each_code_comes_back(code: str) -> None:
-    found = raised_by(answered(Conflict("why", code)))
+    found = error_from_response(answered(Conflict("why", code)))
     assert isinstance(found, TenutoError)
     assert found.code == code
 
 
 def test_details_come_back() -> None:
-    found = raised_by(answered(Invalid("why", field="title")))
+    found = error_from_response(answered(Invalid("why", field="title")))
     assert isinstance(found, Invalid)
     assert found.details == {"field": "title"}
 
@@ -62,16 +62,16 @@ def test_the_statuses_that_problems_use_are_known() -> None:
 
 def test_a_fault_of_the_server_is_not_ours_to_repeat() -> None:
     answer = answered(ZeroDivisionError("secret"))
-    found = raised_by(answer)
-    assert isinstance(found, ServerFault)
-    assert not may_pass(answer, found)
+    found = error_from_response(answer)
+    assert isinstance(found, ServerError)
+    assert not is_retryable(answer, found)
     assert "secret" not in str(found)
 
 
 def test_a_code_of_a_newer_server_is_its_class() -> None:
     body = b'{"code": "brand_new", "detail": "why", "status": 404, "title": "x"}'
     kind = {"content-type": problems.MEDIA_TYPE}
-    found = raised_by(httpx2.Response(404, content=body, headers=kind, request=REQUEST))
+    found = error_from_response(httpx2.Response(404, content=body, headers=kind, request=REQUEST))
     assert isinstance(found, NotFound)
     assert found.code == "not_found"
 
@@ -81,28 +81,28 @@ def test_a_code_of_a_newer_server_is_its_class() -> None:
 )
 def test_somebody_else_s_answer_is_an_outage(status: int, passing: bool) -> None:
     answer = httpx2.Response(status, content=b"<html>", request=REQUEST)
-    found = raised_by(answer)
+    found = error_from_response(answer)
     assert isinstance(found, Unavailable)
     assert found.code == "server_unreachable"
-    assert may_pass(answer, found) is passing
+    assert is_retryable(answer, found) is passing
 
 
 @pytest.mark.parametrize(("code", "passing"), [("in_progress", True), ("out_of_turn", False)])
 def test_a_request_that_is_still_being_answered_is_waited_for(code: str, passing: bool) -> None:
     answer = answered(Conflict("why", code))
-    assert may_pass(answer, raised_by(answer)) is passing
+    assert is_retryable(answer, error_from_response(answer)) is passing
 
 
 def test_what_does_not_fit_is_not_waited_for() -> None:
     answer = answered(Incompatible("too old"))
     assert answer.status_code == 503
-    assert not may_pass(answer, raised_by(answer))
+    assert not is_retryable(answer, error_from_response(answer))
 
 
 def test_a_proxy_that_finds_a_request_too_large_is_not_asked_again() -> None:
     request = httpx2.Request("POST", "http://server/api/v1/agent-tasks/x/complete", content=b"123")
     answer = httpx2.Response(413, text="<html>too large</html>", request=request)
-    found = raised_by(answer)
+    found = error_from_response(answer)
     assert isinstance(found, Invalid)
     assert (found.code, found.message) == ("too_large", "a proxy refuses a request of 3 bytes")
-    assert not may_pass(answer, found)
+    assert not is_retryable(answer, found)

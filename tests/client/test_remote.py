@@ -9,12 +9,12 @@ import pytest
 from tests.api.conftest import Api
 
 from tenuto.client.remote.engine import AnyEngine, RemoteEngine, reach
-from tenuto.engine.agents.subtasks import Child, Question, Waited
+from tenuto.engine.agents.subtasks import Child, Question, WaitResult
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.claim import Work
-from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.claim import ClaimedTask
+from tenuto.engine.tasks.edit import TaskChanges
 from tenuto.engine.tasks.query import Filter
-from tenuto.engine.tasks.report import Presence
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Invalid, NotFound, TenutoError, Unauthenticated
 from tenuto.model.tasks.commands import Failure
@@ -63,7 +63,7 @@ def an_agent(engine: AnyEngine, **more: Any) -> AgentProfile:
     return AgentProfile(id=engine.clock.new_id(), workspace=engine.workspace, **fields)
 
 
-async def claimed(engine: AnyEngine, new: NewTask | None = None, **agent: Any) -> Work:
+async def claimed(engine: AnyEngine, new: NewTask | None = None, **agent: Any) -> ClaimedTask:
     """A task that an attempt holds."""
     await engine.submit(new or NewTask(title="x"))
     profile = await engine.register_agent(an_agent(engine, **agent))
@@ -120,7 +120,7 @@ async def test_both_answer_alike(far: RemoteEngine, near: Engine) -> None:
             assert await call(far) == await call(near)
 
     await same()
-    await far.beat(Presence(WORKER, "host", 1, ["tester"], 1), [fence], 20)
+    await far.worker_heartbeat(WorkerInfo(WORKER, "host", 1, ["tester"], 1), [fence], 20)
     await far.record_step(fence, "s", [1])
     child = await far.spawn(fence, "c", NewTask(title="child"))
     await same()
@@ -160,10 +160,10 @@ async def test_every_filter_picks_the_same(far: RemoteEngine, near: Engine) -> N
 
 async def test_every_change_arrives(far: RemoteEngine, near: Engine) -> None:
     task = (await near.submit(NewTask(title="x"))).id
-    changes = Changes(
+    changes = TaskChanges(
         title="y", description="d", metadata={"m": 1}, tags=("a",), priority=9, status="PAUSED"
     )
-    assert set(changes.named()) == set(Changes.__struct_fields__)
+    assert set(changes.named()) == set(TaskChanges.__struct_fields__)
     await far.edit(task, changes)
     view = await near.show(task)
     assert {name: getattr(view, name) for name in changes.named()} == {
@@ -179,7 +179,7 @@ async def test_people_s_side(far: RemoteEngine, near: Engine) -> None:
     await far.resume(task)
     await far.reprioritise(task, 9)
     view = await far.show(task)
-    changes = Changes(title="y", description=None, tags=("a",), metadata={"m": 1})
+    changes = TaskChanges(title="y", description=None, tags=("a",), metadata={"m": 1})
     await far.edit(task, changes, view.version)
     with pytest.raises(Conflict) as refused:
         await far.edit(task, changes, view.version)
@@ -210,7 +210,7 @@ async def test_a_secret_may_be_a_variable(far: RemoteEngine) -> None:
 
 
 async def test_an_attempt_s_ends(far: RemoteEngine, near: Engine) -> None:
-    async def ended(work: Work) -> str:
+    async def ended(work: ClaimedTask) -> str:
         return (await near.show(work.fence.task)).status
 
     work = await claimed(far, name="a")
@@ -231,7 +231,7 @@ async def test_an_attempt_s_ends(far: RemoteEngine, near: Engine) -> None:
     await far.cancel(work.fence.task)
     with pytest.raises(Conflict, match="cancelled"):
         await far.record_step(work.fence, "k", 1)
-    beat = await far.beat(Presence(WORKER, "host", 1), [work.fence], 20)
+    beat = await far.worker_heartbeat(WorkerInfo(WORKER, "host", 1), [work.fence], 20)
     assert beat.held[work.fence.task].cancel
     await far.confirm_cancel(work.fence, {"state": "killed"})
     assert await ended(work) == "CANCELLED"
@@ -249,7 +249,7 @@ async def test_waits_reach_the_engine(far: RemoteEngine, near: Engine) -> None:
     work = await claimed(far, name="a")
     fence = work.fence
     child = await far.spawn(fence, "child", NewTask(title="child", agent_type="nobody"))
-    assert await far.wait(fence, [], 5) == Waited(parked=False)
+    assert await far.wait(fence, [], 5) == WaitResult(parked=False)
     [late] = (await far.wait(fence, ["child"], 0, "now")).children
     assert late == Child(child, "child", "PENDING")
     question = Question(kind="question", title="which?", default=3)
@@ -281,7 +281,7 @@ async def test_lost_attempts_are_told_apart(far: RemoteEngine, near: Engine) -> 
     await near.release(old)
     profile = await far.register_agent(an_agent(far))
     [second] = await far.claim(profile, WORKER)
-    beat = await far.beat(Presence(WORKER, "host", 1), [second.fence, old], 20)
+    beat = await far.worker_heartbeat(WorkerInfo(WORKER, "host", 1), [second.fence, old], 20)
     assert beat.lost == [old]
     assert list(beat.held) == [old.task]
     for write in (
@@ -310,7 +310,7 @@ async def test_an_agent_s_token_is_enough_to_work(api: Api, far: RemoteEngine) -
         agent = await worker.register_agent(an_agent(worker, name="whatever"))
         assert (agent.id, agent.name) == (known.id, "dev")
         [work] = await worker.claim(agent, WORKER)
-        await worker.beat(Presence(WORKER, "host", 1), [work.fence], 20)
+        await worker.worker_heartbeat(WorkerInfo(WORKER, "host", 1), [work.fence], 20)
         await worker.progress(work.fence, 10, "on")
         assert await worker.steps(work.fence.task) == {}
         await worker.complete(work.fence, 1)
@@ -357,10 +357,12 @@ async def test_an_agent_s_token_sweeps_the_ends_of_its_own_agent(
         return False
 
     async with reach(api.url, token) as worker:
-        assert await worker.sweep("host:2:next", "host", runs) == 1
-        assert await worker.sweep("host:2:next", "host", runs) == 0
+        assert await worker.confirm_gone_sessions("host:2:next", "host", runs) == 1
+        assert await worker.confirm_gone_sessions("host:2:next", "host", runs) == 0
     assert asked == [(WORKER, mine.fence.task)]
-    assert await far.sweep("host:2:next", "host", runs) == 1  # the other agent's was left alone
+    assert (
+        await far.confirm_gone_sessions("host:2:next", "host", runs) == 1
+    )  # the other agent's was left alone
 
 
 async def test_other_tenants_are_not_there(api: Api, far: RemoteEngine) -> None:

@@ -14,7 +14,7 @@ from tenuto.client import accounts as told
 from tenuto.client import client
 from tenuto.client.remote import worker as told_work
 from tenuto.client.remote.bodies import change_body, filter_body, task_body
-from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.edit import TaskChanges
 from tenuto.engine.tasks.query import Filter
 from tenuto.model.flows.definition import Approval, Condition, Control, Foreach, Goto
 from tenuto.model.limits.budgets import Budget
@@ -52,21 +52,21 @@ FILTER = Filter(
     until=WHEN,
     text="t",
 )
-CHANGES = Changes(
+CHANGES = TaskChanges(
     title="t", description="d", metadata={"m": 1}, tags=("x",), priority=9, status="PAUSED"
 )
 
 SAME = [
     (operations.Stats, client.Stats),
-    (worker_protocol.Unconfirmed, told_work._Unconfirmed),
-    (worker_protocol.Swept, told_work._Swept),
-    (worker_protocol.Kept, told_work._Kept),
-    (worker_protocol.Found, told_work._Found),
+    (worker_protocol.UnconfirmedEnd, told_work._Unconfirmed),
+    (worker_protocol.SweepReply, told_work._Swept),
+    (worker_protocol.CheckpointReply, told_work._Kept),
+    (worker_protocol.TaskIdReply, told_work._Found),
     (worker_protocol.StepView, told_work._Step),
 ]
 READ = [
-    (agent_protocol.Claimed, told_work._Claimed),
-    (agent_protocol.Held, told_work._Held),
+    (agent_protocol.ClaimedTaskView, told_work._Claimed),
+    (agent_protocol.WorkerHeartbeatReply, told_work._Held),
     (operations.CoordinatorStatus, told.CoordinatorStatus),
 ]
 
@@ -94,7 +94,7 @@ def is_set(value: Any, name: str, plain: Any) -> bool:
 
 
 def test_what_is_sent_here_has_every_field() -> None:
-    for full, plain in ((TASK, NewTask(title="")), (FILTER, Filter()), (CHANGES, Changes())):
+    for full, plain in ((TASK, NewTask(title="")), (FILTER, Filter()), (CHANGES, TaskChanges())):
         names = type(full).__struct_fields__
         assert {name for name in names if not is_set(full, name, plain)} <= {"control"}
     for control in CONTROLS:
@@ -121,4 +121,4 @@ def test_a_change_is_read_as_it_was_sent() -> None:
     sent = msgspec.json.encode(change_body(CHANGES))
     read = msgspec.json.decode(sent, type=TaskPatch)
     assert msgspec.json.decode(msgspec.json.encode(read)) == msgspec.json.decode(sent)
-    assert set(names(TaskPatch)) == set(Changes.__struct_fields__)
+    assert set(names(TaskPatch)) == set(TaskChanges.__struct_fields__)

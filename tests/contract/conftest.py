@@ -18,7 +18,7 @@ from tenuto.app import sqlite_path
 from tenuto.clock import Clock
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
 from tenuto.engine.rows import CorruptRow, task_of
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.engine.tasks.maintenance import APART
 from tenuto.engine.views import LogLine, TaskView
 from tenuto.model.agents.matching import AgentProfile
@@ -341,13 +341,13 @@ def failure(error_class: str = "error", message: str = "boom", **options: Any) -
     return Failure(message=message, error_class=ErrorClass(error_class), **options)
 
 
-async def claim_one(engine: Engine, **changes: Any) -> Work:
+async def claim_one(engine: Engine, **changes: Any) -> ClaimedTask:
     works = await engine.claim(profile(workspace=engine.workspace, **changes), WORKER, 1, LEASE_S)
     assert len(works) == 1
     return works[0]
 
 
-async def claim_all(engine: Engine, n: int = 1000) -> list[Work]:
+async def claim_all(engine: Engine, n: int = 1000) -> list[ClaimedTask]:
     return await engine.claim(profile(workspace=engine.workspace), WORKER, n, LEASE_S)
 
 
@@ -415,7 +415,7 @@ async def in_status(engine: Engine, status: Status) -> Fence:
             await engine.confirm_cancel(fence, {"state": "killed"})
         case Status.SKIPPED:
             await engine.fail(fence, failure())
-            await engine.core.order(fence.task, commands.Skip())
+            await engine.core.apply_command(fence.task, commands.Skip())
     assert (await row_of(engine, fence.task)).status is status
     return fence
 

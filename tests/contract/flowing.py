@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict
 from tenuto.model.flows.definition import GroupSpec
@@ -16,7 +16,7 @@ from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.submission import NewTask
 
 WORKER = "host:1:worker"
-Handler = Callable[[Work], Any]
+Handler = Callable[[ClaimedTask], Any]
 
 
 class Wrong(Exception):
@@ -46,7 +46,7 @@ async def worked(
     """Claim and finish until nothing is left; answers the keys in the order they were finished."""
     done: list[str] = []
     while len(done) < most:
-        flowed = await engine.flows.work_once()
+        flowed = await engine.flows.run_deferred_once()
         works = await engine.claim(agent, WORKER, min(50, most - len(done)))
         if not works and not flowed:
             break
@@ -59,7 +59,7 @@ async def worked(
     return done
 
 
-async def _finish(engine: Engine, work: Work, handler: Handler | None) -> None:
+async def _finish(engine: Engine, work: ClaimedTask, handler: Handler | None) -> None:
     try:
         output = handler(work) if handler else {"key": work.key}
     except Wrong as error:

@@ -182,7 +182,7 @@ async def code_of(call: Awaitable[Any]) -> str | None:
 
 async def do_rest(engine: Engine) -> None:
     """Do what cascades left to do, until nothing is left."""
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
 
 

@@ -20,7 +20,7 @@ from tenuto.engine.agents import subtask_tree
 from tenuto.engine.engine import Engine
 from tenuto.engine.flows import activation, added_children, advance, deferred
 from tenuto.engine.tasks import retry
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.errors import Conflict
 from tenuto.model.tasks.task import TERMINAL
 from tenuto.store.protocol import Row, Rows, Statement
@@ -145,7 +145,7 @@ class Play:
 
     async def _turn(self) -> int:
         """Some work by everybody; answers how much."""
-        done = int(self._waits) or await self.engine.flows.work_once()
+        done = int(self._waits) or await self.engine.flows.run_deferred_once()
         self._waits = False
         done += await self._answer()
         works = await self._claimed(self._random.randint(1, 3))
@@ -178,10 +178,10 @@ class Play:
         status = (await self.engine.show(task)).status
         assert status == "PAUSED" if is_open else status in TERMINAL
 
-    async def _claimed(self, most: int = 1) -> list[Work]:
+    async def _claimed(self, most: int = 1) -> list[ClaimedTask]:
         return await self.engine.claim(profile(), WORKER, most)
 
-    async def _finish(self, work: Work) -> None:
+    async def _finish(self, work: ClaimedTask) -> None:
         known = self._works.get(work.key or "")
         good = self.healed or bool(work.input["item"] if known is None else known)
         try:
@@ -207,7 +207,7 @@ class Play:
         self._pass_time(3600)
         await self.engine.upkeep.expire_once("reaper")
         done = await self.engine.upkeep.promote_once("promoter")
-        return bool(await self.engine.flows.work_once() + done or paused or waiting)
+        return bool(await self.engine.flows.run_deferred_once() + done or paused or waiting)
 
     def _pass_time(self, seconds: float) -> None:
         clock = self.engine.clock
@@ -227,7 +227,7 @@ class Play:
             for work in await self._claimed():
                 await self._interrupt(trouble.kind, work)
 
-    async def _interrupt(self, kind: Kind, work: Work) -> None:
+    async def _interrupt(self, kind: Kind, work: ClaimedTask) -> None:
         """End an attempt without an end of its task."""
         if kind == "lose the lease":
             self._pass_time(3600)
@@ -287,7 +287,7 @@ class Play:
     async def abandon(self) -> None:
         """End it, so that nothing of it is there for the next plan."""
         await _unless_over(self.engine.flows.cancel(self.flow))
-        while await self.engine.flows.work_once():
+        while await self.engine.flows.run_deferred_once():
             pass
         self._pass_time(3600)
         await self.engine.upkeep.expire_once("reaper")

@@ -21,7 +21,7 @@ from tests.contract.conftest import (
 
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Conflict, Invalid, Unavailable
-from tenuto.store.batching import Answers, Batcher, Kind
+from tenuto.store.batching import Answers, Batcher, WriteKind
 from tenuto.store.protocol import Row, SchemaState, Script, Statement, gathered
 from tenuto.store.sqlite.store import SqliteStore
 
@@ -295,7 +295,7 @@ def numbers(items: list[Any]) -> Script[Answers]:
 
 async def test_a_fault_is_its_own_callers() -> None:
     batcher, store = await memory_batcher()
-    kind = Kind("numbers", numbers)
+    kind = WriteKind("numbers", numbers)
     calls = [batcher.submit(kind, n) for n in range(10)]
     answers = await asyncio.gather(*calls, return_exceptions=True)
     await store.close()
@@ -315,14 +315,14 @@ async def test_a_batch_is_bounded() -> None:
         yield Statement("leader", {"name": "x"})
         return items
 
-    kind = Kind("sized", script)
+    kind = WriteKind("sized", script)
     answers = await asyncio.gather(*(batcher.submit(kind, n) for n in range(10)))
     await store.close()
     assert answers == list(range(10))
     assert sizes == [4, 4, 2]
 
 
-def noting(batches: list[list[Any]]) -> Kind:
+def noting(batches: list[list[Any]]) -> WriteKind:
     """A write that notes which items it was handed together."""
 
     def script(items: list[Any]) -> Script[Answers]:
@@ -330,7 +330,7 @@ def noting(batches: list[list[Any]]) -> Kind:
         yield Statement("leader", {"name": "x"})
         return items
 
-    return Kind("noting", script)
+    return WriteKind("noting", script)
 
 
 async def test_what_waits_for_a_later_batch_keeps_its_order() -> None:
@@ -388,7 +388,7 @@ async def test_the_next_batch_is_under_way_before_callers_hear_of_the_last() -> 
     async def call(number: int) -> None:
         seen.append(f"hears {await batcher.submit(kind, number)}")
 
-    kind = Kind("told", script)
+    kind = WriteKind("told", script)
     await asyncio.gather(call(1), call(2), call(3))
     await store.close()
     assert seen.index("writes 3") < seen.index("hears 2")
@@ -398,7 +398,7 @@ async def test_kinds_mix_where_the_store_mixes() -> None:
     batcher, store = await memory_batcher()
     mixed = Counting(store)
     batcher = Batcher(mixed)
-    one, two = Kind("one", numbers), Kind("two", numbers, alone=True)
+    one, two = WriteKind("one", numbers), WriteKind("two", numbers, alone=True)
     calls = [batcher.submit(kind, n) for n, kind in enumerate([one, two, one, two])]
     answers = await asyncio.gather(*calls, return_exceptions=True)
     await store.close()
@@ -408,7 +408,7 @@ async def test_kinds_mix_where_the_store_mixes() -> None:
 
 async def test_a_first_caller_that_gives_up_leaves_the_next_alone() -> None:
     batcher, store = await memory_batcher()
-    kind = Kind("numbers", numbers)
+    kind = WriteKind("numbers", numbers)
 
     async def second() -> Any:
         first.cancel()
@@ -425,7 +425,7 @@ async def test_who_never_had_company_soon_finds_it_again() -> None:
     _, store = await memory_batcher()
     mixed = Counting(store)
     batcher = Batcher(mixed)
-    kind = Kind("numbers", lambda items: numbers([0] * len(items)))
+    kind = WriteKind("numbers", lambda items: numbers([0] * len(items)))
 
     async def all_at_once() -> int:
         """The transactions that 64 callers take."""
@@ -445,7 +445,7 @@ async def test_who_comes_while_the_first_looks_for_company_is_that_company() -> 
     _, store = await memory_batcher()
     mixed = Counting(store)
     batcher = Batcher(mixed)
-    kind = Kind("numbers", numbers)
+    kind = WriteKind("numbers", numbers)
 
     async def call(number: int) -> Any:
         return await batcher.submit(kind, number)

@@ -19,10 +19,10 @@ from tenuto.engine.agents.mailbox import MOST_TAKEN
 from tenuto.engine.agents.subtasks import MAX_WAIT_S, Question
 from tenuto.engine.engine import Engine
 from tenuto.engine.limits import budgets
-from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.edit import TaskChanges
 from tenuto.engine.tasks.query import Filter
 from tenuto.engine.tenancy.accounts import MAX_PASSWORD, MIN_PASSWORD, Identity
-from tenuto.metrics import HERE
+from tenuto.metrics import PROCESS_METRICS
 from tenuto.model import bounds
 from tenuto.model.limits import rate_limits
 from tenuto.model.limits.budgets import Usage
@@ -54,7 +54,7 @@ async def wait(engine: Engine, n: int) -> Any:
 
 
 async def tag(engine: Engine, tags: tuple[str, ...]) -> None:
-    await engine.edit((await engine.submit(new())).id, Changes(tags=tags))
+    await engine.edit((await engine.submit(new())).id, TaskChanges(tags=tags))
 
 
 async def use(engine: Engine, n: int) -> None:
@@ -157,11 +157,13 @@ def test_so_many_models_are_told_apart_in_the_metrics(monkeypatch: pytest.Monkey
     monkeypatch.setattr(budgets, "MODELS", 2)
     monkeypatch.setattr(budgets, "_named", set[str]())
     before = {
-        name: HERE.value("tenuto_tokens_total", model=name) for name in ("m1", "m2", "m3", "other")
+        name: PROCESS_METRICS.value("tenuto_tokens_total", model=name)
+        for name in ("m1", "m2", "m3", "other")
     }
     for name in ("m1", "m2", "m3", "m1", "m4"):
         budgets.counted(Usage(model=name, input_tokens=1))
     counted = {
-        name: HERE.value("tenuto_tokens_total", model=name) - n for name, n in before.items()
+        name: PROCESS_METRICS.value("tenuto_tokens_total", model=name) - n
+        for name, n in before.items()
     }
     assert counted == {"m1": 2, "m2": 1, "m3": 0, "other": 2}

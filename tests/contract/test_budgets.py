@@ -21,7 +21,7 @@ from tests.contract.test_spending import KILLED, asked, below, stopped, usage
 from tenuto.engine.engine import Engine
 from tenuto.engine.limits import budgets
 from tenuto.model.errors import Conflict
-from tenuto.model.limits.budgets import Budget, Spent, is_over, raised
+from tenuto.model.limits.budgets import Budget, UsageTotal, is_over, raised_budget
 from tenuto.store.protocol import Script, Statement
 
 
@@ -117,7 +117,7 @@ async def test_a_yes_is_heard_by_all_who_wait_for_the_budget(
     for fence in fences:
         await stopped(engine, fence)
     await engine.inbox.answer(await asked(engine), approve=True)
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     assert {await status(engine, fence.task) for fence in fences} == {"PENDING"}
 
@@ -138,13 +138,13 @@ async def test_a_yes_that_is_heard_later_frees_nobody_once_the_budget_is_used_up
     again = (await claim_one(engine)).fence
     await engine.used(again, usage(100))
     clock.advance(10)
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     stands = [await status(engine, fence.task) for fence in fences]
     assert sorted(stands) == ["PENDING", "RUNNING", "WAITING"]
     await stopped(engine, again)
     await engine.inbox.answer(await asked(engine), approve=True)
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     assert {await status(engine, fence.task) for fence in fences} == {"PENDING"}
 
@@ -299,14 +299,14 @@ async def test_people_are_asked_though_they_have_paused_the_task(engine: Engine)
 
 
 def test_a_budget_is_over_beyond_it() -> None:
-    assert not is_over(Budget(tokens=10), Spent(input_tokens=5, output_tokens=5, cost_usd=99))
-    assert is_over(Budget(tokens=10), Spent(input_tokens=6, output_tokens=5))
-    assert is_over(Budget(tokens=10, cost_usd=1.0), Spent(cost_usd=1.01))
+    assert not is_over(Budget(tokens=10), UsageTotal(input_tokens=5, output_tokens=5, cost_usd=99))
+    assert is_over(Budget(tokens=10), UsageTotal(input_tokens=6, output_tokens=5))
+    assert is_over(Budget(tokens=10, cost_usd=1.0), UsageTotal(cost_usd=1.01))
 
 
 def test_a_raised_budget_is_at_least_twice_what_is_used() -> None:
-    assert raised(Budget(tokens=10), Spent(input_tokens=30), None) == Budget(tokens=60)
-    assert raised(Budget(cost_usd=4.0), Spent(cost_usd=1), None) == Budget(cost_usd=8.0)
+    assert raised_budget(Budget(tokens=10), UsageTotal(input_tokens=30), None) == Budget(tokens=60)
+    assert raised_budget(Budget(cost_usd=4.0), UsageTotal(cost_usd=1), None) == Budget(cost_usd=8.0)
 
 
 async def test_what_others_have_used_is_not_counted(engine: Engine, raw: Raw) -> None:

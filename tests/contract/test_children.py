@@ -25,10 +25,10 @@ from tests.contract.conftest import (
     status,
 )
 
-from tenuto.engine.agents.subtask_tree import Tree
+from tenuto.engine.agents.subtask_tree import SpawnLimits
 from tenuto.engine.agents.subtasks import Child
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.engine.tasks.query import Filter
 from tenuto.model.errors import TooMany
 from tenuto.model.tasks.task import Fence
@@ -40,7 +40,7 @@ async def spawned(engine: Engine, fence: Fence, *keys: str, **options: Any) -> l
     return [await engine.spawn(fence, key, new(key, **options)) for key in keys]
 
 
-async def works(engine: Engine) -> dict[UUID, Work]:
+async def works(engine: Engine) -> dict[UUID, ClaimedTask]:
     """Everything that can be claimed, claimed."""
     return {work.fence.task: work for work in await claim_all(engine)}
 
@@ -297,7 +297,7 @@ async def test_a_childs_place_is_its_own(engine: Engine) -> None:
 
 
 async def test_a_tree_is_only_so_deep(engine: Engine, raw: Raw) -> None:
-    engine.core.tree = Tree(deepest=3)
+    engine.core.tree = SpawnLimits(deepest=3)
     fence = await running(engine)
     for _ in range(3):
         await spawned(engine, fence, "deeper")
@@ -308,7 +308,7 @@ async def test_a_tree_is_only_so_deep(engine: Engine, raw: Raw) -> None:
 
 
 async def test_a_task_has_only_so_many_children(engine: Engine, raw: Raw) -> None:
-    engine.core.tree = Tree(widest=3)
+    engine.core.tree = SpawnLimits(widest=3)
     fence = await running(engine)
     children = await spawned(engine, fence, "a", "b", "c")
     before = await raw.counts()
@@ -321,7 +321,7 @@ async def test_spawns_at_the_same_moment_keep_to_the_limit(
     engine: Engine, another: Another
 ) -> None:
     async with another() as other:
-        engine.core.tree = other.core.tree = Tree(widest=5)
+        engine.core.tree = other.core.tree = SpawnLimits(widest=5)
         fence = await running(engine)
         calls = [
             each.spawn(fence, f"child {number}", new())
@@ -337,7 +337,7 @@ async def test_spawns_at_the_same_moment_keep_to_the_limit(
 # Cancel.
 
 
-async def tree(engine: Engine, depth: int, width: int) -> tuple[Fence, list[Work]]:
+async def tree(engine: Engine, depth: int, width: int) -> tuple[Fence, list[ClaimedTask]]:
     """A root with so many levels below it; whatever has children runs, the leaves are queued."""
     root = await running(engine)
     level, inner = [root], []
@@ -354,7 +354,7 @@ async def test_a_cancel_takes_the_whole_tree_with_it(engine: Engine, raw: Raw) -
     root, below = await tree(engine, 4, 5)
     assert len(below) == 5 + 25 + 125 + 625
     await engine.cancel(root.task, "enough")
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     held = {root.task: root} | {work.fence.task: work.fence for work in below}
     asked = {task for task in held if (await row_of(engine, task)).cancel_requested_at is not None}
@@ -381,7 +381,7 @@ async def test_a_cancel_goes_on_where_one_transaction_ends(
     await engine.cancel(root.task)
     assert await raw.count("flow_work") > 0
     for _ in range(30):
-        await engine.flows.work_once()
+        await engine.flows.run_deferred_once()
     assert await raw.count("flow_work") == 0
     rows = await raw.fetch(
         "select count(*) from task where status = 'CANCELLED' or cancel_requested_at is not null"
@@ -404,7 +404,7 @@ async def test_a_task_that_is_tried_again_keeps_the_children_that_are_left(
     await engine.cancel(fence.task)
     await engine.confirm_cancel(fence, KILLED)
     await engine.retry(fence.task)
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     ends = [await status(engine, child) for child in children]
     assert Counter(ends) == {"CANCELLED": 2, "PENDING": 3}

@@ -31,7 +31,7 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.errors import Unavailable
 from tenuto.model.tasks.task import Status, rank
 from tenuto.store.protocol import Script, Statement
@@ -44,7 +44,7 @@ PROPERTY = settings(
 WORKSPACES = count(1000)
 
 
-def ids(works: list[Work]) -> list[UUID]:
+def ids(works: list[ClaimedTask]) -> list[UUID]:
     return [work.fence.task for work in works]
 
 

@@ -28,17 +28,17 @@ from tests.contract.conftest import (
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.control import Action
-from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.edit import TaskChanges
 from tenuto.engine.tasks.query import Filter
 from tenuto.model.errors import Conflict
 from tenuto.model.limits.budgets import Budget
 from tenuto.model.limits.concurrency import Concurrency
 from tenuto.model.tasks import commands
-from tenuto.model.tasks.commands import Escalation, Moment
+from tenuto.model.tasks.commands import DecisionContext, Escalation
 from tenuto.model.tasks.decide import decide
 from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import NewTask
-from tenuto.model.tasks.task import AGING_MS, Change, Status
+from tenuto.model.tasks.task import AGING_MS, Status, TaskChange
 from tenuto.model.tasks.transcript import Line
 from tenuto.store.protocol import Statement
 
@@ -50,7 +50,7 @@ ASKS: dict[str, tuple[Person, commands.Command]] = {
     "resume": (lambda e, t: e.resume(t), commands.Resume()),
     "retry": (lambda e, t: e.retry(t), commands.Retry()),
     "archive": (lambda e, t: e.archive(t), commands.Archive()),
-    "reprioritise": (lambda e, t: e.reprioritise(t, 9), commands.Reprioritise(priority=9)),
+    "reprioritise": (lambda e, t: e.reprioritise(t, 9), commands.SetPriority(priority=9)),
 }
 
 
@@ -59,12 +59,12 @@ async def test_every_ask_in_every_status_is_the_models(engine: Engine, of: Statu
     for name, (ask, command) in ASKS.items():
         fence = await in_status(engine, of)
         before, seen = await row_of(engine, fence.task), await snapshot(engine, fence.task)
-        wanted: Change | str | None
+        wanted: TaskChange | str | None
         try:
-            wanted = decide(before, command, Moment(engine.clock.now(), 0.5, "tester"))
+            wanted = decide(before, command, DecisionContext(engine.clock.now(), 0.5, "tester"))
         except Conflict as error:
             wanted = error.code
-        if isinstance(wanted, Change):
+        if isinstance(wanted, TaskChange):
             await ask(engine, fence.task)
             assert await row_of(engine, fence.task) == wanted.task, name
             event = (await engine.events(fence.task))[-1]
@@ -408,8 +408,8 @@ async def test_a_new_priority_is_a_new_place(engine: Engine) -> None:
 
 async def test_a_new_priority_is_no_edit(engine: Engine) -> None:
     task = (await engine.submit(new())).id
-    await engine.edit(task, Changes(priority=6))
-    await engine.edit(task, Changes(priority=7, title="t"))
+    await engine.edit(task, TaskChanges(priority=6))
+    await engine.edit(task, TaskChanges(priority=7, title="t"))
     told = [event.event for event in await engine.events(task)]
     assert told == ["submitted", "priority_changed", "priority_changed", "edited"]
 

@@ -9,14 +9,14 @@ from tests.contract.conftest import Another, ManualClock, Raw, refusal
 from tests.manifest.examples import FLOW, S2
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.flows.definitions import Applied
+from tenuto.engine.flows.definitions import ApplyResult
 from tenuto.manifest.manifest import Manifest, read
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.flows.definition import Goto, GroupSpec
 from tenuto.model.tasks.submission import NewTask
 
 
-def told(applied: Applied) -> dict[str, str]:
+def told(applied: ApplyResult) -> dict[str, str]:
     return {change.key: change.action for change in applied.definitions}
 
 

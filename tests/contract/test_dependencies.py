@@ -20,8 +20,8 @@ from tests.contract.flowing import worked
 from tests.contract.test_prune_races import in_line
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.dependencies import Dependencies
-from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.dependencies import SubmitDependencies
+from tenuto.engine.tasks.edit import TaskChanges
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid
 from tenuto.model.tasks.task import Status
@@ -233,7 +233,7 @@ async def test_a_task_that_becomes_urgent_pulls_what_it_waits_for(
     last = await submit(engine, first, priority=1)
     usual = await submit(engine, priority=5)
     if edited:
-        await engine.edit(last, Changes(priority=10, title="urgent"))
+        await engine.edit(last, TaskChanges(priority=10, title="urgent"))
     else:
         await engine.reprioritise(last, 10)
     assert (await row_of(engine, first)).rank < (await row_of(engine, usual)).rank
@@ -245,7 +245,7 @@ async def test_a_thousand_wait_for_one(engine: Engine) -> None:
     await finish(engine, first)
     counts = await engine.counts()
     assert 0 < counts["PENDING"] <= 500
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     assert (await engine.counts())["PENDING"] == 1200
 
@@ -255,7 +255,7 @@ async def test_a_long_chain_fails_in_bounded_steps(engine: Engine) -> None:
     news += [new(key=f"t{i}", depends_on=[f"t{i - 1}"]) for i in range(1, 1200)]
     made = await engine.submit_many(news)
     await finish(engine, made[0].id, fails=True)
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     assert (await engine.counts())[Status.FAILED] == 1200
 
@@ -282,13 +282,13 @@ async def test_a_need_that_ends_while_a_task_comes_to_wait_for_it_is_told(
     postgres_engine: Engine, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The submit has looked at what it waits for, and has not written yet."""
-    engine, real = postgres_engine, Dependencies.look
+    engine, real = postgres_engine, SubmitDependencies.look
 
-    def slow(self: Dependencies, ids: Sequence[UUID]) -> Script[None]:
+    def slow(self: SubmitDependencies, ids: Sequence[UUID]) -> Script[None]:
         yield from real(self, ids)
         yield Statement("workspace_lock", {"workspace": engine.workspace})
 
-    monkeypatch.setattr(Dependencies, "look", slow)
+    monkeypatch.setattr(SubmitDependencies, "look", slow)
     fence = await running(engine)
     late, ending = submit(engine, fence.task), engine.complete(fence)
     async with in_line(postgres_url, "select 1 from workspace", late, ending):

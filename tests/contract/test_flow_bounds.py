@@ -17,7 +17,7 @@ from tenuto.model.flows.definition import (
     MAX_NESTING,
     Foreach,
 )
-from tenuto.model.flows.progress import Unfit, items_of
+from tenuto.model.flows.progress import ControlTaskFailed, items_of
 
 Control = Callable[[UUID], Awaitable[None]]
 
@@ -46,6 +46,6 @@ def test_a_foreach_takes_as_many_items_as_said_and_no_more() -> None:
     each = Foreach(items={"$from": "list"}, template="one")
     most: list[Any] = [0] * MAX_ITEMS
     assert items_of(each, {"list": most}) == most
-    with pytest.raises(Unfit) as caught:
+    with pytest.raises(ControlTaskFailed) as caught:
         items_of(each, {"list": [*most, 0]})
     assert caught.value.code == "too_large"

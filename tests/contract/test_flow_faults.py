@@ -20,7 +20,7 @@ from tests.contract.flowing import (
 )
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.flows.definition import (
@@ -180,7 +180,9 @@ async def test_what_is_left_of_a_foreach_is_done_once(
         task("one"),
     )
     async with another() as second:
-        while any(await asyncio.gather(*(e.flows.work_once() for e in (engine, second, engine)))):
+        while any(
+            await asyncio.gather(*(e.flows.run_deferred_once() for e in (engine, second, engine)))
+        ):
             pass
     assert await raw.value("select count(*) from task_body where key = 'one'") == 1300
     assert await raw.value("select count(distinct slot) from task_body where key = 'one'") == 1300
@@ -217,7 +219,7 @@ async def test_a_cascade_over_its_bound_is_finished_later(
 ) -> None:
     """600 children are skipped when the first of a sequence fails."""
 
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         if failing:
             raise Wrong("no")
 
@@ -275,7 +277,7 @@ async def test_a_flow_that_is_revived_outlives_what_was_left_of_its_end(
     """500 children are skipped; before the rest is, the one that failed is tried again."""
     keys = [f"c{number}" for number in range(600)]
     flow = await start(engine, "g", group("g", *keys), *(task(key) for key in keys))
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     [work] = await engine.claim(agent, WORKER, 1)
     await engine.fail(work.fence, failure(retryable=False))
@@ -376,7 +378,7 @@ async def test_a_child_made_in_a_pause_has_its_turn_after_it(
     )
     await engine.flows.pause(flow)
     there = [each.id for each in (await engine.list()).tasks]
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     for each in there:
         await engine.cancel(each)
@@ -417,12 +419,12 @@ async def test_all_that_run_in_a_group_are_asked_to_stop_however_many(
     works = await engine.claim(agent, WORKER, 5)
     await engine.flows.cancel_group(await engine.flows.live_group("g"))
     for _ in works:
-        await engine.flows.work_once()
+        await engine.flows.run_deferred_once()
     assert await events(raw, "cancel_requested") == 5
     for work in works:
         await engine.confirm_cancel(work.fence, {"state": "killed"})
     assert await flow_status(engine, flow) == "FAILED"
-    assert await engine.flows.work_once() == 0
+    assert await engine.flows.run_deferred_once() == 0
 
 
 async def test_an_approval_made_in_a_pause_is_asked_after_it(
@@ -490,9 +492,9 @@ async def test_work_that_cannot_be_done_does_not_hold_up_the_rest(
         bad = made.format(f"'00000000-0000-7000-8000-00000000000{number}'")
         columns = "id, workspace, kind, subject, due_at"
         await raw.execute(f"insert into flow_work ({columns}) {bad} limit 1")
-    assert await engine.flows.work_once(2) == 0
+    assert await engine.flows.run_deferred_once(2) == 0
     assert await raw.count("task") == 2
-    assert await engine.flows.work_once(2) == 1
+    assert await engine.flows.run_deferred_once(2) == 1
     assert await raw.count("task") == 3
     assert await raw.count("flow_work") == 2
 

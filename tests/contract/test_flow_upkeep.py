@@ -5,7 +5,7 @@ from tests.contract.conftest import ManualClock, Raw, failure, new, status
 from tests.contract.flowing import WORKER, flow_status, group, start, statuses, task, worked
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.flows.repair import FlowUpkeep
+from tenuto.engine.flows.repair import FlowRepair
 from tenuto.model.agents.matching import AgentProfile
 
 
@@ -20,11 +20,11 @@ async def test_a_circle_is_found_and_failed(engine: Engine, raw: Raw) -> None:
     await raw.execute(f"{made} workspace, {no} from task where id = '{one}'")
     await raw.execute(f"update task set unmet = 1 where id = '{one}'")
     await raw.execute(f"update task set awaited = 2 where id = '{two}'")
-    assert await FlowUpkeep(engine.system).cycles_once("mender") == 2
+    assert await FlowRepair(engine.system).cycles_once("mender") == 2
     assert [await status(engine, each) for each in (one, two, outside)] == ["FAILED"] * 3
     assert (await engine.show(one)).error_class == "dependency_cycle"
     assert await status(engine, free) == "PENDING"
-    assert await FlowUpkeep(engine.system).cycles_once("mender") == 0
+    assert await FlowRepair(engine.system).cycles_once("mender") == 0
 
 
 async def test_a_count_that_drifted_is_set_right(
@@ -40,10 +40,10 @@ async def test_a_count_that_drifted_is_set_right(
     await worked(engine, agent)
     assert await flow_status(engine, flow) == "RUNNING"
     clock.advance(minutes=6)
-    assert await FlowUpkeep(engine.system).recount_once("mender") == 1
+    assert await FlowRepair(engine.system).recount_once("mender") == 1
     assert await worked(engine, agent) == ["end"]
     assert await flow_status(engine, flow) == "COMPLETED"
-    assert await FlowUpkeep(engine.system).recount_once("mender") == 0
+    assert await FlowRepair(engine.system).recount_once("mender") == 0
 
 
 async def test_ends_that_are_still_to_be_counted_are_no_drift(
@@ -64,8 +64,8 @@ async def test_ends_that_are_still_to_be_counted_are_no_drift(
     await engine.fail(works["a"].fence, failure(retryable=False))
     clock.advance(minutes=6)
     await engine.heartbeat([works["slow"].fence])
-    assert await FlowUpkeep(engine.system).recount_once("mender") == 0
-    while await engine.flows.work_once():
+    assert await FlowRepair(engine.system).recount_once("mender") == 0
+    while await engine.flows.run_deferred_once():
         pass
     assert (await statuses(engine, flow))["g"] == ["RUNNING"]
     await engine.complete(works["slow"].fence)

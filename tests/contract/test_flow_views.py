@@ -9,7 +9,7 @@ from tests.contract.flowing import Wrong, group, start, task, worked
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.flows.graph import GraphView, mermaid
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto
 
@@ -84,7 +84,7 @@ async def test_a_flow_is_shown_with_what_was_made_and_what_is_to_come(
 
 
 async def test_a_group_is_shown_with_its_progress(engine: Engine, agent: AgentProfile) -> None:
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         if work.key == "b":
             raise Wrong("no")
 
@@ -195,7 +195,7 @@ async def test_a_large_graph_is_cut(engine: Engine, agent: AgentProfile) -> None
         task("each", control=Foreach(items=list(range(2100)), template="one", order="parallel")),
         task("one"),
     )
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     graph = await engine.flow_views.graph(flow)
     assert (len(graph.nodes), graph.truncated) == (2000, True)

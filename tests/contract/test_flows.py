@@ -7,7 +7,7 @@ from tests.contract.conftest import ManualClock, failure, refusal
 from tests.contract.flowing import Wrong, flow_status, group, start, statuses, task, worked
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto
 from tenuto.model.tasks.submission import NewTask
@@ -47,7 +47,7 @@ async def test_a_sequence_runs_in_order_and_a_set_at_once(
 async def test_the_rest_of_a_sequence_is_skipped_after_a_failure(
     engine: Engine, agent: AgentProfile
 ) -> None:
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         if work.key == "b":
             raise Wrong("no")
 
@@ -85,7 +85,7 @@ async def test_the_rest_of_a_sequence_is_skipped_after_a_failure(
 async def test_join_policies(
     engine: Engine, agent: AgentProfile, join: Any, fails: set[str], ends: str
 ) -> None:
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         if work.key in fails:
             raise Wrong("no")
 
@@ -133,7 +133,7 @@ async def test_a_condition_on_what_is_missing_fails_its_task(
 async def test_a_loop_ends_by_its_condition(engine: Engine, agent: AgentProfile) -> None:
     rounds = iter(range(1, 100))
 
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         return {"round": next(rounds)} if work.key == "work" else None
 
     flow = await start(
@@ -168,7 +168,7 @@ async def test_a_loop_ends_by_its_budget(engine: Engine, agent: AgentProfile) ->
 async def test_the_prompt_of_a_goto_is_appended_once(engine: Engine, agent: AgentProfile) -> None:
     seen: list[str | None] = []
 
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         seen.append(work.prompt)
 
     await start(
@@ -190,7 +190,7 @@ async def test_a_foreach_runs_its_template_per_item(
 ) -> None:
     seen: list[Any] = []
 
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         if work.key == "list":
             return {"names": ["a", "b", "c"]}
         if work.key == "one":
@@ -233,7 +233,7 @@ async def test_an_approval_waits_for_a_person(
 ) -> None:
     seen: list[Any] = []
 
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         seen.append(work.previous)
 
     flow = await start(
@@ -352,7 +352,7 @@ async def test_an_approval_that_nobody_gives(
 async def test_a_child_made_late_hears_of_what_it_waits_for(
     engine: Engine, agent: AgentProfile
 ) -> None:
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         if work.key == "a0":
             raise Wrong("no")
 
@@ -390,7 +390,7 @@ async def test_a_need_that_fails_in_a_group_of_many_decides_about_who_waits_for_
         task("last", depends_on=["next"], on_dependency_failure=policy),
     )
     if not early:
-        while await engine.flows.work_once():
+        while await engine.flows.run_deferred_once():
             pass
     [work] = await engine.claim(agent, "host:1:worker", 1)
     assert work.key == "a0"
@@ -444,7 +444,7 @@ async def test_a_child_in_a_sequence_is_handed_what_the_one_before_made(
 ) -> None:
     seen: dict[str | None, Any] = {}
 
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         seen[work.key] = work.previous
         return {"by": work.key}
 
@@ -485,7 +485,7 @@ async def test_a_condition_that_an_agent_looked_into_hands_on_its_own_result(
 ) -> None:
     seen: dict[str | None, Any] = {}
 
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         seen[work.key] = work.previous
         return {"by": work.key}
 
@@ -519,7 +519,7 @@ async def test_a_result_that_was_made_again_is_referred_to_as_it_is_now(
     rounds = iter(range(1, 100))
     seen: list[Any] = []
 
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         if work.key == "end":
             seen.append(work.input)
         return {"round": next(rounds)}
@@ -541,7 +541,7 @@ async def test_an_item_without_what_the_template_names_says_so(
 ) -> None:
     seen: list[Any] = []
 
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         seen.append(work.input)
 
     each = Foreach(items=[{"name": "x"}, {}], template="one", order="sequential")

@@ -22,12 +22,12 @@ from tests.contract.conftest import (
 from tests.contract.flowing import group, start, task
 from tests.contract.timing import cron, defined
 
-from tenuto.engine.agents.registry import Registry
+from tenuto.engine.agents.registry import AgentRegistry
 from tenuto.engine.agents.subtasks import Question
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
-from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.edit import TaskChanges
 from tenuto.engine.tasks.query import Filter
-from tenuto.engine.tasks.report import Presence
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.agents.messages import NewMessage
 from tenuto.model.errors import NotFound, TenutoError
 from tenuto.model.limits.budgets import Usage
@@ -140,9 +140,9 @@ Call = Callable[[Engine, Known], Awaitable[Any]]
 CALLS: dict[str, Call] = {
     "begin": lambda e, k: e.begin(k.fence, "session"),
     "heartbeat": lambda e, k: e.heartbeat([k.fence], 3600),
-    "beat": lambda e, k: e.beat(Presence(k.worker, "host", 1), [k.fence], 3600),
+    "beat": lambda e, k: e.worker_heartbeat(WorkerInfo(k.worker, "host", 1), [k.fence], 3600),
     "worker_beat": lambda e, k: e.worker_beat(k.worker, "h", 1, ["a"], 1, "RUNNING", k.agent),
-    "sweep": lambda e, k: e.sweep(k.worker, "host", lambda _worker, _task: False),
+    "sweep": lambda e, k: e.confirm_gone_sessions(k.worker, "host", lambda _worker, _task: False),
     "progress": lambda e, k: e.progress(k.fence, 50, "step"),
     "checkpoint": lambda e, k: e.checkpoint(k.fence, {"n": 2}),
     "append": lambda e, k: e.append(k.fence, [Line(1, "INFO", "foreign")]),
@@ -176,7 +176,7 @@ CALLS: dict[str, Call] = {
     "assign": lambda e, k: e.assign(k.task, None),
     "archive": lambda e, k: e.archive(k.ended),
     "reprioritise": lambda e, k: e.reprioritise(k.waiting, 9),
-    "edit": lambda e, k: e.edit(k.task, Changes(title="foreign", tags=("x",))),
+    "edit": lambda e, k: e.edit(k.task, TaskChanges(title="foreign", tags=("x",))),
     "erase": lambda e, k: e.erase(k.ended),
     "rerun": lambda e, k: e.rerun(k.ended),
     "act by parent": lambda e, k: e.act("cancel", Filter(parent=k.task)),
@@ -230,12 +230,12 @@ CALLS: dict[str, Call] = {
     "mail": lambda e, k: e.mailboxes.send(k.agent, NewMessage(kind="note")),
     "mail page": lambda e, k: e.mailboxes.page(k.agent),
     "mail take": lambda e, k: e.mailboxes.take(k.agent),
-    "agent show": lambda e, k: Registry(e.core, e.workspace).show(k.agent),
-    "agent claimant": lambda e, k: Registry(e.core, e.workspace).claimant(k.agent),
-    "agent seen": lambda e, k: Registry(e.core, e.workspace).seen(k.agent),
-    "agent health": lambda e, k: Registry(e.core, e.workspace).health(k.agent),
-    "agent end": lambda e, k: Registry(e.core, e.workspace).end(k.agent, None, "b"),
-    "agent forget": lambda e, k: Registry(e.core, e.workspace).forget(k.agent),
+    "agent show": lambda e, k: AgentRegistry(e.core, e.workspace).show(k.agent),
+    "agent claimant": lambda e, k: AgentRegistry(e.core, e.workspace).profile_for_claim(k.agent),
+    "agent seen": lambda e, k: AgentRegistry(e.core, e.workspace).record_heartbeat(k.agent),
+    "agent health": lambda e, k: AgentRegistry(e.core, e.workspace).health(k.agent),
+    "agent end": lambda e, k: AgentRegistry(e.core, e.workspace).end(k.agent, None, "b"),
+    "agent forget": lambda e, k: AgentRegistry(e.core, e.workspace).forget(k.agent),
 }
 _ID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}")
 

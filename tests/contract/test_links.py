@@ -12,7 +12,7 @@ from tests.contract.flowing import flow_status, group, plan, start, statuses, ta
 from tests.waiting import eventually
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.finish import Ending
+from tenuto.engine.tasks.finish import AttemptFinisher
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.flows.plan import Plan
 from tenuto.model.limits.budgets import Usage
@@ -23,14 +23,14 @@ from tenuto.store.protocol import Script
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """The statements of links that were tried, and whether each wrote something."""
     seen: list[tuple[str, bool]] = []
-    whole = Ending._linked_script
+    whole = AttemptFinisher._linked_script
 
-    def noted(self: Ending, result: Any, link: Any) -> Script[Any]:
+    def noted(self: AttemptFinisher, result: Any, link: Any) -> Script[Any]:
         answer = yield from whole(self, result, link)
         seen.append((link.query, answer is not None))
         return answer
 
-    monkeypatch.setattr(Ending, "_linked_script", noted)
+    monkeypatch.setattr(AttemptFinisher, "_linked_script", noted)
     return seen
 
 
@@ -100,7 +100,7 @@ async def test_a_link_writes_what_a_cascade_writes(
     found = []
     for linked in (True, False):
         if not linked:
-            monkeypatch.setattr(Ending, "_linked", lambda _self, _result: None)
+            monkeypatch.setattr(AttemptFinisher, "_linked", lambda _self, _result: None)
         await SHAPES[query](engine)
         await worked(engine, agent, most=2)
         found.append(await rows_of(raw))

@@ -24,8 +24,8 @@ from tests.contract.conftest import (
 from tests.contract.timing import cron, defined, fire
 from tests.webhooks.conftest import VAULT, deliveries_of, hooks_of
 
-from tenuto.encryption_keys import Vault
-from tenuto.engine.agents.registry import AgentUpkeep
+from tenuto.encryption_keys import KeyRing
+from tenuto.engine.agents.registry import AgentMaintenance
 from tenuto.engine.engine import Engine
 from tenuto.model.agents.messages import NewMessage
 from tenuto.model.limits.concurrency import Concurrency
@@ -77,16 +77,16 @@ async def test_a_place_is_given_past_a_held_task_and_to_it_a_little_later(
     work = await claim_one(engine)
     async with holding(postgres_url, second):
         await at_once(engine.complete(work.fence))
-        await at_once(engine.flows.work_once())
+        await at_once(engine.flows.run_deferred_once())
         assert await status(engine, second) == await status(engine, third) == "WAITING"
-    await engine.flows.work_once()
+    await engine.flows.run_deferred_once()
     assert await status(engine, second) == "PENDING"
     assert await status(engine, third) == "WAITING"
 
 
 DUTIES: dict[str, Callable[[Engine], Awaitable[int]]] = {
     "expire": lambda engine: engine.upkeep.expire_once("reaper"),
-    "expire in turns": lambda engine: engine.upkeep.expire_in_turns("reaper"),
+    "expire in turns": lambda engine: engine.upkeep.expire_fairly("reaper"),
     "expire of a worker": lambda engine: engine.upkeep.expire_worker(WORKER, "supervisor"),
     "promote": lambda engine: engine.upkeep.promote_once("promoter"),
     "promote in turns": lambda engine: engine.upkeep.promote_in_turns("promoter"),
@@ -119,7 +119,7 @@ def clock_of(engine: Engine) -> ManualClock:
 async def test_a_coordinator_passes_over_held_agents(
     postgres_engine: Engine, postgres_url: str
 ) -> None:
-    engine, looks = postgres_engine, AgentUpkeep(postgres_engine.system)
+    engine, looks = postgres_engine, AgentMaintenance(postgres_engine.system)
     agents = [await engine.register_agent(profile(id=uuid4(), name=name)) for name in ("a", "b")]
     clock_of(engine).advance(3600)
     async with holding(postgres_url, agents[0].id, "agent"):
@@ -150,8 +150,8 @@ async def test_what_flows_left_is_done_past_held_pieces(
         )
     async with holding(postgres_url, pieces[0], "flow_work"):
         # It was free when it was found, and is held when its turn comes.
-        assert await at_once(engine.flows._piece(pieces[0])) == 0
-        assert await at_once(engine.flows.work_once()) == 1
+        assert await at_once(engine.flows._run_deferred(pieces[0])) == 0
+        assert await at_once(engine.flows.run_deferred_once()) == 1
     assert await raw.fetch("select id from flow_work") == [(pieces[0],)]
 
 
@@ -197,7 +197,7 @@ async def test_a_change_of_keys_passes_over_held_rows(
             await engine.submit(NewTask(title=name, input={"secrets": {"k": "a value"}}))
         else:
             await hooks.create("https://127.0.0.1/", ["*"], engine.workspace, None)
-    newer = Vault({"second": bytes(range(32, 64)), "first": bytes(range(32))})
+    newer = KeyRing({"second": bytes(range(32, 64)), "first": bytes(range(32))})
     rotating = Engine(engine.store, vault=newer).rotating
     held = await raw.value(f"select min({key}::text)::uuid from {table}")
     async with holding(postgres_url, held, table, key):

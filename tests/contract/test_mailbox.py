@@ -20,7 +20,7 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.agents import mailbox
-from tenuto.engine.agents.registry import AgentUpkeep, Registry
+from tenuto.engine.agents.registry import AgentMaintenance, AgentRegistry
 from tenuto.engine.engine import Engine
 from tenuto.model.agents.messages import MAX_BODY, NewMessage
 
@@ -38,7 +38,7 @@ async def known(engine: Engine) -> Engine:
 async def test_messages_are_taken_in_order_and_once(known: Engine) -> None:
     for n in range(3):
         await known.mailboxes.send(AGENT, note(n))
-    assert await Registry(known.core, known.workspace).seen(AGENT) == 3
+    assert await AgentRegistry(known.core, known.workspace).record_heartbeat(AGENT) == 3
     first = await known.mailboxes.take(AGENT, 2)
     assert [each.body for each in first.messages] == [0, 1]
     assert [each.body for each in (await known.mailboxes.page(AGENT)).messages] == [2]
@@ -142,7 +142,7 @@ async def test_taken_messages_are_forgotten_after_a_while(known: Engine, raw: Ra
     await known.mailboxes.take(AGENT, 1)
     assert isinstance(known.clock, ManualClock)
     known.clock.advance(days=8)
-    assert await AgentUpkeep(known.system).prune_once() == 1
+    assert await AgentMaintenance(known.system).prune_once() == 1
     assert await raw.count("message") == 1
 
 

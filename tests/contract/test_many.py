@@ -17,7 +17,7 @@ from tests.contract.conftest import (
 from tests.contract.test_corrupt import NOT_UTF8, damage
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import Fence
 from tenuto.store.sqlite.connection import MANY
@@ -40,7 +40,7 @@ def various(number: int) -> NewTask:
     )
 
 
-async def claimed_by(engine: Engine, token: str) -> list[Work]:
+async def claimed_by(engine: Engine, token: str) -> list[ClaimedTask]:
     agent = profile(workspace=engine.workspace)
     return await engine.claim(agent, WORKER, SIZE, LEASE_S, token)
 

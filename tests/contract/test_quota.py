@@ -29,13 +29,13 @@ async def bound(raw: Raw, engine: Engine, pending: int | None) -> None:
     """Give the workspace a quota; its version moves, as by the API."""
     quota = "null" if pending is None else f"""'{{"pending": {pending}}}'"""
     await raw.execute(f"update workspace set quota = {quota}, lanes_version = lanes_version + 1")
-    await engine.core.lanes.moved(engine.workspace)
+    await engine.core.lanes.reload_if_changed(engine.workspace)
 
 
 async def test_submits_at_once_share_one_quota(engine: Engine, raw: Raw, another: Another) -> None:
     await bound(raw, engine, 5)
     async with another() as other:
-        await other.core.lanes.moved(other.workspace)
+        await other.core.lanes.reload_if_changed(other.workspace)
         made = await asyncio.gather(
             *(each.submit(new(f"t{n}")) for n in range(6) for each in (engine, other)),
             return_exceptions=True,
@@ -83,7 +83,7 @@ async def test_a_task_that_a_gateway_has_not_begun_counts_as_running(
     await raw.execute(
         """update workspace set quota = '{"running": 2}', lanes_version = lanes_version + 1"""
     )
-    await engine.core.lanes.moved(engine.workspace)
+    await engine.core.lanes.reload_if_changed(engine.workspace)
     await engine.submit_many([new(), new()])
     assert len(await engine.claim(profile(), WORKER, 5)) == 1
     assert await engine.claim(profile(), WORKER, 5) == []

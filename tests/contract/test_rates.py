@@ -165,7 +165,9 @@ async def test_what_was_found_before_a_limit_changed_closes_no_lane(
     before = await engine.core.lanes.eligible(agent(), clock.now())
     await limited(engine, requests_per_minute=3)
     used_up = {"claude": clock.now() + timedelta(minutes=1)}
-    engine.core.lanes.hold(engine.workspace, before.version, used_up)  # a claim ends late
+    engine.core.lanes.exclude_limited(
+        engine.workspace, before.version, used_up
+    )  # a claim ends late
     assert len(await claim(engine, agent())) == 1
 
 

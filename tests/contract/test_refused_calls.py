@@ -8,7 +8,7 @@ import pytest
 from tests.contract.conftest import AGENT, Raw, claim_one, failure, new, profile, refusal, running
 from tests.contract.flowing import flow_status, group, start, task
 
-from tenuto.engine.agents.registry import Registry
+from tenuto.engine.agents.registry import AgentRegistry
 from tenuto.engine.agents.subtasks import Question
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Invalid
@@ -70,7 +70,7 @@ async def name_a_step_by_a_number(engine: Engine) -> Any:
 async def forget_an_agent_at_work(engine: Engine) -> Any:
     await engine.register_agent(profile())
     await running(engine)
-    return await Registry(engine.core, engine.workspace).forget(AGENT)
+    return await AgentRegistry(engine.core, engine.workspace).forget(AGENT)
 
 
 async def register_an_agent_of_others(engine: Engine) -> Any:

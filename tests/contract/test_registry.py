@@ -19,21 +19,21 @@ from tests.contract.conftest import (
     refusal,
 )
 
-from tenuto.engine.agents.registry import AgentUpkeep, AgentView, Felt, Registry
+from tenuto.engine.agents.registry import AgentMaintenance, AgentRegistry, AgentView, HealthSample
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.report import Presence
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.errors import Invalid
 from tenuto.model.limits.complexity import ComplexityRules
 
-BEAT = Presence(WORKER, "host", 1, ["agent"], 4)
+BEAT = WorkerInfo(WORKER, "host", 1, ["agent"], 4)
 
 
-def registry(engine: Engine) -> Registry:
-    return Registry(engine.core, engine.workspace)
+def registry(engine: Engine) -> AgentRegistry:
+    return AgentRegistry(engine.core, engine.workspace)
 
 
 async def look(engine: Engine) -> int:
-    return await AgentUpkeep(engine.system).stale_once("keeper")
+    return await AgentMaintenance(engine.system).stale_once("keeper")
 
 
 async def shown(engine: Engine, agent: UUID = AGENT) -> AgentView:
@@ -57,7 +57,7 @@ async def test_an_idle_agent_that_falls_silent_is_stale_and_comes_back(
     engine: Engine, raw: Raw
 ) -> None:
     await engine.register_agent(profile())
-    await engine.present(BEAT)
+    await engine.record_worker(BEAT)
     clock_of(engine).advance(60)
     assert (await shown(engine)).status == "IDLE"
     assert await look(engine) == 0
@@ -67,7 +67,7 @@ async def test_an_idle_agent_that_falls_silent_is_stale_and_comes_back(
     assert await look(engine) == 0  # and noted once
     assert (await shown(engine)).status == "STALE"
     assert (await registry(engine).health(AGENT)).healthy is False
-    await engine.present(BEAT)
+    await engine.record_worker(BEAT)
     assert (await shown(engine)).status == "IDLE"
     assert await told(raw) == [
         ("agent_stale", "WARN", "agent"),
@@ -89,7 +89,7 @@ async def test_an_agent_that_lost_tasks_by_its_silence_is_in_error(
     assert await look(engine) == 1
     assert (await shown(engine)).status == "ERROR"
     assert await look(engine) == 0
-    assert await registry(engine).seen(AGENT) == 0
+    assert await registry(engine).record_heartbeat(AGENT) == 0
     assert (await shown(engine)).status == "IDLE"
     kinds = [kind for kind, _, _ in await told(raw)]
     assert kinds == ["agent_stale", "agent_error", "agent_recovered"]
@@ -104,8 +104,8 @@ async def test_an_agent_nobody_has_heard_of_is_not_silent(engine: Engine) -> Non
 
 async def test_a_worker_that_signs_off_leaves_nobody_silent(engine: Engine) -> None:
     await engine.register_agent(profile())
-    await engine.present(BEAT)
-    await engine.present(Presence(WORKER, "host", 1, ["agent"], 4, "STOPPED"))
+    await engine.record_worker(BEAT)
+    await engine.record_worker(WorkerInfo(WORKER, "host", 1, ["agent"], 4, "STOPPED"))
     clock_of(engine).advance(days=1)
     assert await look(engine) == 0
     assert (await shown(engine)).status == "IDLE"
@@ -117,8 +117,8 @@ async def test_who_runs_tasks_elsewhere_falls_silent_though_a_worker_signs_off(
     await engine.register_agent(profile())
     await engine.submit(new())
     await claim_one(engine)
-    await engine.present(Presence("host:2:other", "host", 2, ["agent"], 4))
-    await engine.present(Presence("host:2:other", "host", 2, ["agent"], 4, "STOPPED"))
+    await engine.record_worker(WorkerInfo("host:2:other", "host", 2, ["agent"], 4))
+    await engine.record_worker(WorkerInfo("host:2:other", "host", 2, ["agent"], 4, "STOPPED"))
     clock_of(engine).advance(91)
     assert await look(engine) == 1
     assert (await shown(engine)).status == "STALE"
@@ -168,8 +168,8 @@ async def test_heartbeats_do_not_put_off_the_end_of_an_agent(engine: Engine) -> 
     await engine.terminate_agent(AGENT, "old")
     await engine.complete(work.fence)
     clock_of(engine).advance(1)
-    await engine.present(BEAT)
-    assert await registry(engine).seen(AGENT) == 0
+    await engine.record_worker(BEAT)
+    assert await registry(engine).record_heartbeat(AGENT) == 0
     clock_of(engine).advance(1)
     assert await look(engine) == 1
     assert (await shown(engine)).status == "TERMINATED"
@@ -292,10 +292,10 @@ async def test_rules_have_their_own_words(engine: Engine) -> None:
 async def test_health_is_kept_now_and_then_and_not_for_long(engine: Engine, raw: Raw) -> None:
     await engine.register_agent(profile())
     for step in range(4):
-        said = Felt(
+        said = HealthSample(
             status="degraded", memory_mb=10.5 + step, cpu_percent=-1, current_step=f"{step}"
         )
-        await registry(engine).seen(AGENT, said)
+        await registry(engine).record_heartbeat(AGENT, said)
         clock_of(engine).advance(6)
     health = await registry(engine).health(AGENT)
     assert [each.current_step for each in health.history] == ["2", "0"]
@@ -303,19 +303,19 @@ async def test_health_is_kept_now_and_then_and_not_for_long(engine: Engine, raw:
     assert (health.history[0].memory_mb, health.history[0].cpu_percent) == (12.5, None)
     assert len((await registry(engine).health(AGENT, 1)).history) == 1
     clock_of(engine).advance(hours=1)
-    assert await AgentUpkeep(engine.system).prune_once() == 2
+    assert await AgentMaintenance(engine.system).prune_once() == 2
     assert await raw.count("agent_health") == 0
 
 
 async def test_a_worker_hears_that_it_is_to_end(engine: Engine) -> None:
     assert await refusal(engine.drain_worker(WORKER)) == "not_found"
-    assert await engine.present(BEAT) is False
+    assert await engine.record_worker(BEAT) is False
     await engine.drain_worker(WORKER)
     await engine.drain_worker(WORKER)
-    assert await engine.present(BEAT) is True
+    assert await engine.record_worker(BEAT) is True
     [view] = await engine.workers()
     assert view.drain_requested_at == engine.clock.now()
-    await engine.present(Presence(WORKER, "host", 1, ["agent"], 4, "STOPPED"))
+    await engine.record_worker(WorkerInfo(WORKER, "host", 1, ["agent"], 4, "STOPPED"))
     assert await refusal(engine.drain_worker(WORKER)) == "not_found"
 
 
@@ -328,7 +328,7 @@ async def test_an_agent_is_explained(engine: Engine) -> None:
     await engine.submit(new(estimate_minutes=500))
     found = await engine.explain_agent(AGENT)
     assert [gate.detail for gate in found.gates] == ["no live worker hosts it"]
-    await engine.present(BEAT)
+    await engine.record_worker(BEAT)
     found = await engine.explain_agent(AGENT)
     assert (found.gates, found.summary) == ([], "takes from 1 lanes in which tasks wait")
     mine, *others = found.lanes
@@ -383,7 +383,7 @@ async def test_a_task_tells_of_each_agent_what_keeps_it(engine: Engine) -> None:
     await engine.terminate_agent(others["leaving"].id)
     task = (await engine.submit(new())).id
     clock_of(engine).advance(15)
-    await engine.present(Presence(WORKER, "host", 1, ["full", "leaving"], 4))
+    await engine.record_worker(WorkerInfo(WORKER, "host", 1, ["full", "leaving"], 4))
     reasons = (await engine.explain(task)).agents
     assert reasons["full"] == ["runs 1 of at most 1 tasks"]
     assert reasons["leaving"] == ["is to end, once its 1 running tasks have ended"]

@@ -249,13 +249,13 @@ async def test_a_restore_from_a_server_that_was_further(engine: Engine, raw: Raw
     assert await drain(engine, read) == 2
     await engine.complete(first)
     if raw.path:
-        assert not await engine.upkeep.restamp()  # SQLite has no transaction numbers
+        assert not await engine.upkeep.renumber_events()  # SQLite has no transaction numbers
     else:
         for table, column in (("event", "xid"), ("task", "event_xid"), ("cursor", "xid")):
             await raw.execute(f"update {table} set {column} = {column} + 1000000000")
         assert await drain(engine, unread) == 0
-        assert await engine.upkeep.restamp()
-        assert not await engine.upkeep.restamp()
+        assert await engine.upkeep.renumber_events()
+        assert not await engine.upkeep.renumber_events()
     second = await running(engine)
     await drain(engine, unread)
     assert unread.by_task() == {first.task: [3], second.task: [1, 2]}

@@ -10,7 +10,7 @@ from tests.contract.conftest import Raw, new, profile, refusal, row_of
 from tests.contract.flowing import task
 from tests.secrets.conftest import OLD
 
-from tenuto.encryption_keys import Vault
+from tenuto.encryption_keys import KeyRing
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Unavailable
 from tenuto.model.limits.budgets import Budget
@@ -27,7 +27,7 @@ KEYED: dict[str, Any] = {"idempotency_key": "k"}
 @pytest.fixture
 def engine(engine: Engine) -> Engine:
     """One that can keep secrets."""
-    engine.core._vault = Vault(OLD)
+    engine.core._vault = KeyRing(OLD)
     return engine
 
 
@@ -142,7 +142,7 @@ async def test_a_lost_answer_is_settled(
     if kind == "quota":
         quota = """quota = '{"pending": 5}', lanes_version = lanes_version + 1"""
         await raw.execute(f"update workspace set {quota}")
-        await engine.core.lanes.moved(engine.workspace)
+        await engine.core.lanes.reload_if_changed(engine.workspace)
     lost, whole = [how], engine.core.store.transact
 
     async def transact(script: Any) -> Any:

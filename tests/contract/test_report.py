@@ -29,9 +29,9 @@ from tests.contract.conftest import (
 
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Conflict, NotFound
-from tenuto.model.tasks.commands import Complete, Moment
+from tenuto.model.tasks.commands import Complete, DecisionContext
 from tenuto.model.tasks.decide import decide
-from tenuto.model.tasks.task import Change, Fence, Status
+from tenuto.model.tasks.task import Fence, Status, TaskChange
 from tenuto.model.tasks.transcript import Line
 
 Call = Callable[[Engine, Fence], Awaitable[Any]]
@@ -302,9 +302,9 @@ async def test_the_stores_complete_is_the_models(engine: Engine, of: Status) -> 
 async def compare_complete(engine: Engine, fence: Fence) -> None:
     before = await row_of(engine, fence.task)
     command = Complete(fence=fence, output="1")
-    wanted: Change | str | None
+    wanted: TaskChange | str | None
     try:
-        wanted = decide(before, command, Moment(engine.clock.now(), actor="tester"))
+        wanted = decide(before, command, DecisionContext(engine.clock.now(), actor="tester"))
     except Conflict as error:
         wanted = error.code
     told: str | None = None
@@ -314,9 +314,9 @@ async def compare_complete(engine: Engine, fence: Fence) -> None:
         told = error.code
     assert told == (wanted if isinstance(wanted, str) else None)
     after = await row_of(engine, fence.task)
-    assert after == (wanted.task if isinstance(wanted, Change) else before)
+    assert after == (wanted.task if isinstance(wanted, TaskChange) else before)
     output = (await engine.show(fence.task)).output
-    assert output == (1 if isinstance(wanted, Change) else None)
+    assert output == (1 if isinstance(wanted, TaskChange) else None)
 
 
 async def test_checkpoints_are_numbered_and_monotone(engine: Engine) -> None:

@@ -108,7 +108,7 @@ async def test_an_end_that_was_undone_is_not_told_late(
     """Children were skipped, and run after all, before what was left of the first end is done."""
     keys = [f"c{number}" for number in range(600)]
     await start(engine, "g", group("g", *keys), *(task(key) for key in keys))
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     [work] = await engine.claim(agent, WORKER, 1)
     await engine.fail(work.fence, failure(retryable=False))
@@ -133,7 +133,7 @@ async def test_an_end_that_was_not_told_yet_is_not_undone_twice(
         task("a"),
         *(task(key, depends_on=["a"]) for key in keys),
     )
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     [work] = await engine.claim(agent, WORKER, 1)
     await engine.fail(work.fence, failure(retryable=False))
@@ -162,7 +162,7 @@ async def test_a_child_whose_end_was_not_told_yet_still_wakes_its_parent(
     await engine.retry(child)
     [work] = await claim_all(engine)
     await engine.complete(work.fence)
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     assert work.fence.task == child
     assert await status(engine, parent.task) == "PENDING"
@@ -361,7 +361,7 @@ async def test_a_flow_goes_on_from_causes_first(
     await engine.fail(work.fence, failure(retryable=False))
     await engine.flows.revive(flow)
     for _ in range(3):
-        while await engine.flows.work_once():
+        while await engine.flows.run_deferred_once():
             pass
         clock.advance(2)
     assert await worked(engine, agent) == keys
@@ -389,12 +389,12 @@ async def test_a_flow_goes_on_without_what_waits_for_another_failure(
     clock.advance(1)
     [work] = await engine.claim(agent, WORKER, 1)
     await engine.fail(work.fence, failure(retryable=False))
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     assert await raw.count("flow_work") == 0
     assert await flow_status(engine, flow) == "FAILED"
     await engine.flows.revive(flow)
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     assert await worked(engine, agent) == ["a", "b", "c"]
     assert await flow_status(engine, flow) == "COMPLETED"
@@ -500,7 +500,7 @@ async def test_a_control_task_retried_after_what_it_waits_for_is_acted_on(
     clock.advance(1)
     [work] = await engine.claim(agent, WORKER, 1)
     await engine.complete(work.fence)
-    while await engine.flows.work_once():
+    while await engine.flows.run_deferred_once():
         pass
     for item in await engine.inbox.list():
         if item.status == "OPEN" and item.kind == "approval":

@@ -8,17 +8,17 @@ from tests.contract.conftest import claim_all, failure, new, refusal, status
 from tests.contract.flowing import Wrong, flow_status, group, start, statuses, task, worked
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.engine.tasks.query import Filter
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.flows.definition import Condition
 
 
-def failing(*keys: str) -> Callable[[Work], Any]:
+def failing(*keys: str) -> Callable[[ClaimedTask], Any]:
     """A handler that fails each of the keys once."""
     left = list(keys)
 
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         if work.key in left:
             left.remove(work.key)
             raise Wrong("not yet")

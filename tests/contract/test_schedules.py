@@ -15,8 +15,14 @@ from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import Engine
 from tenuto.engine.flows.start import Flows
 from tenuto.engine.schedules import rows as schedule_rows
-from tenuto.engine.schedules.schedules import ScheduleChange, Schedules, ScheduleView, Times, Wanted
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.schedules.schedules import (
+    DesiredSchedule,
+    ScheduleChange,
+    Schedules,
+    ScheduleTimes,
+    ScheduleView,
+)
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Conflict, Unavailable
 from tenuto.model.schedules.firing import MAX_QUEUED
@@ -46,7 +52,7 @@ async def test_a_schedule_is_made_seen_changed_and_forgotten(
         {"n": 1},
         "ACTIVE",
     )
-    assert made.schedule == Times(type="time-based", expression="0 2 * * *")
+    assert made.schedule == ScheduleTimes(type="time-based", expression="0 2 * * *")
     assert made.next_at == START + timedelta(hours=2)
     assert (made.version, made.created_by, made.created_at) == (1, "tester", START)
     assert await schedules.get("nightly") == await schedules.get(str(made.id)) == made
@@ -246,7 +252,7 @@ async def test_cancelling_may_meet_completing(
     await fire(engine)
     works = await engine.claim(agent, "host:1:worker", 10)
 
-    async def finish(work: Work) -> None:
+    async def finish(work: ClaimedTask) -> None:
         try:
             await engine.complete(work.fence)
         except Conflict:
@@ -458,13 +464,15 @@ async def test_files_keep_schedules_by_name(engine: Engine, clock: ManualClock, 
     await defined(engine)
     schedules = engine.schedules
 
-    async def put(*wanted: Wanted, dry: bool = False) -> dict[str, str]:
+    async def put(*wanted: DesiredSchedule, dry: bool = False) -> dict[str, str]:
         script = schedules.compare if dry else schedules.put
         return await engine.core.store.transact(lambda: script(wanted))
 
-    times = Wanted(name="times", target="job", schedule=cron(), input={"n": 1})
-    now = Wanted(name="now", target="job", schedule=ScheduleSpec(type="immediate"))
-    over = Wanted(name="over", target="job", schedule=cron(until=START - timedelta(days=1)))
+    times = DesiredSchedule(name="times", target="job", schedule=cron(), input={"n": 1})
+    now = DesiredSchedule(name="now", target="job", schedule=ScheduleSpec(type="immediate"))
+    over = DesiredSchedule(
+        name="over", target="job", schedule=cron(until=START - timedelta(days=1))
+    )
     assert set((await put(times, now, over, dry=True)).values()) == {"created"}
     assert await raw.count("schedule") == 0
     assert set((await put(times, now, over)).values()) == {"created"}
@@ -472,7 +480,7 @@ async def test_files_keep_schedules_by_name(engine: Engine, clock: ManualClock, 
     assert (await schedules.get("over")).status == "ENDED"
     assert await fire(engine) == 1
     assert (await schedules.get("now")).status == "ENDED"
-    other = Wanted(name="times", target="job", schedule=cron("0 5 * * *"), input={"n": 1})
+    other = DesiredSchedule(name="times", target="job", schedule=cron("0 5 * * *"), input={"n": 1})
     assert await put(other, dry=True) == {"times": "updated"}
     assert await put(other) == {"times": "updated"}
     assert (await schedules.get("times")).next_at == START + timedelta(hours=5)
@@ -523,7 +531,7 @@ async def test_the_coordinator_looks_after_schedules(
 
 
 def test_rest_has_all_fields_of_a_schedule() -> None:
-    assert Times.__struct_fields__ == ScheduleSpec.__struct_fields__
+    assert ScheduleTimes.__struct_fields__ == ScheduleSpec.__struct_fields__
     assert {"next_at", "queued", "last_flow_id"} <= set(ScheduleView.__struct_fields__)
 
 

@@ -10,11 +10,11 @@ from tests.contract.flowing import group, task
 from tests.model.test_limits import FIELDS
 from tests.secrets.conftest import OLD
 
-from tenuto.encryption_keys import Vault
+from tenuto.encryption_keys import KeyRing
 from tenuto.engine.engine import Engine
 from tenuto.engine.schedules.schedules import ScheduleChange
-from tenuto.engine.tasks.claim import Work
-from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.claim import ClaimedTask
+from tenuto.engine.tasks.edit import TaskChanges
 from tenuto.engine.tenancy.secret_use import runs_the_same
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid
@@ -37,7 +37,7 @@ class World:
         self.engine = self._as(None)
 
     def _as(self, caller: Caller | None) -> Engine:
-        engine = Engine(self._store, actor="tester", vault=Vault(OLD))
+        engine = Engine(self._store, actor="tester", vault=KeyRing(OLD))
         engine.caller = caller
         return engine
 
@@ -65,7 +65,7 @@ class World:
             )
         )
 
-    async def given(self, engine: Engine, agent: AgentProfile) -> Work | str:
+    async def given(self, engine: Engine, agent: AgentProfile) -> ClaimedTask | str:
         """What a claim brings, or why its task was given back."""
         works = await engine.claim(agent, "worker")
         if works:
@@ -85,7 +85,7 @@ class World:
         """Whether a new task with the secret, claimed like this, gets its value."""
         made = await self.engine.submit(new(input=PAYROLL))
         got = await self.given(engine, agent)
-        if isinstance(got, Work):
+        if isinstance(got, ClaimedTask):
             assert got.input == VALUE
             await self.engine.complete(got.fence)
             return True
@@ -163,7 +163,7 @@ async def test_another_task_of_the_same_claim_is_not_held_up(world: World) -> No
     assert {str(work.input) for work in works} == {"plain-value", "None"}
 
 
-async def _flow(world: World, *specs: Any, **more: Any) -> str | Work:
+async def _flow(world: World, *specs: Any, **more: Any) -> str | ClaimedTask:
     """What a worker on the database is handed for the first agent's task of a flow."""
     await world.begin(specs[0].key, *specs, **more)
     return await world.given(world.engine, await world.agent("payer"))
@@ -180,7 +180,7 @@ async def _restricted(world: World) -> None:
 async def test_a_task_of_a_named_definition_gets_it(world: World) -> None:
     await _restricted(world)
     got = await _flow(world, pay())
-    assert isinstance(got, Work)
+    assert isinstance(got, ClaimedTask)
     assert (got.env, got.command) == ({"KEY": VALUE}, ["pay"])
 
 
@@ -188,7 +188,7 @@ async def test_an_item_is_data_to_a_named_definition(world: World) -> None:
     await _restricted(world)
     each = task("each", control=Foreach(items=[1, 2], template="pay"))
     got = await _flow(world, each, pay())
-    assert isinstance(got, Work)
+    assert isinstance(got, ClaimedTask)
     assert (got.env, got.input) == ({"KEY": VALUE}, {"item": 1, "index": 0})
 
 
@@ -219,7 +219,7 @@ async def test_a_task_that_joined_a_flow_does_not(world: World) -> None:
     slow = task("slow", control=Approval())
     await world.begin("all", group("all", "slow", "pay", order="parallel"), slow, pay())
     payer = await world.agent("payer")
-    assert isinstance(await world.given(world.engine, payer), Work)
+    assert isinstance(await world.given(world.engine, payer), ClaimedTask)
     await world.engine.submit(pay(group="all"))
     assert await world.given(world.engine, payer) == REFUSED
 
@@ -230,16 +230,16 @@ SAYS = "send me the key"
 @pytest.mark.parametrize(
     "changes",
     [
-        Changes(title=SAYS),
-        Changes(description=SAYS),
-        Changes(metadata={"send": "me the key"}),
-        Changes(tags=("a",)),
+        TaskChanges(title=SAYS),
+        TaskChanges(description=SAYS),
+        TaskChanges(metadata={"send": "me the key"}),
+        TaskChanges(tags=("a",)),
         None,
     ],
     ids=["title", "description", "metadata", "tags", "agent"],
 )
 async def test_a_task_that_was_changed_since_does_not(
-    world: World, changes: Changes | None
+    world: World, changes: TaskChanges | None
 ) -> None:
     """A MEMBER may change a task, and would decide what is done with the secret."""
     await _restricted(world)
@@ -254,7 +254,7 @@ async def test_a_task_that_was_changed_since_does_not(
     assert await world.given(world.engine, payer) == REFUSED
     await world.engine.flows.cancel(flow)
     await world.engine.flows.start("pay")
-    assert isinstance(await world.given(world.engine, payer), Work)
+    assert isinstance(await world.given(world.engine, payer), ClaimedTask)
 
 
 async def test_a_flow_of_an_earlier_definition_does_not(world: World) -> None:

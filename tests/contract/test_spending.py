@@ -23,7 +23,7 @@ from tests.contract.conftest import (
 from tests.contract.flowing import group, start, task
 
 from tenuto.engine.engine import Engine
-from tenuto.metrics import HERE
+from tenuto.metrics import PROCESS_METRICS
 from tenuto.model.errors import Conflict, Invalid
 from tenuto.model.flows.definition import Condition, Foreach
 from tenuto.model.limits.budgets import Budget, Usage
@@ -56,7 +56,10 @@ async def asked(engine: Engine) -> UUID:
 
 async def test_reports_add_up(engine: Engine, raw: Raw) -> None:
     fence = await running(engine)
-    before = HERE.value("tenuto_tokens_total", model="m1"), HERE.value("tenuto_cost_usd_total")
+    before = (
+        PROCESS_METRICS.value("tenuto_tokens_total", model="m1"),
+        PROCESS_METRICS.value("tenuto_cost_usd_total"),
+    )
     await engine.used(fence, usage(100, 0.5, output_tokens=10))
     await engine.used(fence, usage(200, 0.25))
     await engine.used(fence, Usage(model="m2", output_tokens=7))
@@ -64,8 +67,8 @@ async def test_reports_add_up(engine: Engine, raw: Raw) -> None:
     [attempt] = await engine.attempts(fence.task)
     assert (attempt.input_tokens, attempt.output_tokens, attempt.cost_usd) == (300, 17, 0.75)
     assert await raw.count("spending") == 2
-    assert HERE.value("tenuto_tokens_total", model="m1") - before[0] == 310
-    assert HERE.value("tenuto_cost_usd_total") - before[1] == pytest.approx(0.75)
+    assert PROCESS_METRICS.value("tenuto_tokens_total", model="m1") - before[0] == 310
+    assert PROCESS_METRICS.value("tenuto_cost_usd_total") - before[1] == pytest.approx(0.75)
 
 
 async def test_each_attempt_has_its_own(engine: Engine) -> None:

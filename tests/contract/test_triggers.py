@@ -12,15 +12,21 @@ from tests.contract.flowing import Wrong, group, task, worked
 from tests.contract.timing import cron, defined, faults, fire, flows, trail, trigger
 
 from tenuto.coordinator.coordinator import Coordinator
-from tenuto.encryption_keys import Vault
+from tenuto.encryption_keys import KeyRing
 from tenuto.engine.engine import Engine
 from tenuto.engine.schedules import event_matching, triggers
-from tenuto.engine.schedules.event_matching import Triggering
-from tenuto.engine.schedules.triggers import TriggerChange, Triggers, Wanted
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.schedules.event_matching import TriggerRunner
+from tenuto.engine.schedules.triggers import DesiredTrigger, TriggerChange, Triggers
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Unavailable
-from tenuto.model.schedules.event_names import MAX_DEPTH, depth_of, names_of, source_of, wanted
+from tenuto.model.schedules.event_names import (
+    MAX_DEPTH,
+    depth_of,
+    matching_name,
+    names_of,
+    source_of,
+)
 
 
 async def on(
@@ -147,7 +153,7 @@ async def test_a_relay_that_dies_goes_on_where_it_was(
     await on(engine, "x")
     for _ in range(4):
         await engine.publish("x")
-    start, calls = Triggering._start, 0
+    start, calls = TriggerRunner._start, 0
 
     async def dies(*args: Any) -> None:
         nonlocal calls
@@ -156,7 +162,7 @@ async def test_a_relay_that_dies_goes_on_where_it_was(
             raise Unavailable("the connection is gone")
         await start(*args)
 
-    monkeypatch.setattr(Triggering, "_start", dies)
+    monkeypatch.setattr(TriggerRunner, "_start", dies)
     with pytest.raises(Unavailable):
         await trigger(engine)
     assert len(await flows(raw)) == 2
@@ -182,14 +188,14 @@ async def test_a_beginning_means_all_names_that_begin_so(
     for name in ("a.b", "a.c", "ab"):
         await engine.publish(name)
     # Only what there is now: a flow has events of its own.
-    await Triggering(engine.system).trigger_once()
+    await TriggerRunner(engine.system).trigger_once()
     assert [name for name in await names(raw) if name in ("a.b", "a.c", "ab")] == hits
 
 
 async def test_what_happens_to_tasks_flows_and_groups_has_names(
     engine: Engine, raw: Raw, agent: AgentProfile
 ) -> None:
-    def handler(work: Work) -> Any:
+    def handler(work: ClaimedTask) -> Any:
         if work.key == "bad":
             raise Wrong("no")
 
@@ -208,7 +214,7 @@ async def test_what_happens_to_tasks_flows_and_groups_has_names(
     good = await engine.flows.start("g")
     bad = await engine.flows.start("bad")
     await worked(engine, agent, handler)
-    await Triggering(engine.system).trigger_once(1000)
+    await TriggerRunner(engine.system).trigger_once(1000)
     found = [(each["name"], each["flow"], each["key"]) for each in await inputs(raw) if each]
     assert sorted(found) == sorted(
         [
@@ -237,8 +243,11 @@ def test_names() -> None:
     assert names_of("schedule_fired") == ("schedule.fired",)
     assert names_of("event", message="x.y") == ("x.y",)
     assert names_of("trigger_failed") == names_of("event") == names_of("unheard") == ()
-    assert wanted("task.*", ("flow.completed",)) is None
-    assert wanted("all.*", ("flow.completed", "all.finished", "all.succeeded")) == "all.finished"
+    assert matching_name("task.*", ("flow.completed",)) is None
+    assert (
+        matching_name("all.*", ("flow.completed", "all.finished", "all.succeeded"))
+        == "all.finished"
+    )
     assert [depth_of(each) for each in (None, "api", source_of(str(uuid4()), 3))] == [0, 0, 3]
 
 
@@ -292,7 +301,7 @@ async def test_a_fault_of_ours_stops_nothing(
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patched:
-        patched.setattr(event_matching, "_given", broken)
+        patched.setattr(event_matching, "_flow_input", broken)
         await trigger(engine)
     assert "a bug" in str((await engine.triggers.get(made)).last_error)
     await engine.publish("x")
@@ -322,10 +331,10 @@ async def test_events_before_and_during_a_pause_start_nothing(
 async def test_nobody_reads_events_that_nobody_wants(engine: Engine, raw: Raw) -> None:
     await defined(engine)
     await engine.publish("x", 1)
-    assert await Triggering(engine.system).trigger_once() == 0
+    assert await TriggerRunner(engine.system).trigger_once() == 0
     last = await raw.value("select max(position) from event")
     assert await raw.value("select position from cursor where name = 'triggers'") == last
-    assert await Triggering(engine.system).trigger_once() == 0
+    assert await TriggerRunner(engine.system).trigger_once() == 0
 
 
 @pytest.mark.parametrize("event", ["flow.completed", "task.completed"])
@@ -398,11 +407,11 @@ async def test_tenants_are_kept_apart(engine: Engine, raw: Raw) -> None:
     assert await refusal(engine.publish("x", None, foreign)) == "not_found"
     await other.publish("hers", 1)
     await other.publish("mine", 2)
-    await Triggering(engine.system).trigger_once()
+    await TriggerRunner(engine.system).trigger_once()
     rows = {(str(row[0]), row[1]) for row in await flows(raw, "workspace, source")}
     assert rows == {(str(other.workspace), source_of(str(hers), 1))}
     await engine.publish("hers", 3)
-    await Triggering(engine.system).trigger_once()
+    await TriggerRunner(engine.system).trigger_once()
     assert (await other.triggers.get(hers)).fired == 1
     given = [each["data"] for each in await inputs(raw) if each and each["name"] == "hers"]
     assert given == [1, 3]
@@ -434,18 +443,18 @@ async def test_the_coordinator_looks_after_triggers(engine: Engine, raw: Raw) ->
 
 
 async def test_files_keep_triggers_by_name(engine: Engine, raw: Raw) -> None:
-    async def put(*all_: Wanted, dry: bool = False) -> dict[str, str]:
+    async def put(*all_: DesiredTrigger, dry: bool = False) -> dict[str, str]:
         script = engine.triggers.compare if dry else engine.triggers.put
         return await engine.core.store.transact(lambda: script(all_))
 
-    first = Wanted(name="t", event="x", target="job")
+    first = DesiredTrigger(name="t", event="x", target="job")
     assert await put(first, dry=True) == {"t": "created"}
     assert await raw.count("trigger_rule") == 0
     assert [await put(first), await put(first)] == [{"t": "created"}, {"t": "unchanged"}]
-    second = Wanted(name="t", event="y", target="job", filter="event.name == 'y'")
+    second = DesiredTrigger(name="t", event="y", target="job", filter="event.name == 'y'")
     assert await put(second) == {"t": "updated"}
     assert (await engine.triggers.get("t")).event == "y"
-    bad = Wanted(name="b", event="y", target="job", filter="(")
+    bad = DesiredTrigger(name="b", event="y", target="job", filter="(")
     assert await refusal(put(second, bad)) == "expression_invalid"
 
 
@@ -470,7 +479,7 @@ async def test_an_event_that_cannot_be_is_refused(
 
 
 async def test_secrets_are_struck_out_of_events(engine: Engine, raw: Raw) -> None:
-    keyed = Engine(engine.store, actor="tester", vault=Vault({"k": bytes(range(32))}))
+    keyed = Engine(engine.store, actor="tester", vault=KeyRing({"k": bytes(range(32))}))
     given = {"secrets": {"key": "hush-hush-1"}}
     made = await keyed.submit(new(input=given))
     told = await keyed.publish(

@@ -15,7 +15,7 @@ from tests.contract.test_turns import submit, work_off
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.limits import concurrency
-from tenuto.engine.limits.concurrency import TurnUpkeep
+from tenuto.engine.limits.concurrency import PermitRepair
 from tenuto.model.limits.concurrency import Concurrency
 
 
@@ -57,7 +57,7 @@ async def test_a_forgotten_place_is_found_whatever_others_have(
         f"delete from task_turn where held = true and workspace = '{engine.workspace}'"
     )
     clock.advance(120)
-    assert await TurnUpkeep(engine.system).recount_once("mender") == 1
+    assert await PermitRepair(engine.system).recount_once("mender") == 1
     assert await status(engine, second) == "PENDING"
 
 

@@ -24,9 +24,9 @@ from tests.contract.conftest import (
 
 from tenuto.engine.engine import Engine
 from tenuto.engine.limits import concurrency as turns
-from tenuto.engine.limits.concurrency import TurnUpkeep
+from tenuto.engine.limits.concurrency import PermitRepair
 from tenuto.model.errors import Conflict, Invalid, TenutoError
-from tenuto.model.limits.concurrency import Concurrency, given, superseded
+from tenuto.model.limits.concurrency import Concurrency, grant_order, tasks_to_cancel
 from tenuto.model.tasks.task import TERMINAL
 
 KILLED = {"state": "killed"}
@@ -42,7 +42,7 @@ async def submit(engine: Engine, title: str = "a task", **options: Any) -> UUID:
 async def work_off(engine: Engine) -> int:
     """Do what cascades left to do, until nothing is left."""
     done = 0
-    while more := await engine.flows.work_once():
+    while more := await engine.flows.run_deferred_once():
         done += more
     return done
 
@@ -381,7 +381,7 @@ async def test_a_forgotten_place_is_found_and_told(
     second, third = await submit(engine), await submit(engine)
     await raw.execute("delete from task_turn where held = true")
     await raw.execute(f"delete from task_turn where task = '{third}'")
-    mending = TurnUpkeep(engine.system)
+    mending = PermitRepair(engine.system)
     assert await mending.recount_once("mender") == 0  # it may still be on its way
     clock.advance(120)
     assert await mending.recount_once("mender") == 2
@@ -402,7 +402,7 @@ async def test_a_place_of_one_that_has_ended_is_given_on(
     await engine.complete(works[0].fence)
     assert await status(engine, second) == "WAITING"
     clock.advance(120)
-    assert await TurnUpkeep(engine.system).recount_once("mender") >= 1
+    assert await PermitRepair(engine.system).recount_once("mender") >= 1
     assert await status(engine, second) == "PENDING"
 
 
@@ -415,7 +415,7 @@ async def test_many_at_once_by_several_engines(engine: Engine, another: Another,
             for work in await who.claim(profile(), WORKER, 10, LEASE_S):
                 await who.complete(work.fence)
                 left[0] -= 1
-            await who.flows.work_once()
+            await who.flows.run_deferred_once()
 
     async with another() as second, another() as third:
         engines = (engine, second, third)
@@ -468,7 +468,7 @@ async def labour(who: Engine, chance: random.Random) -> bool:
         except Conflict as error:
             asked = {"cancel_requested": who.confirm_cancel, "pause_requested": who.confirm_pause}
             await asked[error.code](work.fence, KILLED)
-    return bool(works) or await who.flows.work_once() > 0
+    return bool(works) or await who.flows.run_deferred_once() > 0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -497,7 +497,7 @@ async def test_never_too_many_whatever_people_do(
     assert [await status(engine, task) in TERMINAL for task in tasks] == [True] * 30
     assert await raw.count("task_turn") == 0
     assert await most_at_once(raw) == 2
-    assert await TurnUpkeep(engine.system).recount_once("mender") == 0
+    assert await PermitRepair(engine.system).recount_once("mender") == 0
 
 
 async def most_at_once(raw: Raw) -> int:
@@ -531,14 +531,14 @@ async def test_the_last_of_many_that_cancel_the_old_runs(
 
 def test_given_passes_nobody() -> None:
     one, two, three = (UUID(int=n) for n in range(3))
-    assert given([(one, 1), (two, 1)], 0) == [one]
-    assert given([(one, 2), (two, 2), (three, 3)], 0) == [one, two, three]
-    assert given([(one, 1), (two, 5)], 1) == []
-    assert given([], 0) == []
+    assert grant_order([(one, 1), (two, 1)], 0) == [one]
+    assert grant_order([(one, 2), (two, 2), (three, 3)], 0) == [one, two, three]
+    assert grant_order([(one, 1), (two, 5)], 1) == []
+    assert grant_order([], 0) == []
 
 
 def test_superseded_are_the_oldest_that_do_not_fit() -> None:
     ids = [UUID(int=n) for n in range(4)]
-    assert superseded(ids, 1) == ids
-    assert superseded(ids, 3) == ids[:2]
-    assert superseded(ids, 9) == []
+    assert tasks_to_cancel(ids, 1) == ids
+    assert tasks_to_cancel(ids, 3) == ids[:2]
+    assert tasks_to_cancel(ids, 9) == []

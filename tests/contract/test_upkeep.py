@@ -26,7 +26,7 @@ from tests.contract.conftest import (
 )
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.maintenance import EVERY_LEASE, Spared
+from tenuto.engine.tasks.maintenance import EVERY_LEASE, LeaseExemption
 from tenuto.model.tasks.task import AGING_MS, TERMINAL, Fence, Status
 
 
@@ -229,14 +229,16 @@ async def test_spared_leases_are_not_ended(engine: Engine, clock: ManualClock) -
     clock.advance(LEASE_S + 1)
     ends = START + timedelta(seconds=LEASE_S)
     upkeep = engine.upkeep
-    for expire in (upkeep.expire_once, upkeep.expire_in_turns):
+    for expire in (upkeep.expire_once, upkeep.expire_fairly):
         assert await expire("reaper", spared=EVERY_LEASE) == 0
-        assert await expire("reaper", spared=Spared(ends, clock.now())) == 0
-    second = Spared(ends + timedelta(seconds=1), clock.now())
+        assert await expire("reaper", spared=LeaseExemption(ends, clock.now())) == 0
+    second = LeaseExemption(ends + timedelta(seconds=1), clock.now())
     assert await upkeep.expire_once("reaper", spared=second) == 1
     assert await status(engine, early.task) == "RETRY_WAIT"
     assert await status(engine, late.task) == "RUNNING"
-    assert await upkeep.expire_in_turns("reaper", spared=Spared(clock.now(), clock.now())) == 1
+    assert (
+        await upkeep.expire_fairly("reaper", spared=LeaseExemption(clock.now(), clock.now())) == 1
+    )
 
 
 @pytest.mark.parametrize("how", ["once", "in_turns"])
@@ -252,10 +254,10 @@ async def test_the_timers_of_spared_leases_do_not_count(
     promote = engine.upkeep.promote_once if how == "once" else engine.upkeep.promote_in_turns
     assert await promote("promoter", spared=EVERY_LEASE) == 1
     assert await status(engine, retried.task) == "PENDING"
-    assert await promote("promoter", spared=Spared(START, clock.now())) == 1
+    assert await promote("promoter", spared=LeaseExemption(START, clock.now())) == 1
     assert await status(engine, beating.task) == "RETRY_WAIT"
     assert await status(engine, silent.task) == "RUNNING"
-    assert await promote("promoter", spared=Spared(clock.now(), clock.now())) == 1
+    assert await promote("promoter", spared=LeaseExemption(clock.now(), clock.now())) == 1
     assert await status(engine, silent.task) == "RETRY_WAIT"
 
 
@@ -470,10 +472,10 @@ async def test_workers_that_fell_silent(engine: Engine, clock: ManualClock) -> N
 
 
 async def test_nobody_resigns_for_the_leader(engine: Engine, clock: ManualClock) -> None:
-    assert await engine.upkeep.lead("duty", "leader", 10) is not None
+    assert await engine.upkeep.acquire_leadership("duty", "leader", 10) is not None
     await engine.upkeep.resign("duty", "other")
     clock.advance(1)
-    assert await engine.upkeep.lead("duty", "third", 10) is None
+    assert await engine.upkeep.acquire_leadership("duty", "third", 10) is None
     leads = await engine.upkeep.leader("duty")
     assert leads is not None
     assert (leads.holder, leads.epoch) == ("leader", 1)
@@ -482,23 +484,26 @@ async def test_nobody_resigns_for_the_leader(engine: Engine, clock: ManualClock)
 async def test_one_leads_at_a_time(engine: Engine, clock: ManualClock, another: Another) -> None:
     upkeep = engine.upkeep
     async with another() as second:
-        calls: list[Any] = [upkeep.lead("duty", "a", 10), second.upkeep.lead("duty", "b", 10)]
+        calls: list[Any] = [
+            upkeep.acquire_leadership("duty", "a", 10),
+            second.upkeep.acquire_leadership("duty", "b", 10),
+        ]
         leaders = [each for each in await asyncio.gather(*calls) if each is not None]
     assert [each.epoch for each in leaders] == [1]
     first, other = ("a", "b") if leaders[0].holder == "a" else ("b", "a")
-    again = await upkeep.lead("duty", first, 20)
+    again = await upkeep.acquire_leadership("duty", first, 20)
     assert again is not None
     assert (again.epoch, again.until) == (1, clock.now() + timedelta(seconds=20))
     clock.advance(20.1)
-    taken = await upkeep.lead("duty", other, 10)
+    taken = await upkeep.acquire_leadership("duty", other, 10)
     assert taken is not None
     assert taken.epoch == 2
-    assert await upkeep.lead("duty", first, 10) is None
+    assert await upkeep.acquire_leadership("duty", first, 10) is None
     await upkeep.resign("duty", first)
-    assert await upkeep.lead("duty", first, 10) is None
+    assert await upkeep.acquire_leadership("duty", first, 10) is None
     await upkeep.resign("duty", other)
     clock.advance(0.001)
-    assert (await upkeep.lead("duty", first, 10)) is not None
+    assert (await upkeep.acquire_leadership("duty", first, 10)) is not None
     assert (await upkeep.leader("duty")) is not None
     assert await upkeep.leader("nothing") is None
 

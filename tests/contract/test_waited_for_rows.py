@@ -31,10 +31,10 @@ from tests.waiting import eventually
 from tests.webhooks.conftest import VAULT, deliveries_of, hooks_of
 
 from tenuto.engine.agents.gateways import Gateways
-from tenuto.engine.agents.registry import Registry
+from tenuto.engine.agents.registry import AgentRegistry
 from tenuto.engine.engine import Engine
 from tenuto.engine.tenancy.accounts import Identity
-from tenuto.engine.tenancy.secrets import Secrets
+from tenuto.engine.tenancy.secrets import NamedSecrets
 from tenuto.engine.webhooks.endpoints import WebhookChange
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.limits.rate_limits import RateLimit
@@ -133,9 +133,9 @@ async def test_failures_of_a_gateway_at_the_same_moment_are_all_counted(
 ) -> None:
     gateways = Gateways(engine.system)
     await gateways.serve(["g"])
-    await gateways.broke("g", "away", probe=False)
+    await gateways.record_failure("g", "away", probe=False)
     failed = "update gateway set failures = failures + 1"
-    closed_until = await meanwhile(raw, gateways.broke("g", "away", probe=False), failed)
+    closed_until = await meanwhile(raw, gateways.record_failure("g", "away", probe=False), failed)
     [state] = await gateways.states()
     assert (state.failures, state.closed_until) == (3, closed_until)
     assert closed_until is not None
@@ -145,7 +145,7 @@ async def test_an_agent_that_was_terminated_at_that_moment_is_not_ended_again(
     engine: Engine, raw: Raw
 ) -> None:
     known = await engine.register_agent(profile())
-    ending = Registry(engine.core, engine.workspace).end(known.id, None, "tester")
+    ending = AgentRegistry(engine.core, engine.workspace).end(known.id, None, "tester")
     ended = "update agent set status = 'TERMINATED', version = version + 1"
     assert await refusal(meanwhile(raw, ending, ended)) == "agent_terminated"
 
@@ -202,7 +202,7 @@ async def test_a_submit_keeps_to_the_quota_of_that_moment(engine: Engine, raw: R
     await engine.submit(new())
     quota = """update workspace set quota = '{"pending": %d}', lanes_version = lanes_version + %d"""
     await raw.execute(quota % (2, 1))
-    await engine.core.lanes.moved(engine.workspace)
+    await engine.core.lanes.reload_if_changed(engine.workspace)
     lowered = quota % (1, 0)
     assert await refusal(meanwhile(raw, engine.submit(new()), lowered)) == "quota_exceeded"
     assert await raw.count("task") == 1
@@ -376,7 +376,7 @@ async def test_a_secret_that_only_owners_may_change_from_that_moment_on_is_not_d
 ) -> None:
     await Engine(engine.store, vault=VAULT).secrets.put("s", "a value")
     admin = caller_of(engine.workspace, Role.ADMIN)
-    deleting = Secrets(engine.core, engine.workspace, "admin", admin).delete("s")
+    deleting = NamedSecrets(engine.core, engine.workspace, "admin", admin).delete("s")
     kept = """update secret set use = '{"role": "OWNER"}'"""
     assert await refusal(meanwhile(raw, deleting, kept)) == "secret_forbidden"
     assert await raw.count("secret") == 1

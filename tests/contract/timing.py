@@ -7,8 +7,8 @@ from tests.contract.conftest import Raw
 from tests.contract.flowing import task
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.schedules.event_matching import Triggering
-from tenuto.engine.schedules.firing import Firing
+from tenuto.engine.schedules.event_matching import TriggerRunner
+from tenuto.engine.schedules.firing import ScheduleRunner
 from tenuto.model.flows.plan import Spec
 from tenuto.model.schedules.schedule import ScheduleSpec
 
@@ -24,13 +24,13 @@ def cron(line: str = "0 * * * *", **fields: Any) -> ScheduleSpec:
 
 
 async def fire(engine: Engine) -> int:
-    return await Firing(engine.system).fire_once()
+    return await ScheduleRunner(engine.system).fire_once()
 
 
 async def trigger(engine: Engine) -> int:
     """Hand triggers all events there are."""
     total = 0
-    while n := await Triggering(engine.system).trigger_once():
+    while n := await TriggerRunner(engine.system).trigger_once():
         total += n
     return total
 

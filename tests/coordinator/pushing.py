@@ -8,10 +8,10 @@ from uuid import UUID
 from tests.contract.conftest import ManualClock, Raw, check_attempts, check_trail, opened
 from tests.coordinator.stub_gateway import StubGateway, stub_gateway
 
-from tenuto.coordinator.dispatch import Dispatcher, Means
+from tenuto.coordinator.dispatch import Dispatcher, DispatcherConfig
 from tenuto.coordinator.gateway import Gateway
 from tenuto.engine.agents.gateways import Gateways, GatewayState
-from tenuto.engine.agents.push import Dispatching
+from tenuto.engine.agents.push import PushSessions
 from tenuto.engine.engine import Engine
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.tasks.submission import NewTask
@@ -39,13 +39,13 @@ class Stage:
         async def leads() -> bool:
             return self.leads
 
-        means = Means(
+        means = DispatcherConfig(
             gateways={"default": Gateway("default", self.gateway.url, KEY, deadline_s=deadline_s)},
             issue=self._issue,
             leads=leads,
         )
         settings = Settings(**{**_fields(SETTINGS), **changes})
-        return Dispatcher(Dispatching(self.engine.system), means, settings)
+        return Dispatcher(PushSessions(self.engine.system), means, settings)
 
     def _issue(self, agent: UUID, workspace: UUID, fence: Fence) -> str:
         assert workspace == self.engine.workspace

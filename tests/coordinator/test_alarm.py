@@ -17,10 +17,10 @@ from tests.webhooks.receiver import answer, receiving
 from tenuto import app
 from tenuto.coordinator import outage as alarm
 from tenuto.coordinator.coordinator import NAME, Coordinator
-from tenuto.coordinator.outage import Alarm, Alert, Outage, pause_after
+from tenuto.coordinator.outage import Alert, AlertSender, OutageMonitor, pause_after
 from tenuto.engine.engine import Engine
 from tenuto.engine.operations.coordination import happened
-from tenuto.metrics import HERE
+from tenuto.metrics import PROCESS_METRICS
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid, Unavailable
 from tenuto.model.tasks.submission import NewTask
@@ -135,24 +135,24 @@ async def test_an_outage_from_its_first_failure_to_its_end(
     assert (await engine.show(task)).status == "PENDING"
     notes = [line.event for line in await happened(engine, "WARN", 10)]
     assert "coordinator.outage" in notes
-    assert HERE.value(DOWN) == 0
+    assert PROCESS_METRICS.value(DOWN) == 0
 
 
 async def test_nobody_is_told_of_a_short_outage(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outage = Outage(Alarm("", clock), clock, "one")
+    outage = OutageMonitor(AlertSender("", clock), clock, "one")
     with caplog.at_level(logging.INFO, "tenuto.coordinator"):
         for _ in range(8):  # 5 + 10 + 20 + 40 * 5 = 235 s
             outage.failed("away")
-            assert HERE.value(DOWN) == clock.elapsed()
+            assert PROCESS_METRICS.value(DOWN) == clock.elapsed()
             clock.advance(outage.pause(2))
         assert outage.answered() == 235
-    assert (outage.pause(2), HERE.value(DOWN), caplog.records) == (2, 0, [])
+    assert (outage.pause(2), PROCESS_METRICS.value(DOWN), caplog.records) == (2, 0, [])
 
 
 async def test_a_failure_that_is_over_at_the_next_look_is_no_outage(clock: ManualClock) -> None:
-    outage = Outage(Alarm("", clock), clock, "one")
+    outage = OutageMonitor(AlertSender("", clock), clock, "one")
     outage.failed("away")
     clock.advance(5)
     assert outage.answered() is None
@@ -162,7 +162,7 @@ async def test_a_failure_that_is_over_at_the_next_look_is_no_outage(clock: Manua
 async def test_a_second_outage_is_told_anew(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    outage = Outage(Alarm("", clock), clock, "one")
+    outage = OutageMonitor(AlertSender("", clock), clock, "one")
     with caplog.at_level(logging.CRITICAL, "tenuto.coordinator"):
         for _ in range(2):
             for _ in range(4):
@@ -187,7 +187,7 @@ async def test_a_duty_that_the_store_fails_does_not_make_the_pauses_longer(
         await coordinator._guarded()
         assert coordinator._pause() == 5
         clock.advance(coordinator._pause())
-    assert HERE.value(DOWN) == 0
+    assert PROCESS_METRICS.value(DOWN) == 0
 
 
 async def test_who_cannot_reach_the_store_lets_another_lead(
@@ -209,9 +209,9 @@ async def test_who_cannot_reach_the_store_lets_another_lead(
     clock.advance(0.001)
     await two._guarded()
     assert two.epoch == 2, "it resigned: nobody waits for the end of its lease"
-    before = HERE.value("tenuto_coordinator_conflicts_total")
+    before = PROCESS_METRICS.value("tenuto_coordinator_conflicts_total")
     await one._guarded()
-    assert HERE.value("tenuto_coordinator_conflicts_total") == before
+    assert PROCESS_METRICS.value("tenuto_coordinator_conflicts_total") == before
 
 
 async def test_a_hint_and_a_stop_end_a_long_pause(store: Frail, clock: ManualClock) -> None:
@@ -249,7 +249,7 @@ async def test_an_alert_is_tried_a_few_times(
     alert = Alert(alert="database_down", message="m", since=clock.now(), instance="one")
     async with receiving() as receiver:
         receiver.replies = [answer(status) for status in replies]
-        sender = Alarm(receiver.url, clock)
+        sender = AlertSender(receiver.url, clock)
         sender.tell(alert)
         await eventually(lambda: not sender._posts)
     assert len(receiver.got) == posts
@@ -260,7 +260,7 @@ async def test_an_alert_is_tried_a_few_times(
 async def test_an_alert_that_nobody_takes_harms_nobody(
     clock: ManualClock, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    sender = Alarm(url, clock)
+    sender = AlertSender(url, clock)
     alert = Alert(alert="database_down", message="m", since=clock.now(), instance="one")
     sender.tell(alert)
     await eventually(lambda: not sender._posts)
@@ -280,7 +280,7 @@ async def test_an_endpoint_that_does_not_answer_keeps_nobody(
 
     async with receiving() as receiver:
         receiver.replies = [silence]
-        sender = Alarm(receiver.url, clock)
+        sender = AlertSender(receiver.url, clock)
         for _ in range(3):
             sender.tell(
                 Alert(alert="database_down", message="m", since=clock.now(), instance="one")
@@ -310,7 +310,7 @@ async def test_a_real_server_that_is_stopped_and_started(
                     await eventually(lambda: coordinator.cycles > 2)
                     await asyncio.to_thread(server.stop, "immediate")
                     await eventually(lambda: "database_down" in caplog.text, 60)
-                    assert HERE.value(DOWN) > 1.0
+                    assert PROCESS_METRICS.value(DOWN) > 1.0
                     assert coordinator.epoch is None
                     await asyncio.to_thread(server.start)
                     before = coordinator.cycles
@@ -318,7 +318,7 @@ async def test_a_real_server_that_is_stopped_and_started(
                     await eventually(lambda: len(receiver.got) == 2)
                     stop.set()
                     await running
-                assert HERE.value(DOWN) == 0
+                assert PROCESS_METRICS.value(DOWN) == 0
                 events = [line.event for line in await happened(engine, "WARN", 10)]
                 assert "coordinator.outage" in events
                 leader = await engine.upkeep.leader(NAME)

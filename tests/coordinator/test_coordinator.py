@@ -17,8 +17,8 @@ from tests.worker.test_worker_process import nobody_writes
 from tenuto.coordinator.coordinator import NAME, Coordinator
 from tenuto.engine.engine import Engine
 from tenuto.engine.operations.coordination import happened
-from tenuto.engine.tasks.maintenance import STANDBY_S, Cycle, Leadership
-from tenuto.metrics import HERE
+from tenuto.engine.tasks.maintenance import STANDBY_S, CycleReport, Leadership
+from tenuto.metrics import PROCESS_METRICS
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import Invalid, Unavailable
 from tenuto.model.tasks.submission import NewTask
@@ -77,7 +77,7 @@ async def test_who_tidies_for_long_leads_meanwhile(
     coordinator = stage.coordinator(settings=Settings(tick_s=0.05))
     upkeep = stage.engine.upkeep
     renewed = asyncio.Event()
-    lead = upkeep.lead
+    lead = upkeep.acquire_leadership
 
     async def count(*given: Any) -> Leadership | None:
         if coordinator._duties.keys() >= {"relay"}:  # the cycle is at its last duty
@@ -89,7 +89,7 @@ async def test_who_tidies_for_long_leads_meanwhile(
         await asyncio.wait_for(renewed.wait(), PATIENCE)
         return 7
 
-    monkeypatch.setattr(upkeep, "lead", count)
+    monkeypatch.setattr(upkeep, "acquire_leadership", count)
     monkeypatch.setattr(upkeep, "prune_once", prune)
     assert (await coordinator.cycle_once()).pruned == 7
 
@@ -142,15 +142,15 @@ async def test_a_pause_in_the_middle_of_a_cycle_counts_too(
     coordinator = stage.coordinator()
     await cycle(coordinator, stage, 20)
     [task] = await stage.lease()
-    lead = stage.engine.upkeep.lead
+    lead = stage.engine.upkeep.acquire_leadership
 
     async def slow(
-        name: str, holder: str, seconds: float, cycle: Cycle | None = None
+        name: str, holder: str, seconds: float, cycle: CycleReport | None = None
     ) -> Leadership | None:
         stage.clock.advance(hours=1)
         return await lead(name, holder, seconds, cycle)
 
-    monkeypatch.setattr(stage.engine.upkeep, "lead", slow)
+    monkeypatch.setattr(stage.engine.upkeep, "acquire_leadership", slow)
     assert (await coordinator.cycle_once()).expired == 0
     assert await stage.status(task) == "RUNNING"
 
@@ -164,7 +164,7 @@ async def test_an_outage_is_a_pause(stage: Stage, monkeypatch: pytest.MonkeyPatc
         raise Unavailable("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage.engine.upkeep, "lead", away)
+        patch.setattr(stage.engine.upkeep, "acquire_leadership", away)
         for _ in range(LEASE_S):
             with pytest.raises(Unavailable):
                 await coordinator.cycle_once()
@@ -283,10 +283,10 @@ async def test_a_leader_that_slept_past_its_lease_tells_of_the_conflict(
     await two.cycle_once()
     stage.clock.advance(SETTINGS.tick_s * 3 + 1)
     assert (await two.cycle_once()).leading
-    before = HERE.value(CONFLICTS)
+    before = PROCESS_METRICS.value(CONFLICTS)
     assert not (await one.cycle_once()).leading
     assert not (await one.cycle_once()).leading
-    assert HERE.value(CONFLICTS) == before + 1
+    assert PROCESS_METRICS.value(CONFLICTS) == before + 1
     assert caplog.text.count("lost the lead to two, epoch 2") == 1
     [line] = await happened(stage.engine, "WARN", 10)
     assert (line.event, line.level, line.actor) == ("coordinator.conflict", "WARN", "one")
@@ -296,17 +296,17 @@ async def test_a_leader_that_slept_past_its_lease_tells_of_the_conflict(
     assert (await one.cycle_once()).leading
     stage.clock.advance(SETTINGS.tick_s * 3 + 1)
     assert (await two.cycle_once()).leading
-    assert (HERE.value(CONFLICTS), two.epoch) == (before + 2, 4)
+    assert (PROCESS_METRICS.value(CONFLICTS), two.epoch) == (before + 2, 4)
     assert "lost the lead to another, epoch 3" in caplog.text
 
 
 async def test_who_leads_alone_or_resigns_tells_of_no_conflict(stage: Stage) -> None:
-    before = HERE.value(CONFLICTS)
+    before = PROCESS_METRICS.value(CONFLICTS)
     one = stage.coordinator("one")
     for _ in range(3):
         await one.cycle_once()
         stage.clock.advance(3600)
-    assert (HERE.value(CONFLICTS), one.epoch) == (before, 1)
+    assert (PROCESS_METRICS.value(CONFLICTS), one.epoch) == (before, 1)
     lines = await happened(stage.engine, "INFO", 10)
     assert [line.event for line in lines] == ["coordinator.led"]
 
@@ -330,7 +330,7 @@ async def test_what_a_leader_tells_of_its_last_cycle(stage: Stage) -> None:
     assert (leader.cycle.error, leader.seen_at) == (None, led)
     assert leader.since is not None
     assert leader.since < led
-    assert HERE.value("tenuto_coordinator_duty_seconds_count", duty="expire") > 0
+    assert PROCESS_METRICS.value("tenuto_coordinator_duty_seconds_count", duty="expire") > 0
 
 
 async def test_a_failed_cycle_is_told_by_the_next(

@@ -13,10 +13,10 @@ from tests.coordinator.stub_gateway import always, session
 
 from tenuto.coordinator import dispatch
 from tenuto.coordinator.dispatch import in_turn
-from tenuto.coordinator.rate import Pace
+from tenuto.coordinator.rate import RateLimiter
 from tenuto.engine.agents.gateways import Gateways, GatewayState, worst
-from tenuto.engine.agents.push import Dispatching, Target
-from tenuto.metrics import HERE
+from tenuto.engine.agents.push import PushSessions, PushTarget
+from tenuto.metrics import PROCESS_METRICS
 from tenuto.model.agents.matching import AgentProfile
 
 SPAWNED = "tenuto_agents_spawned_total"
@@ -30,7 +30,7 @@ async def stage(database_url: str) -> AsyncIterator[Stage]:
 
 async def test_a_task_is_pushed_and_runs_once_its_session_is_told(stage: Stage) -> None:
     agent = await stage.agent(stale_threshold_s=70)
-    before = HERE.value(SPAWNED)
+    before = PROCESS_METRICS.value(SPAWNED)
     [task] = await stage.submit(  # a gateway is not told what a task would set: env, cwd
         prompt="do it",
         description="more",
@@ -75,7 +75,7 @@ async def test_a_task_is_pushed_and_runs_once_its_session_is_told(stage: Stage) 
         }
     ]
     assert f"authorization: bearer {KEY}" in stage.gateway.headers[0].lower()
-    assert HERE.value(SPAWNED) == before + 1
+    assert PROCESS_METRICS.value(SPAWNED) == before + 1
     await stage.engine.complete(stage.fences[task], {"c": 3})
     assert await stage.outcomes(task) == ["COMPLETED"]
 
@@ -117,7 +117,7 @@ async def test_explain_says_what_keeps_a_gateway_from_a_task(stage: Stage) -> No
     for _ in range(2):
         await stage.push()
         await stage.later(10)
-    await Gateways(stage.engine.system).broke("default", "HTTP 503", probe=True)
+    await Gateways(stage.engine.system).record_failure("default", "HTTP 503", probe=True)
     explained = await stage.engine.explain(task)
     assert explained.agents["pushed"] == ["its gateway default does not answer"]
 
@@ -250,7 +250,7 @@ async def test_a_failing_gateway_is_left_alone_and_then_tried_once(stage: Stage)
     assert await stage.push() == 1
     state = await stage.state()
     assert (state.failures, state.closed_until, state.last_error) == (0, None, None)
-    assert state.word(stage.clock.now()) == "connected"
+    assert state.status_at(stage.clock.now()) == "connected"
     await stage.engine.upkeep.promote_once("promoter")
     assert await stage.push() > 1
 
@@ -264,7 +264,7 @@ async def test_of_two_that_want_to_try_a_gateway_one_does(stage: Stage) -> None:
         await stage.push(dispatcher)
         stage.clock.advance(1)
     before = [await stage.state()]
-    late = Dispatching(stage.engine.system)
+    late = PushSessions(stage.engine.system)
 
     async def states() -> list[GatewayState]:
         return before
@@ -340,9 +340,9 @@ async def test_a_success_ends_the_failures_that_another_coordinator_counted(stag
 
 
 async def test_every_workspace_has_its_turn(stage: Stage) -> None:
-    def target(workspace: int, number: int) -> Target:
+    def target(workspace: int, number: int) -> PushTarget:
         profile = AgentProfile(id=UUID(int=number), workspace=UUID(int=workspace), name="a")
-        return Target(profile, None)
+        return PushTarget(profile, None)
 
     many = [target(1, number) for number in range(10)]
     few = [target(2, 20), target(3, 30)]
@@ -355,7 +355,7 @@ async def test_every_workspace_has_its_turn(stage: Stage) -> None:
 
 @pytest.mark.parametrize("cap", [0.5, 1, 1.5, 3, 7, 9, 20, 101, 1000.0])
 def test_no_second_sees_more_than_the_cap(cap: float) -> None:
-    pace, clock = Pace(cap), ManualClock()
+    pace, clock = RateLimiter(cap), ManualClock()
     granted = []
     for step in range(4000):
         if n := pace.left(clock.now()):
@@ -372,7 +372,7 @@ def test_no_second_sees_more_than_the_cap(cap: float) -> None:
 
 
 def test_a_clock_that_is_set_back_stops_no_dispatch() -> None:
-    pace, now = Pace(20), ManualClock().now()
+    pace, now = RateLimiter(20), ManualClock().now()
     pace.grant(pace.left(now), now)
     assert pace.left(now - timedelta(milliseconds=1)) == 0, "a clock is corrected now and then"
     assert pace.left(now - timedelta(hours=1)) == pace.burst

@@ -8,11 +8,11 @@ import pytest
 from tests.contract.conftest import LEASE_S, ManualClock, Raw, opened, profile
 from tests.contract.timing import cron, defined
 
-from tenuto.coordinator.coordinator import Coordinator, Counts
+from tenuto.coordinator.coordinator import Coordinator, CycleCounts
 from tenuto.engine.engine import DEFAULT_WORKSPACE, Engine
-from tenuto.engine.schedules.firing import Firing
-from tenuto.engine.tasks.claim import Work
-from tenuto.engine.tasks.maintenance import BATCH, Sink, Spared, Upkeep
+from tenuto.engine.schedules.firing import ScheduleRunner
+from tenuto.engine.tasks.claim import ClaimedTask
+from tenuto.engine.tasks.maintenance import BATCH, LeaseExemption, Sink, TaskMaintenance
 from tenuto.model.tasks.submission import NewTask
 from tenuto.settings import Settings
 from tenuto.store.protocol import Row, Store
@@ -110,7 +110,7 @@ async def held(store: Store, workspace: UUID, n: int) -> UUID:
     engine = Engine(store, workspace=workspace)
     await engine.submit_many([NewTask(title="held") for _ in range(n)])
     agent = await engine.register_agent(profile(id=engine.clock.new_id(), workspace=workspace))
-    works: list[Work] = []
+    works: list[ClaimedTask] = []
     while len(works) < n:
         works += await engine.claim(agent, f"host:{workspace}:w", min(200, n - len(works)), LEASE_S)
     return max(work.fence.task for work in works)
@@ -129,9 +129,9 @@ async def test_leases_are_ended_in_turns(
         big, small = Engine(store), Engine(store, workspace=other)
         assert await big.upkeep.expire_once("reaper") == 10
         assert (await small.show(mine)).status == "RUNNING"
-        assert await big.upkeep.expire_in_turns("reaper") == 10
+        assert await big.upkeep.expire_fairly("reaper") == 10
         assert (await small.show(mine)).status == "RETRY_WAIT"
-        done = [await big.upkeep.expire_in_turns("reaper") for _ in range(5)]
+        done = [await big.upkeep.expire_fairly("reaper") for _ in range(5)]
         assert done == [10, 10, 10, 2, 0]
         assert await big.upkeep.audit() == []
 
@@ -155,37 +155,39 @@ class Batches:
         self.seen: list[Row] = []
         self.coordinator = Coordinator(engine, SETTINGS)
         now = self.clock.now
-        monkeypatch.setattr(self.coordinator._pauses, "spared", lambda: Spared(now(), now()))
+        monkeypatch.setattr(
+            self.coordinator._pauses, "exempt_leases", lambda: LeaseExemption(now(), now())
+        )
         for name in ("BATCH", "AGENTS", "TIMED", "HEARD"):
             monkeypatch.setattr(f"tenuto.coordinator.coordinator.{name}", 2)
         for family in ("upkeep", "registry"):
             monkeypatch.setattr(f"tenuto.engine.{family}.BATCH", 2)
-        relay = Upkeep.relay_once
+        relay = TaskMaintenance.relay_once
 
-        async def relay_once(of: Upkeep, name: str, sink: Sink, _: int = 2) -> int:
+        async def relay_once(of: TaskMaintenance, name: str, sink: Sink, _: int = 2) -> int:
             return await relay(of, name, sink, 2)
 
-        monkeypatch.setattr(Upkeep, "relay_once", relay_once)
-        monkeypatch.setattr(Firing, "fire_once", partialmethod(Firing.fire_once, 2))
+        monkeypatch.setattr(TaskMaintenance, "relay_once", relay_once)
+        monkeypatch.setattr(ScheduleRunner, "fire_once", partialmethod(ScheduleRunner.fire_once, 2))
 
     async def expire(self) -> int:
         await held(self.engine.store, self.engine.workspace, 4)
         self._later(LEASE_S + 1)
-        await self.coordinator._expire(counts := Counts())
+        await self.coordinator._expire(counts := CycleCounts())
         return counts.expired
 
     async def promote(self) -> int:
         assert isinstance(self.clock, ManualClock)
         await due(self.engine, self.clock, 4)
         self._later(60)
-        await self.coordinator._promote(counts := Counts())
+        await self.coordinator._promote(counts := CycleCounts())
         return counts.promoted
 
     async def look_at_agents(self) -> int:
         for n in range(4):
             await self.engine.register_agent(profile(id=self.clock.new_id(), name=f"a{n}"))
         self._later(3600)
-        await self.coordinator._agents(counts := Counts())
+        await self.coordinator._agents(counts := CycleCounts())
         return counts.agents
 
     async def fire(self) -> int:
@@ -193,7 +195,7 @@ class Batches:
         for n in range(4):
             await self.engine.schedules.create(f"s{n}", "job", cron())
         self._later(3600)
-        await self.coordinator._fire(counts := Counts())
+        await self.coordinator._fire(counts := CycleCounts())
         return counts.fired
 
     async def trigger(self) -> int:

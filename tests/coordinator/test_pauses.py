@@ -22,13 +22,13 @@ from tests.contract.conftest import (
     status,
 )
 
-from tenuto.coordinator.coordinator import Coordinator, Counts
+from tenuto.coordinator.coordinator import Coordinator, CycleCounts
 from tenuto.coordinator.resume import SLOWEST_BEAT_S
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.report import Presence
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.tasks.task import Fence
 from tenuto.settings import Settings
-from tenuto.worker.process_pool import Children
+from tenuto.worker.process_pool import WorkerPool
 
 SETTINGS = Settings(heartbeat_s=5, tick_s=2)
 SLOW_BEAT_S = 12
@@ -63,9 +63,9 @@ class Stage:
         [work] = await self.engine.claim(profile(), WORKER, 1, lease_s)
         return work.fence
 
-    async def cycle(self, seconds: float) -> Counts:
+    async def cycle(self, seconds: float) -> CycleCounts:
         """Cycle at the usual pace for so long; what was expired and promoted in all."""
-        total = Counts()
+        total = CycleCounts()
         for _ in range(int(seconds // SETTINGS.tick_s)):
             counts = await self.coordinator.cycle_once()
             total.expired += counts.expired
@@ -141,12 +141,12 @@ async def test_who_stays_silent_after_a_pause_is_given_up(stage: Stage, make: Ma
 
 async def test_no_agent_falls_silent_by_a_pause(stage: Stage) -> None:
     await stage.engine.register_agent(profile())
-    beat = Presence(WORKER, "host", 1, ["agent"], 1)
-    await stage.engine.present(beat)
+    beat = WorkerInfo(WORKER, "host", 1, ["agent"], 1)
+    await stage.engine.record_worker(beat)
     await stage.cycle(4)
     stage.clock.advance(hours=1)
     assert (await stage.coordinator.cycle_once()).agents == 0
-    await stage.engine.present(beat)
+    await stage.engine.record_worker(beat)
     for _ in range(10):
         stage.clock.advance(SETTINGS.tick_s)
         assert (await stage.coordinator.cycle_once()).agents == 0
@@ -302,7 +302,7 @@ async def test_all_tasks_of_a_worker_that_died_go_on_and_nobody_else_s_end(
     dead = f"{host}:{pid}:dead"
     await engine.submit_many([new() for _ in range(10)])
     assert len(await engine.claim(profile(), dead, 10)) == 10
-    await engine.present(Presence(dead, host, pid, ["agent"], 10))
-    await Children(engine, SETTINGS, 1)._bury(pid)
+    await engine.record_worker(WorkerInfo(dead, host, pid, ["agent"], 10))
+    await WorkerPool(engine, SETTINGS, 1)._expire_leases_of(pid)
     assert (await engine.query.counts(engine.workspace))["PENDING"] == 10
     assert await stage.status(living) == "RUNNING"

@@ -11,8 +11,8 @@ from tests.coordinator.stub_gateway import always, session
 from tests.secrets.conftest import dump
 from tests.waiting import eventually
 
-from tenuto.encryption_keys import Vault
-from tenuto.engine.agents.push import Dispatching, Left
+from tenuto.encryption_keys import KeyRing
+from tenuto.engine.agents.push import PushSessions, SessionToKill
 from tenuto.engine.engine import Engine
 
 
@@ -31,11 +31,13 @@ async def test_a_kill_of_an_old_session_does_not_end_a_new_one(stage: Stage) -> 
     await stage.push()
     assert (await row_of(stage.engine, task)).attempt == 2
     await stage.engine.cancel(task)
-    dispatching = Dispatching(stage.engine.system)
-    old = Left(task, 1, "gateway:default", "old")
-    await dispatching.stopped(old, {"state": "killed"}, "test")
+    dispatching = PushSessions(stage.engine.system)
+    old = SessionToKill(task, 1, "gateway:default", "old")
+    await dispatching.confirm_killed(old, {"state": "killed"}, "test")
     assert await stage.status(task) == "RUNNING"
-    await dispatching.stopped(Left(task, 2, "gateway:default", "new"), {"state": "killed"}, "test")
+    await dispatching.confirm_killed(
+        SessionToKill(task, 2, "gateway:default", "new"), {"state": "killed"}, "test"
+    )
     assert await stage.status(task) == "CANCELLED"
 
 
@@ -363,7 +365,7 @@ async def test_a_hint_has_a_task_pushed_at_once(stage: Stage) -> None:
 async def test_a_gateway_that_repeats_what_it_was_told_gives_no_secret_away(
     stage: Stage, database_url: str
 ) -> None:
-    stage.engine = Engine(stage.engine.store, actor="test", vault=Vault({"k": bytes(range(32))}))
+    stage.engine = Engine(stage.engine.store, actor="test", vault=KeyRing({"k": bytes(range(32))}))
     stage.dispatcher = stage.another()
     await stage.agent()
     secret = "canary-7f3a-0123456789"

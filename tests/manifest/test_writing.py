@@ -11,8 +11,8 @@ from tests.manifest.examples import FLOW, S2
 
 from tenuto.engine.flows.definitions import encoded
 from tenuto.manifest.diff import FieldChange, changes, same
-from tenuto.manifest.documents import drafted, spec_from
-from tenuto.manifest.export import camel, dump, kind_of, said_by, snake, yaml_of
+from tenuto.manifest.documents import parse_files, spec_from
+from tenuto.manifest.export import camel, dump, kind_of, snake, to_plain, yaml_of
 from tenuto.manifest.manifest import read
 from tenuto.manifest.tasks import NEVER
 from tenuto.model.flows.definition import Approval, Condition, Foreach, Goto, GroupSpec
@@ -95,7 +95,7 @@ SPECS: list[Spec] = [
 
 def loaded(text: str) -> dict[str, Spec]:
     """The definitions of a text, without asking what they refer to."""
-    return drafted({"f": text}).specs
+    return parse_files({"f": text}).specs
 
 
 def test_the_table_has_every_field() -> None:
@@ -114,7 +114,7 @@ def test_the_table_has_every_field() -> None:
 def test_what_is_written_loads_back(spec: Spec) -> None:
     [back] = loaded(dump([spec])).values()
     assert same(back, spec)
-    far = msgspec.json.decode(msgspec.json.encode(camel(said_by(spec))))
+    far = msgspec.json.decode(msgspec.json.encode(camel(to_plain(spec))))
     assert same(spec_from(kind_of(spec), snake(far)), spec)
     assert same(msgspec.json.decode(encoded(spec), type=type(spec)), spec)
 

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from tenuto.model.errors import Conflict
 from tenuto.model.tasks import commands as c
-from tenuto.model.tasks.commands import Command, Failure, Fenced, Moment
+from tenuto.model.tasks.commands import AttemptCommand, Command, DecisionContext, Failure
 from tenuto.model.tasks.decide import _DECIDERS, decide, on_due, token_hash
 from tenuto.model.tasks.retry import ATTEMPT_CAP, ErrorClass
 from tenuto.model.tasks.task import (
     LEASED,
     TERMINAL,
     TRANSITIONS,
-    Change,
     Fence,
     Outcome,
     Status,
     Task,
+    TaskChange,
     due_at,
     rank,
 )
@@ -94,42 +94,42 @@ COMMANDS: dict[str, Callable[[Fence], Command]] = {
     "resume": lambda _: c.Resume(),
     "cancel": lambda _: c.Cancel(reason="r"),
     "skip": lambda _: c.Skip(),
-    "refuse": lambda _: c.Refuse(code="queue_ttl", message="m"),
+    "refuse": lambda _: c.FailWithoutAttempt(code="queue_ttl", message="m"),
     "retry": lambda _: c.Retry(),
     "archive": lambda _: c.Archive(),
-    "reprioritise": lambda _: c.Reprioritise(priority=9),
-    "start": lambda _: c.Start(),
+    "reprioritise": lambda _: c.SetPriority(priority=9),
+    "start": lambda _: c.StartNow(),
     "edit": lambda _: c.Edit(fields=("title",)),
-    "erase": lambda _: c.Erase(),
+    "erase": lambda _: c.DeletePayload(),
 }
 DUTIES: dict[str, Callable[[Fence], Command]] = {
-    "overrun": lambda _: c.Overrun(),
+    "overrun": lambda _: c.ForceTimeOut(),
     "warn hung": lambda _: c.WarnHung(),
     "abort": lambda _: c.Abort(),
     "ready": lambda _: c.Ready(),
-    "due": lambda _: c.Due(),
+    "due": lambda _: c.RetryDue(),
 }
 FLOWS: dict[str, Callable[[Fence], Command]] = {
-    "met": lambda _: c.Met(n=0),
-    "turn": lambda _: c.Turn(),
-    "wake": lambda _: c.Wake(),
-    "wake in vain": lambda _: c.Wake(progress=False),
-    "ask": lambda _: c.Ask(hold="approval", timeout_s=60),
-    "exceed": lambda _: c.Exceed(hold="budget:1", reason="used up"),
-    "block": lambda _: c.Block(),
-    "approve": lambda _: c.Decide(status=Status.COMPLETED, output="{}"),
-    "reject": lambda _: c.Decide(status=Status.FAILED, message="no", code="rejected"),
-    "leave out": lambda _: c.Decide(status=Status.SKIPPED),
-    "revive": lambda _: c.Revive(hold="turn"),
+    "met": lambda _: c.DependenciesMet(n=0),
+    "turn": lambda _: c.ClearHold(),
+    "wake": lambda _: c.Unpark(),
+    "wake in vain": lambda _: c.Unpark(progress=False),
+    "ask": lambda _: c.AwaitAnswer(hold="approval", timeout_s=60),
+    "exceed": lambda _: c.PauseForBudget(hold="budget:1", reason="used up"),
+    "block": lambda _: c.AddDependency(),
+    "approve": lambda _: c.Resolve(status=Status.COMPLETED, output="{}"),
+    "reject": lambda _: c.Resolve(status=Status.FAILED, message="no", code="rejected"),
+    "leave out": lambda _: c.Resolve(status=Status.SKIPPED),
+    "revive": lambda _: c.Reopen(hold="turn"),
     "assign": lambda _: c.Assign(lane=7, agent=None),
 }
 ALL = COMMANDS | DUTIES | FLOWS
 FENCE = Fence(ID, 1, TOKEN)
 
 
-def attempted(of: Task, command: Command, now: datetime = NOW) -> Change | str | None:
+def attempted(of: Task, command: Command, now: datetime = NOW) -> TaskChange | str | None:
     try:
-        return decide(of, command, Moment(now, 0.5, "actor"))
+        return decide(of, command, DecisionContext(now, 0.5, "actor"))
     except Conflict as error:
         return error.code
 
@@ -140,7 +140,7 @@ def test_every_command_is_tried_here() -> None:
     assert TRANSITIONS.keys() - names == {"claim"}
 
 
-def check(before: Task, command: Command, made: Change, now: datetime = NOW) -> None:
+def check(before: Task, command: Command, made: TaskChange, now: datetime = NOW) -> None:
     """What every change must satisfy."""
     after, event, end = made.task, made.event, made.end
     assert after.version == before.version + 1
@@ -183,7 +183,7 @@ def test_every_command_in_every_status(name: str, status: Status) -> None:
         }
         before = task(status, estimate_minutes=1, timeout_s=60, **requested)
         made = attempted(before, command, late)
-        if isinstance(made, Change):
+        if isinstance(made, TaskChange):
             check(before, command, made, late)
             legal = {pair for pair in TRANSITIONS.get(command.name, ()) if pair[0] is status}
             assert legal or command.name in ("archive", "reprioritise", "edit", "erase", "assign")
@@ -197,7 +197,7 @@ def test_every_command_in_every_status(name: str, status: Status) -> None:
             )
 
 
-@pytest.mark.parametrize("name", [n for n in ALL if isinstance(ALL[n](FENCE), Fenced)])
+@pytest.mark.parametrize("name", [n for n in ALL if isinstance(ALL[n](FENCE), AttemptCommand)])
 def test_a_wrong_fence_is_refused_in_every_status(name: str) -> None:
     wrong = [Fence(ID, 2, TOKEN), Fence(ID, 0, TOKEN), Fence(ID, 1, "x"), Fence(ID, 1, "")]
     for status in Status:
@@ -205,27 +205,27 @@ def test_a_wrong_fence_is_refused_in_every_status(name: str) -> None:
             assert attempted(task(status), ALL[name](fence)) == "lease_lost"
 
 
-@pytest.mark.parametrize("name", [n for n in COMMANDS if isinstance(ALL[n](FENCE), Fenced)])
+@pytest.mark.parametrize("name", [n for n in COMMANDS if isinstance(ALL[n](FENCE), AttemptCommand)])
 def test_a_repeat_is_answered_and_changes_nothing(name: str) -> None:
     command = ALL[name](FENCE)
     asked = {"cancel_requested_at": NOW} if name == "confirm cancel" else {}
     asked |= {"pause_requested_at": NOW} if name == "confirm pause" else {}
     status = Status.ASSIGNED if name == "begin" else Status.RUNNING
     made = attempted(task(status, **asked), command)
-    assert isinstance(made, Change)
+    assert isinstance(made, TaskChange)
     assert attempted(made.task, command) is None
 
 
 @pytest.mark.parametrize(("first", "second"), [("park", "fail"), ("rate limit until", "park")])
 def test_another_command_is_no_repeat(first: str, second: str) -> None:
     made = attempted(task(Status.RUNNING), ALL[first](FENCE))
-    assert isinstance(made, Change)
+    assert isinstance(made, TaskChange)
     assert attempted(made.task, ALL[second](FENCE)) == "lease_lost"
 
 
 def test_to_wait_until_another_time_is_no_repeat() -> None:
     made = attempted(task(Status.RUNNING), ALL["park until"](FENCE))
-    assert isinstance(made, Change)
+    assert isinstance(made, TaskChange)
     later = c.Park(fence=FENCE, hold="quota", resume_at=NOW + timedelta(minutes=2))
     assert attempted(made.task, later) == "lease_lost"
 
@@ -240,7 +240,7 @@ def test_only_a_session_that_a_gateway_told_of_is_to_be_killed(
 ) -> None:
     before = task(Status.RUNNING, worker=worker, session_key=session)
     made = attempted(before, ALL[name](FENCE))
-    assert isinstance(made, Change)
+    assert isinstance(made, TaskChange)
     assert made.end is not None
     assert made.end.unconfirmed is left
 
@@ -249,13 +249,13 @@ def test_only_a_session_that_a_gateway_told_of_is_to_be_killed(
 def test_a_session_begins_with_the_longer_lease(own: int | None, given: int, lasts: int) -> None:
     before = task(Status.ASSIGNED, lease_s=own)
     made = attempted(before, c.Begin(fence=FENCE, session_key="s", lease_s=given))
-    assert isinstance(made, Change)
+    assert isinstance(made, TaskChange)
     assert made.task.lease_until == NOW + timedelta(seconds=lasts)
 
 
 def test_timers_choose_the_command() -> None:
     def chosen(of: Task, seconds: float) -> str | None:
-        command = on_due(of, Moment(NOW + timedelta(seconds=seconds)))
+        command = on_due(of, DecisionContext(NOW + timedelta(seconds=seconds)))
         return None if command is None else type(command).__name__
 
     scheduled = task(Status.WAITING, run_at=NOW + timedelta(seconds=9), attempt=0, tries=0)
@@ -282,28 +282,30 @@ def test_timers_choose_the_command() -> None:
 @pytest.mark.parametrize(("hours", "counts"), [(-1, 0), (0, 0), (24, 24)])
 def test_a_new_priority_counts_from_when_the_task_may_start(hours: int, counts: int) -> None:
     before = task(Status.WAITING, run_at=NOW + timedelta(hours=hours), attempt=0, tries=0)
-    made = attempted(before, c.Reprioritise(priority=9))
-    assert isinstance(made, Change)
+    made = attempted(before, c.SetPriority(priority=9))
+    assert isinstance(made, TaskChange)
     assert made.task.rank == rank(9, NOW + timedelta(hours=counts))
 
 
 @pytest.mark.parametrize(("hold", "progress"), [("children", False), ("approval", True)])
 def test_a_handlers_wait_that_is_over_lets_the_task_go_on(hold: str, *, progress: bool) -> None:
     parked = task(Status.WAITING, hold=hold, wait_until=NOW, free_ends=7)
-    assert on_due(parked, Moment(NOW)) == c.Wake(progress=progress)
-    woken = decide(parked, c.Wake(progress=progress), Moment(NOW))
+    assert on_due(parked, DecisionContext(NOW)) == c.Unpark(progress=progress)
+    woken = decide(parked, c.Unpark(progress=progress), DecisionContext(NOW))
     assert woken is not None
     after = woken.task
     assert (after.status, after.hold, after.wait_until) == (Status.PENDING, None, None)
     assert after.free_ends == (0 if progress else 7)
     never_ran = msgspec.structs.replace(parked, attempt=0, tries=0)
-    assert isinstance(on_due(never_ran, Moment(NOW)), c.Refuse)
-    assert attempted(never_ran, c.Wake()) == "out_of_turn"
+    assert isinstance(on_due(never_ran, DecisionContext(NOW)), c.FailWithoutAttempt)
+    assert attempted(never_ran, c.Unpark()) == "out_of_turn"
 
 
 def test_a_woken_task_may_have_more_to_wait_for() -> None:
     for more in ({"unmet": 1}, {"run_at": NOW + timedelta(hours=1)}):
-        woken = decide(task(Status.WAITING, hold="children", **more), c.Wake(), Moment(NOW))
+        woken = decide(
+            task(Status.WAITING, hold="children", **more), c.Unpark(), DecisionContext(NOW)
+        )
         assert woken is not None
         assert (woken.task.status, woken.task.hold) == (Status.WAITING, None)
 
@@ -333,7 +335,7 @@ def claimed(before: Task, now: datetime) -> Task:
 LIVELY = ["pause", "cancel", "pause", "cancel", *COMMANDS]
 LIVELY = [n for n in LIVELY if n not in ("archive", "reprioritise", "skip", "refuse", "seen dead")]
 
-Made = tuple[Task, Command, Change]
+Made = tuple[Task, Command, TaskChange]
 """The row before, the command, and the change it made."""
 
 
@@ -366,7 +368,7 @@ class Walk:
         return made
 
     def possible(self) -> list[Made]:
-        moment = Moment(self.now, 0.5, "actor")
+        moment = DecisionContext(self.now, 0.5, "actor")
         fence = Fence(ID, self.task.attempt, f"{TOKEN}{self.task.attempt}")
         asked = [on_due(self.task, moment), *(COMMANDS[name](fence) for name in LIVELY)]
         found: list[Made] = []
@@ -374,7 +376,7 @@ class Walk:
             if command is None:
                 continue
             made = attempted(self.task, command, self.now)
-            if isinstance(made, Change):
+            if isinstance(made, TaskChange):
                 found.append((self.task, command, made))
         return found
 
@@ -453,7 +455,7 @@ def test_a_timer_that_has_come_calls_for_something(start: Task, steps: Steps, la
         if walk.task.cancel_requested_at or walk.task.pause_requested_at:
             continue  # an owner that still beats is given more time to stop
         if walk.task.due_at is not None and walk.task.due_at <= now:
-            assert on_due(walk.task, Moment(now)) is not None
+            assert on_due(walk.task, DecisionContext(now)) is not None
 
 
 @PROPERTY

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tenuto.model.errors import Invalid
-from tenuto.model.flows.expressions.operators import FAULT_STEPS, MAX_STEPS, Run
+from tenuto.model.flows.expressions.operators import FAULT_STEPS, MAX_STEPS, Evaluation
 from tenuto.model.flows.expressions.parser import (
     MAX_EXPRESSION,
     MAX_NESTING,
@@ -448,7 +448,7 @@ def test_what_costs_too_much_ends_within_the_budget(text: str) -> None:
 )
 def test_what_is_large_is_paid_for(text: str, least: int) -> None:
     condition = compile_expression(text, frozenset(LONG))
-    run = Run([LONG[name] for name in condition.names])
+    run = Evaluation([LONG[name] for name in condition.names])
     condition.step(run)
     assert least <= MAX_STEPS - run.left < least + 1_000
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.model.test_schedule import BERLIN, spec, utc, walls
 
-from tenuto.model.schedules.firing import Standing, first_look, next_look, turn
+from tenuto.model.schedules.firing import ScheduleState, decide_firing, initial_cursor, next_poll_at
 from tenuto.model.schedules.schedule import CatchUp, ScheduleSpec, due, following
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -30,15 +30,15 @@ SPECS = st.builds(
 @given(spec=SPECS, looks=LOOKS)
 def test_every_time_is_accounted_for_once(spec: ScheduleSpec, looks: list[Any]) -> None:
     now, running = START, 0
-    standing = Standing(last=first_look(spec, now))
+    standing = ScheduleState(last=initial_cursor(spec, now))
     started: list[datetime] = []
     out = 0
     for seconds, ends, roll in looks:
         now += timedelta(seconds=seconds)
         running = 0 if ends else running
         before = standing
-        done = turn(
-            spec, Standing(last=before.last, queued=before.queued, running=running), now, roll
+        done = decide_firing(
+            spec, ScheduleState(last=before.last, queued=before.queued, running=running), now, roll
         )
         if done.start is not None:
             assert done.cancel == (running > 0)
@@ -49,7 +49,7 @@ def test_every_time_is_accounted_for_once(spec: ScheduleSpec, looks: list[Any]) 
         assert done.next is None or done.next > now
         assert spec.overlap == "queue" or done.queued == ()
         assert set(done.waiting) <= set(done.queued)
-        standing = Standing(last=done.last, queued=done.queued)
+        standing = ScheduleState(last=done.last, queued=done.queued)
     times = [time for time in following(spec, START, 1000) if time <= now]
     if len(times) < 1000:
         assert started == sorted(set(started))
@@ -60,19 +60,19 @@ def test_every_time_is_accounted_for_once(spec: ScheduleSpec, looks: list[Any]) 
 @settings(deadline=None)
 @given(spec=SPECS, roll=st.floats(0, 0.999))
 def test_a_look_finds_what_it_was_set_for(spec: ScheduleSpec, roll: float) -> None:
-    at = next_look(spec, START, roll)
+    at = next_poll_at(spec, START, roll)
     assert at is not None
     first = following(spec, START, 1)[0]
     assert first <= at <= first + timedelta(seconds=spec.jitter_s)
-    assert turn(spec, Standing(last=START), at, roll).start is not None
+    assert decide_firing(spec, ScheduleState(last=START), at, roll).start is not None
 
 
 def test_a_jitter_ends_with_its_range() -> None:
     at = START + timedelta(hours=1)
     spec = ScheduleSpec(type="range", at=at, until=at + timedelta(minutes=1), jitter_s=600)
-    assert next_look(spec, START, 0.05) == at + timedelta(seconds=30)
-    assert next_look(spec, START, 0.5) == at
-    assert next_look(spec, at, 0.5) is None
+    assert next_poll_at(spec, START, 0.05) == at + timedelta(seconds=30)
+    assert next_poll_at(spec, START, 0.5) == at
+    assert next_poll_at(spec, at, 0.5) is None
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tenuto.model.errors import Invalid
 from tenuto.model.flows import definition, progress
 from tenuto.model.flows.definition import Approval, Foreach, GroupSpec, check_group
 from tenuto.model.flows.plan import Spec, plan_for
-from tenuto.model.flows.progress import Unfit, items_of
+from tenuto.model.flows.progress import ControlTaskFailed, items_of
 from tenuto.model.limits import concurrency
 from tenuto.model.limits.budgets import Budget
 from tenuto.model.limits.concurrency import Concurrency
@@ -25,7 +25,7 @@ from tenuto.model.tasks.commands import Escalation
 from tenuto.model.tasks.fingerprint import fingerprint
 from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import NewTask, check, requirements, same_lane
-from tenuto.model.tenancy.secrets import check_value, hidden
+from tenuto.model.tenancy.secrets import check_value, extract_secrets
 
 JSON = st.recursive(
     st.none()
@@ -385,8 +385,8 @@ def test_secrets_up_to_the_limits() -> None:
         check_value("value", at)
         assert code_of(check_value, "value", over) == "too_large"
     named = {f"n{n}": "a value" for n in range(bounds.MAX_SECRETS)}
-    assert hidden({"secrets": named})[1] == named
-    assert code_of(hidden, {"secrets": named | {"more": "a value"}}) == "too_large"
+    assert extract_secrets({"secrets": named})[1] == named
+    assert code_of(extract_secrets, {"secrets": named | {"more": "a value"}}) == "too_large"
 
 
 def test_a_foreach_takes_items_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,7 +394,7 @@ def test_a_foreach_takes_items_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(progress, "MAX_ITEMS", 3)
     each = Foreach(items={"$from": "w"}, template="t")
     assert items_of(each, {"w": [1, 2, 3]}) == [1, 2, 3]
-    with pytest.raises(Unfit, match="at most 3"):
+    with pytest.raises(ControlTaskFailed, match="at most 3"):
         items_of(each, {"w": [1, 2, 3, 4]})
 
 

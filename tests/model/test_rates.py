@@ -77,9 +77,9 @@ def test_no_sixty_seconds_have_more_requests_than_the_limit(
         now += timedelta(seconds=pause)
         got = min(number, rate_limits.requests_left(wanted, usage, now))
         if got:
-            usage = rate_limits.with_requests(usage, now, got)
+            usage = rate_limits.add_requests(usage, now, got)
             made.append((now, got))
-        opens = rate_limits.opens_at(wanted, usage, now)
+        opens = rate_limits.next_request_at(wanted, usage, now)
         assert (opens == now) == (rate_limits.requests_left(wanted, usage, now) > 0)
         assert rate_limits.requests_left(wanted, usage, opens) > 0
         window = [n for at, n in made if now - rate_limits.MINUTE < at <= now]
@@ -89,16 +89,16 @@ def test_no_sixty_seconds_have_more_requests_than_the_limit(
 
 def test_all_of_a_minute_may_come_at_once_and_comes_back_after_sixty_seconds() -> None:
     wanted = limit(requests_per_minute=3)
-    usage = rate_limits.with_requests(rate_limits.fresh(wanted, NOW), NOW, 3)
+    usage = rate_limits.add_requests(rate_limits.fresh(wanted, NOW), NOW, 3)
     assert rate_limits.requests_left(wanted, usage, later(59.999999)) == 0
-    assert rate_limits.opens_at(wanted, usage, later(10)) == later(60)
+    assert rate_limits.next_request_at(wanted, usage, later(10)) == later(60)
     assert rate_limits.requests_left(wanted, usage, later(60)) == 3
 
 
 def test_a_clock_that_steps_back_gives_nothing_away() -> None:
     wanted = limit(requests_per_minute=2)
-    usage = rate_limits.with_requests(rate_limits.fresh(wanted, NOW), later(5), 1)
-    usage = rate_limits.with_requests(usage, later(1), 1)
+    usage = rate_limits.add_requests(rate_limits.fresh(wanted, NOW), later(5), 1)
+    usage = rate_limits.add_requests(usage, later(1), 1)
     assert rate_limits.requests_left(wanted, usage, later(61.5)) == 0
     assert rate_limits.requests_left(wanted, usage, later(65)) == 2
 
@@ -118,7 +118,7 @@ def test_tokens_are_paid_back_before_the_next_request() -> None:
     usage = rate_limits.with_tokens(wanted, usage, NOW, 1800)
     assert rate_limits.tokens_left(wanted, usage, NOW) == -1200
     assert rate_limits.requests_left(wanted, usage, later(120)) == 0
-    opens = rate_limits.opens_at(wanted, usage, later(30))
+    opens = rate_limits.next_request_at(wanted, usage, later(30))
     assert later(120) < opens < later(120.2)
     assert rate_limits.requests_left(wanted, usage, opens) > 0
     assert rate_limits.tokens_left(wanted, usage, later(100_000)) == 600
@@ -126,7 +126,7 @@ def test_tokens_are_paid_back_before_the_next_request() -> None:
 
 def test_a_changed_limit_keeps_what_was_used() -> None:
     before = limit(requests_per_minute=5, tokens_per_minute=60)
-    usage = rate_limits.with_requests(rate_limits.fresh(before, NOW), NOW, 4)
+    usage = rate_limits.add_requests(rate_limits.fresh(before, NOW), NOW, 4)
     usage = rate_limits.with_tokens(before, usage, NOW, 100)
     after = limit(requests_per_minute=6, tokens_per_minute=6000)
     now = rate_limits.adjusted(before, after, usage, NOW)
@@ -140,6 +140,10 @@ def test_a_changed_limit_keeps_what_was_used() -> None:
 def test_shares_go_by_rank_and_no_limit_is_overdrawn() -> None:
     heads = {(): [1, 4, 9], ("a",): [2, 3, 5], ("a", "b"): [0, 6]}
     left = {"a": 2, "b": 1}
-    assert rate_limits.shared_out(heads, left, 10) == {(): 3, ("a",): 1, ("a", "b"): 1}
-    assert rate_limits.shared_out(heads, left, 2) == {(): 1, ("a",): 0, ("a", "b"): 1}
-    assert rate_limits.shared_out(heads, {"a": 9, "b": 0}, 10) == {(): 3, ("a",): 3, ("a", "b"): 0}
+    assert rate_limits.allocate_claims(heads, left, 10) == {(): 3, ("a",): 1, ("a", "b"): 1}
+    assert rate_limits.allocate_claims(heads, left, 2) == {(): 1, ("a",): 0, ("a", "b"): 1}
+    assert rate_limits.allocate_claims(heads, {"a": 9, "b": 0}, 10) == {
+        (): 3,
+        ("a",): 3,
+        ("a", "b"): 0,
+    }

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from tenuto.model.agents import lifecycle
 from tenuto.model.agents.lifecycle import (
     LOOK_AGAIN,
-    Verdict,
-    merged,
+    AgentTransition,
+    current_status,
+    merge_user_profile,
+    merge_worker_profile,
     on_due,
     rules_of,
-    seen_as,
-    told,
     types_of,
 )
-from tenuto.model.agents.matching import AgentProfile, Means
+from tenuto.model.agents.matching import AgentProfile, SupportedWork
 from tenuto.model.errors import Invalid
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -31,21 +31,21 @@ STATUSES = ("IDLE", "WORKING", "DRAINING", "STALE", "ERROR", "TERMINATED")
 @pytest.mark.parametrize(
     ("status", "running", "lost", "expected"),
     [
-        ("IDLE", 0, False, Verdict("STALE", "agent_stale", "WARN")),
-        ("IDLE", 2, False, Verdict("STALE", "agent_stale", "WARN", AGAIN)),
-        ("WORKING", 2, True, Verdict("STALE", "agent_stale", "WARN", AGAIN)),
-        ("IDLE", 0, True, Verdict("ERROR", "agent_error", "ERROR")),
-        ("STALE", 1, True, Verdict("STALE", due_at=AGAIN)),
-        ("STALE", 0, True, Verdict("ERROR", "agent_error", "ERROR")),
-        ("STALE", 0, False, Verdict("STALE")),
-        ("DRAINING", 1, True, Verdict("DRAINING", due_at=AGAIN)),
-        ("DRAINING", 0, True, Verdict("TERMINATED", "agent_terminated")),
-        ("ERROR", 1, True, Verdict("ERROR")),
-        ("TERMINATED", 1, False, Verdict("TERMINATED")),
+        ("IDLE", 0, False, AgentTransition("STALE", "agent_stale", "WARN")),
+        ("IDLE", 2, False, AgentTransition("STALE", "agent_stale", "WARN", AGAIN)),
+        ("WORKING", 2, True, AgentTransition("STALE", "agent_stale", "WARN", AGAIN)),
+        ("IDLE", 0, True, AgentTransition("ERROR", "agent_error", "ERROR")),
+        ("STALE", 1, True, AgentTransition("STALE", due_at=AGAIN)),
+        ("STALE", 0, True, AgentTransition("ERROR", "agent_error", "ERROR")),
+        ("STALE", 0, False, AgentTransition("STALE")),
+        ("DRAINING", 1, True, AgentTransition("DRAINING", due_at=AGAIN)),
+        ("DRAINING", 0, True, AgentTransition("TERMINATED", "agent_terminated")),
+        ("ERROR", 1, True, AgentTransition("ERROR")),
+        ("TERMINATED", 1, False, AgentTransition("TERMINATED")),
     ],
 )
 def test_what_becomes_of_an_agent_whose_time_has_come(
-    status: str, running: int, lost: bool, expected: Verdict
+    status: str, running: int, lost: bool, expected: AgentTransition
 ) -> None:
     assert on_due(status, running, NOW, lost=lost) == expected
 
@@ -62,10 +62,10 @@ def test_a_look_is_noted_when_the_status_is_new_and_only_then(
 
 def test_working_and_stale_are_seen() -> None:
     late = NOW - timedelta(seconds=1)
-    assert seen_as("IDLE", 0, None, NOW) == "IDLE"
-    assert seen_as("IDLE", 1, NOW, NOW) == "WORKING"
-    assert seen_as("WORKING", 1, late, NOW) == "STALE"
-    assert seen_as("DRAINING", 1, late, NOW) == "DRAINING"
+    assert current_status("IDLE", 0, None, NOW) == "IDLE"
+    assert current_status("IDLE", 1, NOW, NOW) == "WORKING"
+    assert current_status("WORKING", 1, late, NOW) == "STALE"
+    assert current_status("DRAINING", 1, late, NOW) == "DRAINING"
 
 
 def test_a_worker_brings_how_and_not_what() -> None:
@@ -82,31 +82,38 @@ def test_a_worker_brings_how_and_not_what() -> None:
         capabilities=("root",),
         accept_commands=True,
     )
-    found = merged(kept, brought.hosted())
-    means = Means(("function",), ("y", "z"), accept_commands=True)
+    found = merge_worker_profile(kept, brought.hosted())
+    means = SupportedWork(("function",), ("y", "z"), accept_commands=True)
     assert found == msgspec.structs.replace(kept, runtimes=("function",), means=means)
     assert types_of(found) == ("y",)
-    assert types_of(merged(found, brought.hosted())) == ("y",)  # nothing is forgotten by telling
+    assert types_of(merge_worker_profile(found, brought.hosted())) == (
+        "y",
+    )  # nothing is forgotten by telling
     more = msgspec.structs.replace(brought, task_types=("x", "y"))
-    assert types_of(merged(found, more.hosted())) == ("x", "y")
+    assert types_of(merge_worker_profile(found, more.hosted())) == ("x", "y")
 
 
 def test_types_left_as_they_were_shown_are_not_people_s_word() -> None:
     worker = msgspec.structs.replace(PLAIN, runtimes=("function",), task_types=("x",)).hosted()
     people = msgspec.structs.replace(PLAIN, runtimes=("function",), max_concurrent=2)
     shown = msgspec.structs.replace(people, task_types=types_of(worker))
-    kept = told(worker, shown, managed=False)
+    kept = merge_user_profile(worker, shown, managed=False)
     assert (kept.task_types, types_of(kept), kept.max_concurrent) == (None, ("x",), 2)
-    narrow = told(kept, msgspec.structs.replace(people, task_types=("y",)), managed=True)
+    narrow = merge_user_profile(
+        kept, msgspec.structs.replace(people, task_types=("y",)), managed=True
+    )
     assert (narrow.task_types, types_of(narrow)) == (("y",), ())
-    assert told(narrow, msgspec.structs.replace(narrow, task_types=()), managed=True) == narrow
+    assert (
+        merge_user_profile(narrow, msgspec.structs.replace(narrow, task_types=()), managed=True)
+        == narrow
+    )
 
 
 def test_a_worker_s_means_do_not_bind_who_fetches_by_itself() -> None:
     fetched = msgspec.structs.replace(PLAIN, runtimes=("http",), task_types=("x", "y"))
-    both = merged(fetched, msgspec.structs.replace(PLAIN, runtimes=()).hosted())
+    both = merge_worker_profile(fetched, msgspec.structs.replace(PLAIN, runtimes=()).hosted())
     assert both.runtimes == ("http",)
-    assert both.means == Means()
+    assert both.means == SupportedWork()
     assert types_of(both) == ("x", "y")
 
 
@@ -116,7 +123,7 @@ def test_types_of_who_fetches_by_itself_stay_as_they_were_shown(before: str, run
     kept = msgspec.structs.replace(PLAIN, runtimes=(before,), task_types=("x",)).hosted()
     asked = msgspec.structs.replace(PLAIN, runtimes=(runtime,), task_types=types_of(kept))
     for managed in (False, True):
-        assert types_of(told(kept, asked, managed=managed)) == ("x",)
+        assert types_of(merge_user_profile(kept, asked, managed=managed)) == ("x",)
 
 
 def test_rules_by_their_words() -> None:

@@ -16,7 +16,7 @@ from tenuto.model.schedules.schedule import (
     MAX_CATCH_UP,
     MAX_COUNTED,
     CatchUp,
-    Due,
+    DueTimes,
     Overlap,
     ScheduleSpec,
     check,
@@ -269,7 +269,7 @@ def test_an_immediate_schedule_has_no_times() -> None:
     now = ScheduleSpec(type="immediate")
     check(now)
     assert following(now, utc("2026-01-01"), 5) == []
-    assert due(now, utc("2026-01-01"), utc("2026-02-01")) == Due(last=utc("2026-02-01"))
+    assert due(now, utc("2026-01-01"), utc("2026-02-01")) == DueTimes(last=utc("2026-02-01"))
 
 
 def test_the_number_of_times_is_limited() -> None:
@@ -426,7 +426,7 @@ def test_years_of_missed_times_are_not_walked_through(expression: str, catch_up:
 def test_a_clock_that_goes_back_repeats_nothing() -> None:
     late, early = utc("2026-01-01T02:00"), utc("2026-01-01T00:30")
     found = due(spec("@hourly", catch_up="all"), late, early)
-    assert found == Due(last=late, next=utc("2026-01-01T03:00"))
+    assert found == DueTimes(last=late, next=utc("2026-01-01T03:00"))
 
 
 def test_moments_may_come_with_any_offset() -> None:

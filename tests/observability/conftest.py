@@ -11,10 +11,10 @@ import pytest
 from tests.contract.conftest import AnyStore, ManualClock, opened
 
 from tenuto import logs
-from tenuto.api.edge.event_hub import Hub
+from tenuto.api.edge.event_hub import EventHub
 from tenuto.engine.core import Core
 from tenuto.engine.engine import Engine
-from tenuto.engine.operations.metrics import Counting
+from tenuto.engine.operations.metrics import MetricsRecorder
 from tenuto.metrics import Metrics
 
 
@@ -24,10 +24,10 @@ class Counted:
     def __init__(self, engine: Engine) -> None:
         self.metrics = Metrics()
         self.core: Core = engine.system
-        self.hub = Hub(engine.store)
+        self.hub = EventHub(engine.store)
 
     async def listen(self) -> None:
-        await self.hub.listen(Counting(self.core, self.metrics).hear)
+        await self.hub.listen(MetricsRecorder(self.core, self.metrics).process_events)
 
     async def look(self) -> None:
         """Read what happened since the last look."""

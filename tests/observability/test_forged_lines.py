@@ -17,7 +17,7 @@ from tests.waiting import eventually_sync
 
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import Coordinator
-from tenuto.coordinator.outage import TOO_LONG_S, Alarm, Alert, Outage
+from tenuto.coordinator.outage import TOO_LONG_S, Alert, AlertSender, OutageMonitor
 from tenuto.engine.engine import Engine
 from tenuto.model.tasks.commands import Failure
 
@@ -53,7 +53,7 @@ async def test_a_gateway_s_answer_is_one_line(database_url: str, log: Log, style
 async def test_an_alert_is_one_line_wherever_it_goes(log: Log, style: str) -> None:
     clock = Later()
     alarm = Told(clock)
-    outage = Outage(alarm, clock, SURROGATE)
+    outage = OutageMonitor(alarm, clock, SURROGATE)
     outage.failed(SURROGATE)
     clock.by = TOO_LONG_S + 1
     outage.failed(SURROGATE)
@@ -63,7 +63,7 @@ async def test_an_alert_is_one_line_wherever_it_goes(log: Log, style: str) -> No
     assert alert.instance.isprintable()
 
 
-class Told(Alarm):
+class Told(AlertSender):
     """An alarm that keeps what it is told."""
 
     def __init__(self, clock: Clock) -> None:

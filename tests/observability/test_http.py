@@ -13,7 +13,7 @@ from tests.waiting import eventually
 
 from tenuto.api.edge.metrics import SAMPLE_S
 from tenuto.logs import handler
-from tenuto.metrics import HERE, TABLE
+from tenuto.metrics import PROCESS_METRICS, TABLE
 from tenuto.settings import Settings
 
 V1 = "/api/v1"
@@ -57,7 +57,7 @@ async def api(settings: Settings) -> AsyncIterator[Api]:
 
 
 def observed(**labels: str) -> float:
-    return HERE.value("tenuto_http_request_seconds_count", **labels)
+    return PROCESS_METRICS.value("tenuto_http_request_seconds_count", **labels)
 
 
 async def test_the_metrics_are_read_as_prometheus_does(
@@ -70,11 +70,11 @@ async def test_the_metrics_are_read_as_prometheus_does(
 
 async def _read_as_prometheus(api: Api, moved_time: MovedTime) -> None:
     client = await api.acting()
-    before = HERE.value("tenuto_tasks_submitted_total")
+    before = PROCESS_METRICS.value("tenuto_tasks_submitted_total")
     assert (await client.post(f"{V1}/agent-tasks", json={"title": "t"})).status_code == 201
-    await eventually(lambda: HERE.value("tenuto_tasks_submitted_total") == before + 1)
+    await eventually(lambda: PROCESS_METRICS.value("tenuto_tasks_submitted_total") == before + 1)
     moved_time.advance(SAMPLE_S)
-    await eventually(lambda: HERE.value("tenuto_tasks", status="PENDING") == 1)
+    await eventually(lambda: PROCESS_METRICS.value("tenuto_tasks", status="PENDING") == 1)
     answer = await (await api.client()).get("/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -97,7 +97,7 @@ async def test_a_request_is_measured_by_its_template(api: Api) -> None:
     before = observed(method="GET", route=route, status="404")
     assert (await client.get(f"{V1}/agent-tasks/{missing}")).status_code == 404
     assert observed(method="GET", route=route, status="404") == before + 1
-    assert missing not in HERE.text().decode()
+    assert missing not in PROCESS_METRICS.text().decode()
 
 
 async def test_what_a_stranger_types_is_no_label(api: Api) -> None:
@@ -106,7 +106,7 @@ async def test_what_a_stranger_types_is_no_label(api: Api) -> None:
     assert (await client.request("MKCOL", "/no/such/path-4711")).status_code == 404
     assert observed(method="GET", route="unmatched", status="404") >= 1
     assert observed(method="other", route="unmatched", status="404") >= 1
-    text = HERE.text().decode()
+    text = PROCESS_METRICS.text().decode()
     assert "path-4711" not in text
     assert "MKCOL" not in text
 

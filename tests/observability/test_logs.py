@@ -13,9 +13,9 @@ from tests.observability.hostile import STORABLE, check_log
 from tests.secrets.conftest import OLD
 
 from tenuto import logs
-from tenuto.encryption_keys import Vault
+from tenuto.encryption_keys import KeyRing
 from tenuto.engine.engine import Engine
-from tenuto.logs import MOST_SECRETS, keep_secret, struck
+from tenuto.logs import MOST_SECRETS, mask_in_logs, redact
 
 CANARY = "canary-Zq8w-4711"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
@@ -37,7 +37,7 @@ def boom(message: str) -> None:
     ],
 )
 def test_no_part_of_a_record_shows_a_secret(log: Log, secret: str) -> None:
-    keep_secret([CANARY])
+    mask_in_logs([CANARY])
     ours = logging.getLogger("tenuto.test")
     ours.info("as text: %s", secret)
     ours.warning("inside: {'a': 'x%sy'}", secret)
@@ -60,20 +60,20 @@ def test_the_password_of_an_address_is_struck(log: Log) -> None:
 
 def test_what_is_no_secret_stays() -> None:
     for text in ("tnt_short", "the whsec_ prefix", "a://b:c/d@e", "12:30 me@home", "eyJ.x.y"):
-        assert struck(text) == text
+        assert redact(text) == text
 
 
 def test_secrets_are_given_up_oldest_first() -> None:
-    keep_secret([f"secret-number-{n:05}" for n in range(MOST_SECRETS + 1)])
-    assert struck("secret-number-00000") == "secret-number-00000"
-    assert struck(f"secret-number-{MOST_SECRETS:05}") == "***"
-    keep_secret(["secret-number-00001", "one-more-secret"])
-    assert struck("secret-number-00001 secret-number-00002") == "*** secret-number-00002"
+    mask_in_logs([f"secret-number-{n:05}" for n in range(MOST_SECRETS + 1)])
+    assert redact("secret-number-00000") == "secret-number-00000"
+    assert redact(f"secret-number-{MOST_SECRETS:05}") == "***"
+    mask_in_logs(["secret-number-00001", "one-more-secret"])
+    assert redact("secret-number-00001 secret-number-00002") == "*** secret-number-00002"
 
 
 async def test_a_secret_that_was_opened_is_in_no_line(engine: Engine, log: Log) -> None:
     named, own = "canary-named-0815", "canary-own-0816"
-    sealing = Engine(engine.store, actor="tester", vault=Vault(OLD))
+    sealing = Engine(engine.store, actor="tester", vault=KeyRing(OLD))
     await sealing.secrets.put("key", named)
     await sealing.submit(new(input={"a": {"$secret": "key"}, "secrets": {"b": own}}))
     work = await claim_one(sealing)

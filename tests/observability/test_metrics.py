@@ -20,12 +20,12 @@ from tests.deploy.promql import COUNTERS, GAUGES, HISTOGRAMS, METRICS
 from tests.observability.conftest import Counted
 from tests.observability.hostile import HIDDEN, STORABLE
 
-from tenuto.api.edge.event_hub import Reader
+from tenuto.api.edge.event_hub import StreamSubscriber
 from tenuto.coordinator.coordinator import ALERTS, NAME
 from tenuto.engine.engine import Engine
 from tenuto.engine.limits.budgets import counted as count_spending
 from tenuto.engine.operations.metrics import sample_once
-from tenuto.metrics import HERE, OTHER, TABLE, Metrics
+from tenuto.metrics import OTHER, PROCESS_METRICS, TABLE, Metrics
 from tenuto.model.errors import Unavailable
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.tasks.retry import ErrorClass
@@ -224,7 +224,7 @@ async def test_what_happened_before_is_not_counted_again(engine: Engine, counted
 async def test_a_stream_that_ends_does_not_end_the_counting(
     engine: Engine, counted: Counted
 ) -> None:
-    reader = Reader(engine.workspace, None)
+    reader = StreamSubscriber(engine.workspace, None)
     await counted.hub.add(reader)
     await engine.submit(new())
     counted.hub.drop(reader)
@@ -320,7 +320,7 @@ async def test_gauges_are_what_is_there_now(
     await engine.submit(new())
     clock.advance(40)
     await engine.submit_many([new(), new(run_at=clock.now() + timedelta(days=1))])
-    assert await engine.upkeep.lead(NAME, "somebody", 10) is not None
+    assert await engine.upkeep.acquire_leadership(NAME, "somebody", 10) is not None
     await engine.worker_beat("w", "host", 1, ["agent"], 1, "RUNNING")
     await sample(counted)
 
@@ -372,6 +372,6 @@ async def test_the_lag_is_that_of_the_slowest_subscriber(engine: Engine, counted
 
 def test_the_name_of_a_model_is_escaped() -> None:
     count_spending(Usage(model=STORABLE, input_tokens=3))
-    [line] = [line for line in HERE.text().decode().split("\n") if "forged" in line]
+    [line] = [line for line in PROCESS_METRICS.text().decode().split("\n") if "forged" in line]
     assert line.startswith('tenuto_tokens_total{model="')
     assert not HIDDEN.search(line)

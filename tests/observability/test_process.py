@@ -18,23 +18,23 @@ from tenuto.broker.postgres import PostgresWakeups
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.report import Presence
-from tenuto.engine.webhooks.deliveries import Due
+from tenuto.engine.tasks.report import WorkerInfo
+from tenuto.engine.webhooks.deliveries import DueDelivery
 from tenuto.engine.webhooks.endpoints import new_secret
-from tenuto.metrics import HERE
+from tenuto.metrics import PROCESS_METRICS
 from tenuto.model.errors import Unavailable
 from tenuto.settings import Settings
 from tenuto.webhooks.deliver import deliver_once
-from tenuto.webhooks.sender import Answer
-from tenuto.worker.heartbeat import Heart
-from tenuto.worker.leases import Held, Leases
+from tenuto.webhooks.sender import SendResult
+from tenuto.worker.heartbeat import HeartbeatLoop
+from tenuto.worker.leases import HeldLease, HeldLeases
 from tenuto.worker.worker import Worker
 
 
 def since(name: str, **labels: str) -> Callable[[], float]:
     """How much a series has grown from now on."""
-    before = HERE.value(name, **labels)
-    return lambda: HERE.value(name, **labels) - before
+    before = PROCESS_METRICS.value(name, **labels)
+    return lambda: PROCESS_METRICS.value(name, **labels) - before
 
 
 async def test_a_cycle_is_timed_by_the_leader_alone(engine: Engine) -> None:
@@ -65,24 +65,24 @@ async def test_claims_without_a_task_are_counted(
 async def test_leases_that_are_not_renewed_are_counted(
     engine: Engine, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leases = Leases()
+    leases = HeldLeases()
     for _ in range(2):
-        leases.add(Held(await running(engine), lambda reason: None))
-    who = Presence(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
-    heart = Heart(engine, leases, who, Settings(), lambda held, reason: None, lambda: None)
+        leases.add(HeldLease(await running(engine), lambda reason: None))
+    who = WorkerInfo(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
+    heart = HeartbeatLoop(engine, leases, who, Settings(), lambda held, reason: None, lambda: None)
     grown = since("tenuto_lease_renew_failures_total")
-    await heart.beat_once()
+    await heart.heartbeat_once()
     assert grown() == 0
     clock.advance(60)
     assert await engine.upkeep.expire_once("reaper") == 2
-    await heart.beat_once()
+    await heart.heartbeat_once()
     assert grown() == 2
 
     async def down(*given: object) -> object:
         raise Unavailable("gone")
 
-    monkeypatch.setattr(engine, "beat", down)
-    await heart.beat_once()
+    monkeypatch.setattr(engine, "worker_heartbeat", down)
+    await heart.heartbeat_once()
     assert grown() == 4
 
 
@@ -125,12 +125,12 @@ class Endpoint:
 
     clock = Clock()
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: SendResult) -> None:
         self._answer = answer
 
-    async def due(self, slots: int) -> list[Due]:
+    async def due(self, slots: int) -> list[DueDelivery]:
         return [
-            Due(
+            DueDelivery(
                 id=UUID(int=1),
                 webhook=UUID(int=2),
                 url="https://example.org",
@@ -141,7 +141,7 @@ class Endpoint:
             )
         ]
 
-    async def post(self, *given: object) -> Answer:
+    async def post(self, *given: object) -> SendResult:
         return self._answer
 
     async def delivered(self, *given: object) -> None:
@@ -151,9 +151,9 @@ class Endpoint:
 
 
 @pytest.mark.parametrize(
-    ("answer", "result"), [(Answer(200), "delivered"), (Answer(500, "no"), "failed")]
+    ("answer", "result"), [(SendResult(200), "delivered"), (SendResult(500, "no"), "failed")]
 )
-async def test_messages_are_counted_by_what_came_of_them(answer: Answer, result: str) -> None:
+async def test_messages_are_counted_by_what_came_of_them(answer: SendResult, result: str) -> None:
     names = ("delivered", "failed")
     grown = {each: since("tenuto_webhook_deliveries_total", result=each) for each in names}
     endpoint: Any = Endpoint(answer)

@@ -137,7 +137,7 @@ async def test_a_task_is_one_trace_though_its_worker_is_elsewhere(
 
 
 async def test_a_caller_s_trace_goes_on(spans: InMemorySpanExporter, engine: Engine) -> None:
-    with tracing.continued(PARENT):
+    with tracing.use_parent_trace(PARENT):
         task = (await engine.submit(new())).id
     submit = by_name(spans)["submit"]
     assert f"{parent_of(submit):016x}" == PARENT.split("-")[2]
@@ -182,7 +182,7 @@ async def test_a_repeated_submit_in_another_trace_is_the_same(
 
 async def test_without_an_sdk_nothing_is_stored_but_a_caller_s_place(engine: Engine) -> None:
     plain = (await engine.submit(new())).id
-    with tracing.continued(PARENT):
+    with tracing.use_parent_trace(PARENT):
         carried = (await engine.submit(new())).id
     assert (await engine.show(plain)).trace_id is None
     assert (await engine.show(carried)).trace_id == PARENT
@@ -193,8 +193,8 @@ async def test_without_an_sdk_nothing_is_stored_but_a_caller_s_place(engine: Eng
     "bad", ["", "x", PARENT[:-1], f"ff{PARENT[2:]}", f"00-{'0' * 32}-{'1' * 16}-01", PARENT.upper()]
 )
 def test_what_is_no_traceparent_begins_no_trace(bad: str) -> None:
-    with tracing.continued(bad):
-        assert tracing.here() is None
+    with tracing.use_parent_trace(bad):
+        assert tracing.current_traceparent() is None
 
 
 def test_a_missing_extra_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

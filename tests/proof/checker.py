@@ -23,24 +23,24 @@ from tenuto.engine.tasks.maintenance import LOOK_AGAIN
 from tenuto.model.errors import Conflict
 from tenuto.model.tasks import commands as c
 from tenuto.model.tasks.changes import altered
-from tenuto.model.tasks.commands import Command, Failure, Fenced, Moment
+from tenuto.model.tasks.commands import AttemptCommand, Command, DecisionContext, Failure
 from tenuto.model.tasks.retry import ATTEMPT_CAP, FREE_ENDS, ErrorClass
 from tenuto.model.tasks.task import (
     LEASED,
     TERMINAL,
     TRANSITIONS,
-    Change,
     Fence,
     Outcome,
     Status,
     Task,
+    TaskChange,
 )
 from tenuto.model.tasks.task import due_at as timer_of
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
-MOMENT = Moment(NOW)
+MOMENT = DecisionContext(NOW)
 STEP = timedelta(seconds=20)
 LONG_AGO = NOW - timedelta(hours=1)
 TASKS = {UUID(int=1): 0, UUID(int=2): 1}
@@ -122,7 +122,7 @@ class World(msgspec.Struct, frozen=True, cache_hash=True, kw_only=True):
     checkpoints: int = 0
 
 
-_SAYS: dict[str, Callable[..., Fenced]] = {
+_SAYS: dict[str, Callable[..., AttemptCommand]] = {
     "begin": partial(c.Begin, session_key="s"),
     "complete": c.Complete,
     "fail": partial(c.Fail, failure=Failure(message="broke")),
@@ -144,7 +144,7 @@ _ENDS_AS = (
 )
 
 
-def check_change(row: Row, command: Command, made: Change) -> None:
+def check_change(row: Row, command: Command, made: TaskChange) -> None:
     """What must hold of every accepted command; raises `Violation`."""
     before, after, end, name = row.task, made.task, made.end, command.name
     was_leased, is_leased = before.status in LEASED, after.status in LEASED
@@ -152,7 +152,7 @@ def check_change(row: Row, command: Command, made: Change) -> None:
         demand(row.results == 0, "I5", "a second result was accepted")
     final = before.status in TERMINAL and not isinstance(command, c.Retry)
     demand(not final, "I12", f"{name} changed a task that is {before.status}")
-    if isinstance(command, Fenced):
+    if isinstance(command, AttemptCommand):
         mine = was_leased and command.fence == row.owner
         demand(mine, "I5", f"{name} accepted from attempt {command.fence.attempt} without lease")
         allowed = not row.cancelled or isinstance(command, c.ConfirmCancel)
@@ -196,14 +196,14 @@ def check_row(row: Row) -> None:
 
 def check_repeated(row: Row, command: Command) -> None:
     """What must hold of a command that is answered like an accepted one; raises `Violation`."""
-    mine = isinstance(command, Fenced) and command.fence == row.owner
+    mine = isinstance(command, AttemptCommand) and command.fence == row.owner
     demand(mine, "I6", f"a stranger's {command.name} was answered like the owner's")
     outcome = row.ended[1] if row.ended and row.ended[0] == row.task.attempt else "none yet"
     so = isinstance(command, c.Begin) or outcome in _ENDS_AS[command.name].split()
     demand(so, "I6", f"{command.name} was answered as accepted, the end was {outcome}")
 
 
-def booked(row: Row, command: Command, made: Change, *, audited: bool) -> Row:
+def booked(row: Row, command: Command, made: TaskChange, *, audited: bool) -> Row:
     """The row after the statement `change`, with the checker's own books kept."""
     task = altered(made.task, last_error=None, error_class=None)
     end, leased = made.end, made.task.status in LEASED

@@ -18,8 +18,8 @@ from tenuto.engine.tasks import maintenance, submit
 from tenuto.model.errors import TenutoError
 from tenuto.model.tasks import changes, commands
 from tenuto.model.tasks.submission import NewTask
-from tenuto.model.tasks.task import Change, Task
-from tenuto.periodic import wait_any
+from tenuto.model.tasks.task import Task, TaskChange
+from tenuto.periodic import wait_first_event
 from tenuto.store import sql
 from tenuto.store.protocol import Statement
 
@@ -52,7 +52,7 @@ def expiry_not_audited() -> None:
     """The reaper's changes leave no event."""
     write = rows.write_changes
 
-    def silent(decided: Sequence[tuple[Change, commands.Command]]) -> Statement:
+    def silent(decided: Sequence[tuple[TaskChange, commands.Command]]) -> Statement:
         made = write(decided)
         return msgspec.structs.replace(made, rows={**made.rows, "noted": []})
 
@@ -67,21 +67,21 @@ def reaper_without_a_cap() -> None:
         del task, tries
         return False
 
-    changes.spent = never
+    changes.has_no_try_left = never
 
 
 @plant
 def acknowledged_before_the_commit() -> None:
     """A submit is answered at once, and stored when there is time."""
-    many = submit.Submitting.many
+    many = submit.TaskSubmitter.many
 
     async def eager(
-        self: submit.Submitting, news: Sequence[NewTask], *args: object, **kwargs: object
+        self: submit.TaskSubmitter, news: Sequence[NewTask], *args: object, **kwargs: object
     ) -> list[submit.Submitted]:
         named = [msgspec.structs.replace(new, id=self._core.clock.new_id()) for new in news]
 
         async def commit() -> None:
-            await wait_any([], 0.5, self._core.clock)
+            await wait_first_event([], 0.5, self._core.clock)
             with suppress(TenutoError):
                 await many(self, named, *args, **kwargs)  # type: ignore[arg-type]
 
@@ -90,7 +90,7 @@ def acknowledged_before_the_commit() -> None:
         keeping.add_done_callback(_LATER.discard)
         return [submit.Submitted(new.id) for new in named if new.id is not None]
 
-    submit.Submitting.many = eager  # type: ignore[method-assign]
+    submit.TaskSubmitter.many = eager  # type: ignore[method-assign]
 
 
 _LATER: set[asyncio.Task[None]] = set()

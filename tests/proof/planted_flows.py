@@ -13,13 +13,13 @@ from tenuto.coordinator import coordinator
 from tenuto.engine.agents.inbox import Inbox
 from tenuto.engine.core import FLOW_WORK
 from tenuto.engine.flows import deferred, start
-from tenuto.engine.flows.activation import Births
-from tenuto.engine.flows.activation_rows import Birth
+from tenuto.engine.flows.activation import ActivationBatch
+from tenuto.engine.flows.activation_rows import ActivationRequest
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.flows.outcomes import Ended
-from tenuto.engine.flows.plans import Plans
-from tenuto.engine.tasks.dependencies import Dependencies
-from tenuto.engine.tasks.finish import Ending, _Followed
+from tenuto.engine.flows.outcomes import FinishedTask
+from tenuto.engine.flows.plans import PlanCache
+from tenuto.engine.tasks.dependencies import SubmitDependencies
+from tenuto.engine.tasks.finish import AttemptFinisher, _CompletionResult
 from tenuto.model.flows.progress import Flow, Group
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.task import Status
@@ -44,7 +44,7 @@ def plant(*seen_by: str) -> Callable[[_Apply], _Apply]:
 def join_read_then_write(stack: ExitStack) -> None:
     """A process counts on from what it read before, whoever has counted since."""
     closed = Cascade._group_closed
-    read: dict[tuple[Plans, UUID], Group] = {}
+    read: dict[tuple[PlanCache, UUID], Group] = {}
 
     def stale(self: Cascade, group: Group, ends: Any) -> Script[None]:
         known = read.setdefault((self._plans, group.id), group)
@@ -61,62 +61,66 @@ def join_read_then_write(stack: ExitStack) -> None:
 def slot_counted_twice(stack: ExitStack) -> None:
     """Every message that a task is complete ends its slot, the repeated one, too."""
 
-    def eager(self: Ending, results: list[Any]) -> Script[Answers]:
+    def eager(self: AttemptFinisher, results: list[Any]) -> Script[Answers]:
         rows = yield self._completion("complete_watched", results)
         moved = {row["id"] for row in rows}
         asked = sorted(each.command.fence.task for each in results)
         states = yield Statement("task_state", {"ids": asked})
         done = [row for row in states if row["status"] == "COMPLETED"]
         cascade = self._core.cascade(results[0].actor)
-        yield from cascade.follow(
-            [Ended(row["id"], row["workspace"], Status.COMPLETED) for row in done]
+        yield from cascade.run(
+            [FinishedTask(row["id"], row["workspace"], Status.COMPLETED) for row in done]
         )
         return _followed(results, moved)
 
-    swap(stack, Ending, "_watched_script", eager)
+    swap(stack, AttemptFinisher, "_watched_script", eager)
 
 
 def _followed(results: list[Any], moved: set[UUID]) -> list[Any]:
-    return [_Followed(each.command.fence.task in moved) for each in results]
+    return [_CompletionResult(each.command.fence.task in moved) for each in results]
 
 
 @plant("I18")
 def chunk_of_items_made_twice(stack: ExitStack) -> None:
     """A process makes the next items after those it knows of itself."""
-    groups, grow = Births._groups, Births._grow
-    known: dict[tuple[Plans, UUID], int] = {}
+    groups, grow = ActivationBatch._groups, ActivationBatch._expand_group
+    known: dict[tuple[PlanCache, UUID], int] = {}
 
-    def remembered(self: Births, births: Any, growing: Any) -> Script[dict[UUID, Group]]:
+    def remembered(self: ActivationBatch, births: Any, growing: Any) -> Script[dict[UUID, Group]]:
         found = yield from groups(self, births, growing)
         return {
             id_: msgspec.structs.replace(each, made=known.get((self._plans, id_), each.made))
             for id_, each in found.items()
         }
 
-    def noted(self: Births, flow: Flow, group: Group, cascade: Cascade, grown: Any) -> Script[None]:
+    def noted(
+        self: ActivationBatch, flow: Flow, group: Group, cascade: Cascade, grown: Any
+    ) -> Script[None]:
         before = cascade.spent
         yield from grow(self, flow, group, cascade, grown)
         known[self._plans, group.id] = group.made + cascade.spent - before
 
-    swap(stack, Births, "_groups", remembered)
-    swap(stack, Births, "_grow", noted)
+    swap(stack, ActivationBatch, "_groups", remembered)
+    swap(stack, ActivationBatch, "_expand_group", noted)
 
 
 @plant("I17")
 def dependents_told_before_the_end(stack: ExitStack) -> None:
     """Whoever waits is told first; then the result is recorded, if it is."""
-    complete = Ending._complete_watched
+    complete = AttemptFinisher._complete_with_cascade
 
-    async def hasty(self: Ending, result: Any) -> None:
+    async def hasty(self: AttemptFinisher, result: Any) -> None:
         task = result.command.fence.task
 
         def script(cascade: Cascade) -> Script[None]:
-            yield from cascade.release([Ended(task, result.workspace, Status.COMPLETED)])
+            yield from cascade.notify_dependents(
+                [FinishedTask(task, result.workspace, Status.COMPLETED)]
+            )
 
-        await self._core.flowing(script, None)
+        await self._core.run_with_cascade(script, None)
         await complete(self, result)
 
-    swap(stack, Ending, "_complete_watched", hasty)
+    swap(stack, AttemptFinisher, "_complete_with_cascade", hasty)
 
 
 @plant("I17", "I24")
@@ -134,26 +138,28 @@ def waiter_not_counted(stack: ExitStack) -> None:
 @plant("I17", "I24")
 def watcher_too_late(stack: ExitStack) -> None:
     """A task that waits for what has ended already is never told."""
-    swap(stack, Dependencies, "_is_met", lambda _self, _task, _need: False)
-    swap(stack, Dependencies, "_fail", lambda _self, _cascade, _hot: iter(()))
+    swap(stack, SubmitDependencies, "_is_met", lambda _self, _task, _need: False)
+    swap(stack, SubmitDependencies, "_fail", lambda _self, _cascade, _hot: iter(()))
 
 
 @plant("I18")
 def jumps_not_counted(stack: ExitStack) -> None:
     """A flow may jump for ever."""
 
-    def free(self: Births, flow: Flow, births: list[Birth], *rest: Any) -> Script[Flow]:
+    def free(
+        self: ActivationBatch, flow: Flow, births: list[ActivationRequest], *rest: Any
+    ) -> Script[Flow]:
         del self, births, rest
         yield Statement("flows_locked", {"ids": [flow.id]})
         return flow
 
-    swap(stack, Births, "_spend", free)
+    swap(stack, ActivationBatch, "_charge_step_budget", free)
 
 
 @plant("I18", "I24")
 def leftovers_forgotten(stack: ExitStack) -> None:
     """What a cascade could not do is not written down."""
-    swap(stack, Cascade, "later", lambda *_args, **_kwargs: None)
+    swap(stack, Cascade, "defer", lambda *_args, **_kwargs: None)
 
 
 @plant("I24")
@@ -175,7 +181,7 @@ def leftovers_done_first(stack: ExitStack) -> None:
 
         return await self._run(script)
 
-    swap(stack, start.Flows, "_piece", in_two)
+    swap(stack, start.Flows, "_run_deferred", in_two)
 
 
 @plant("approval")
@@ -188,11 +194,11 @@ def approval_decided_twice(stack: ExitStack) -> None:
         def script(cascade: Cascade) -> Script[None]:
             params = {"id": item, "workspace": self._workspace}
             rows = yield Statement("inbox_locked", params)
-            yes = commands.Decide(status=Status.COMPLETED, output="{}")
-            yield from cascade.each([rows[0]["task"]], lambda _: yes)
+            yes = commands.Resolve(status=Status.COMPLETED, output="{}")
+            yield from cascade.apply_to_each([rows[0]["task"]], lambda _: yes)
             yield self._decided(item, "APPROVED", "{}")
 
-        await self._core.flowing(script, self._actor)
+        await self._core.run_with_cascade(script, self._actor)
 
     swap(stack, Inbox, "answer", again)
 
@@ -201,35 +207,35 @@ def approval_decided_twice(stack: ExitStack) -> None:
 def cascade_in_a_second_transaction(stack: ExitStack) -> None:
     """A result is recorded first; what follows from it is done when there is time."""
 
-    def only(self: Ending, results: list[Any]) -> Script[Answers]:
+    def only(self: AttemptFinisher, results: list[Any]) -> Script[Answers]:
         rows = yield self._completion("complete_watched", results)
         return _followed(results, {row["id"] for row in rows})
 
-    complete = Ending._complete_watched
+    complete = AttemptFinisher._complete_with_cascade
 
-    async def then(self: Ending, result: Any) -> None:
+    async def then(self: AttemptFinisher, result: Any) -> None:
         await complete(self, result)
-        ended = Ended(result.command.fence.task, result.workspace, Status.COMPLETED)
+        ended = FinishedTask(result.command.fence.task, result.workspace, Status.COMPLETED)
 
         def script(cascade: Cascade) -> Script[None]:
-            yield from cascade.follow([ended])
+            yield from cascade.run([ended])
 
-        await self._core.flowing(script, None)
+        await self._core.run_with_cascade(script, None)
 
-    swap(stack, Ending, "_watched_script", only)
-    swap(stack, Ending, "_complete_watched", then)
+    swap(stack, AttemptFinisher, "_watched_script", only)
+    swap(stack, AttemptFinisher, "_complete_with_cascade", then)
 
 
 @plant("I18")
 def sequence_without_turns(stack: ExitStack) -> None:
     """The children of a sequence run as soon as they are made."""
-    make = Births._child
+    make = ActivationBatch._child
 
-    def at_once(self: Births, *args: Any, mine: bool) -> Any:
+    def at_once(self: ActivationBatch, *args: Any, mine: bool) -> Any:
         del mine
         return make(self, *args, mine=True)
 
-    swap(stack, Births, "_child", at_once)
+    swap(stack, ActivationBatch, "_child", at_once)
 
 
 @plant("I18", "I24")
@@ -246,14 +252,14 @@ def turn_kept(stack: ExitStack) -> None:
         return False
 
     swap(stack, Cascade, "_pass_plainly", no_short_way)
-    swap(stack, Cascade, "pass_turn", keep)
+    swap(stack, Cascade, "give_turn_to_next", keep)
 
 
 @plant("I24")
 def hints_are_the_only_way(stack: ExitStack) -> None:
     """Coordinators look for what is left only when they are told of it."""
     heard: defaultdict[Any, bool] = defaultdict(bool)
-    flow, run = coordinator.Coordinator._flow, coordinator.Coordinator.run
+    flow, run = coordinator.Coordinator._run_deferred_work, coordinator.Coordinator.run
 
     async def when_told(self: coordinator.Coordinator, counts: Any) -> None:
         if heard[self]:
@@ -267,5 +273,5 @@ def hints_are_the_only_way(stack: ExitStack) -> None:
         self.engine.subscribe(hear)
         await run(self, stop)
 
-    swap(stack, coordinator.Coordinator, "_flow", when_told)
+    swap(stack, coordinator.Coordinator, "_run_deferred_work", when_told)
     swap(stack, coordinator.Coordinator, "run", listening)

@@ -14,10 +14,10 @@ from tenuto.model.errors import Conflict
 from tenuto.model.tasks import commands as c
 from tenuto.model.tasks import decide as production
 from tenuto.model.tasks.changes import altered
-from tenuto.model.tasks.commands import Command, Fenced, Moment
+from tenuto.model.tasks.commands import AttemptCommand, Command, DecisionContext
 from tenuto.model.tasks.decide import token_hash
 from tenuto.model.tasks.retry import ATTEMPT_CAP
-from tenuto.model.tasks.task import LEASED, TERMINAL, Change, Fence, Status, Task
+from tenuto.model.tasks.task import LEASED, TERMINAL, Fence, Status, Task, TaskChange
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 LEASE = timedelta(seconds=30)
@@ -74,12 +74,12 @@ Write = Callable[[Task, Fence], Task | None]
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """What decides in a world. As it stands: production."""
 
-    decide: Callable[[Task, Command, Moment], Change | None] = production.decide
-    on_due: Callable[[Task, Moment], Command | None] = production.on_due
+    decide: Callable[[Task, Command, DecisionContext], TaskChange | None] = production.decide
+    on_due: Callable[[Task, DecisionContext], Command | None] = production.on_due
     claim: Callable[[Task, UUID, str, str, Status], Task | None] = claim
     heartbeat: Write = heartbeat
     checkpoint: Write = checkpoint
-    audited: Callable[[Change], bool] = lambda _change: True
+    audited: Callable[[TaskChange], bool] = lambda _change: True
     locked: bool = True
     """Coordinators read and write under one lock, else in two steps with `unchanged` between."""
     unchanged: Callable[[Task, Task], bool] = same_lease
@@ -91,8 +91,8 @@ Commands = type[Command] | tuple[type[Command], ...]
 def unfenced(passes: Callable[[Task, Fence], bool], **seen: Any) -> Rules:
     """A guard that lets pass what it should not, whatever the fence."""
 
-    def decide(task: Task, command: Command, moment: Moment) -> Change | None:
-        if not isinstance(command, Fenced) or not passes(task, command.fence):
+    def decide(task: Task, command: Command, moment: DecisionContext) -> TaskChange | None:
+        if not isinstance(command, AttemptCommand) or not passes(task, command.fence):
             return production.decide(task, command, moment)
         token = token_hash(command.fence.token)
         posed = altered(task, attempt=command.fence.attempt, lease_token=token, **seen)
@@ -105,7 +105,7 @@ def unfenced(passes: Callable[[Task, Fence], bool], **seen: Any) -> Rules:
 def blind(commands: Commands, *when: Status, **seen: Any) -> Rules:
     """Decisions on these commands that see a row not as it is; in some statuses, or in all."""
 
-    def decide(task: Task, command: Command, moment: Moment) -> Change | None:
+    def decide(task: Task, command: Command, moment: DecisionContext) -> TaskChange | None:
         if not isinstance(command, commands) or (when and task.status not in when):
             return production.decide(task, command, moment)
         made = production.decide(altered(task, **seen), command, moment)
@@ -119,10 +119,10 @@ def blind(commands: Commands, *when: Status, **seen: Any) -> Rules:
     return Rules(decide=decide)
 
 
-def spoilt(commands: Commands, spoil: Callable[[Change], Change]) -> Rules:
+def spoilt(commands: Commands, spoil: Callable[[TaskChange], TaskChange]) -> Rules:
     """Decisions on these commands with something wrong in what they make of the row."""
 
-    def decide(task: Task, command: Command, moment: Moment) -> Change | None:
+    def decide(task: Task, command: Command, moment: DecisionContext) -> TaskChange | None:
         made = production.decide(task, command, moment)
         return spoil(made) if made and isinstance(command, commands) else made
 
@@ -134,7 +134,7 @@ def writing(commands: Commands, **fields: Any) -> Rules:
     return spoilt(commands, lambda made: _with(made, **fields))
 
 
-def _with(made: Change, **fields: Any) -> Change:
+def _with(made: TaskChange, **fields: Any) -> TaskChange:
     task = altered(made.task, **fields)
     event = msgspec.structs.replace(made.event, new=task.status)
     return msgspec.structs.replace(made, task=task, event=event)
@@ -156,7 +156,7 @@ def _same_token(task: Task, fence: Fence) -> bool:
     return task.status in LEASED and token_hash(fence.token) == task.lease_token
 
 
-def _stale_but_accepted(task: Task, command: Command, moment: Moment) -> Change | None:
+def _stale_but_accepted(task: Task, command: Command, moment: DecisionContext) -> TaskChange | None:
     try:
         return production.decide(task, command, moment)
     except Conflict as refusal:
@@ -264,7 +264,9 @@ PLANTED: dict[str, Planted] = {
         "crashes", "I13", Rules(audited=lambda made: made.event.kind != "lease_expired")
     ),
     "version not raised": Planted(
-        "crashes", "I13", spoilt(c.Due, lambda made: _with(made, version=made.task.version - 1))
+        "crashes",
+        "I13",
+        spoilt(c.RetryDue, lambda made: _with(made, version=made.task.version - 1)),
     ),
     "reaper without attempt cap": Planted("crashes", "I15", blind(c.Expire, max_attempts=99)),
     "reaper beyond the last number": Planted("last numbers", "I15", blind(c.Expire, attempt=9)),

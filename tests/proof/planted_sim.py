@@ -17,12 +17,12 @@ from tests.proof.sim.store import database
 from tenuto.engine import core, rows
 from tenuto.engine.rows import task_of
 from tenuto.engine.tasks import maintenance, report, submit
-from tenuto.engine.tasks.claim import Claiming
+from tenuto.engine.tasks.claim import TaskClaimer
 from tenuto.model.errors import Conflict, TenutoError
 from tenuto.model.tasks import attempts, changes, commands, decide
 from tenuto.model.tasks.submission import NewTask
-from tenuto.model.tasks.task import LEASED, Change, Fence, Status, Task, due_at
-from tenuto.periodic import wait_any
+from tenuto.model.tasks.task import LEASED, Fence, Status, Task, TaskChange, due_at
+from tenuto.periodic import wait_first_event
 from tenuto.store import sql
 from tenuto.store.protocol import Script, Statement
 from tenuto.worker import heartbeat, worker
@@ -105,7 +105,7 @@ def complete_guarded_by_owner(stack: ExitStack) -> None:
 @plant("I5", harsh=True, near=45)
 def reports_not_fenced(stack: ExitStack) -> None:
     """Failures, releases and confirmations are taken from anybody."""
-    swap(stack, decide, "holds", lambda _task, _command: True)
+    swap(stack, decide, "is_current_fence", lambda _task, _command: True)
 
 
 @plant("I16")
@@ -119,7 +119,7 @@ def pause_overrules_a_cancel(stack: ExitStack) -> None:
     """Who confirms a pause is not told that the task was cancelled since."""
     check = decide._check_fence
 
-    def careless(task: Task, command: commands.Fenced) -> None:
+    def careless(task: Task, command: commands.AttemptCommand) -> None:
         if isinstance(command, commands.ConfirmPause) and task.pause_requested_at is not None:
             task = changes.altered(task, cancel_requested_at=None)
         check(task, command)
@@ -149,11 +149,11 @@ def expiry_keeps_the_lease(stack: ExitStack) -> None:
 def capacity_not_counted(stack: ExitStack) -> None:
     """An agent gets what it asks for, whatever it has already."""
 
-    def all_of_it(_claiming: Claiming, wish: Any) -> Script[int]:
+    def all_of_it(_claiming: TaskClaimer, wish: Any) -> Script[int]:
         yield from ()
         return int(wish.params["n"])
 
-    swap(stack, Claiming, "_within_capacity", all_of_it)
+    swap(stack, TaskClaimer, "_within_capacity", all_of_it)
 
 
 @plant("I8")
@@ -166,14 +166,14 @@ def claim_takes_more(stack: ExitStack) -> None:
 @plant("I15")
 def reaper_without_a_cap(stack: ExitStack) -> None:
     """A task is queued again though it has no try left."""
-    swap(stack, changes, "spent", lambda _task, _tries: False)
+    swap(stack, changes, "has_no_try_left", lambda _task, _tries: False)
 
 
 @plant("I15")
 def release_costs_a_try(stack: ExitStack) -> None:
     """A drained worker's tasks come back with one try less."""
-    before = changes.given_back
-    swap(stack, attempts, "given_back", lambda task: before(task) | {"tries": task.tries})
+    before = changes.without_counting_try
+    swap(stack, attempts, "without_counting_try", lambda task: before(task) | {"tries": task.tries})
 
 
 @plant("I13")
@@ -181,7 +181,7 @@ def expiry_not_audited(stack: ExitStack) -> None:
     """The reaper's changes leave no event."""
     write = rows.write_changes
 
-    def silent(decided: Sequence[tuple[Change, commands.Command]]) -> Statement:
+    def silent(decided: Sequence[tuple[TaskChange, commands.Command]]) -> Statement:
         made = write(decided)
         return msgspec.structs.replace(made, rows={**made.rows, "noted": []})
 
@@ -198,16 +198,18 @@ def audit_in_a_second_transaction(stack: ExitStack) -> None:
     later = msgspec.structs.replace(change, steps=(alone,), answer=alone.label, columns=())
     stack.enter_context(patch.dict(queries, {"note_later": later}))
     who = [name for name, _ in change.rows["noted"]].index("actor")
-    write, decide_each = rows.write_changes, maintenance.Upkeep._decide_each
+    write, decide_each = rows.write_changes, maintenance.TaskMaintenance._decide_each
     told: dict[Any, list[Any]] = {}
 
-    def half(decided: Sequence[tuple[Change, commands.Command]]) -> Statement:
+    def half(decided: Sequence[tuple[TaskChange, commands.Command]]) -> Statement:
         made = write(decided)
         for row in made.rows["noted"]:
             told.setdefault(row[who], []).append(row)
         return msgspec.structs.replace(made, rows={**made.rows, "noted": []})
 
-    async def in_two(self: maintenance.Upkeep, found: Statement, actor: str, choose: Any) -> int:
+    async def in_two(
+        self: maintenance.TaskMaintenance, found: Statement, actor: str, choose: Any
+    ) -> int:
         told.pop(actor, None)
         done = await decide_each(self, found, actor, choose)
         if rows := told.pop(actor, []):
@@ -219,20 +221,20 @@ def audit_in_a_second_transaction(stack: ExitStack) -> None:
         return done
 
     swap(stack, maintenance, "write_changes", half)
-    swap(stack, maintenance.Upkeep, "_decide_each", in_two)
+    swap(stack, maintenance.TaskMaintenance, "_decide_each", in_two)
 
 
 @plant("I24")
 def timer_in_memory(stack: ExitStack) -> None:
     """The process that saw an attempt fail keeps the time until the next one itself."""
-    announce = core.Core.announce
+    announce = core.Core.send_hints
 
     def no_column(task: Task) -> Any:
         return None if task.status is Status.RETRY_WAIT else due_at(task)
 
     async def fire(self: core.Core, task: UUID) -> None:
         with suppress(TenutoError):
-            await self.order(task, commands.Due())
+            await self.apply_command(task, commands.RetryDue())
 
     def start(self: core.Core, task: UUID) -> None:
         asyncio.get_running_loop().create_task(fire(self, task))
@@ -246,16 +248,20 @@ def timer_in_memory(stack: ExitStack) -> None:
         announce(self, found)
 
     swap(stack, changes, "due_at", no_column)
-    swap(stack, core.Core, "announce", remember)
+    swap(stack, core.Core, "send_hints", remember)
 
 
 @plant("I19")
 def cursor_before_the_sink(stack: ExitStack) -> None:
     """The relay notes events as delivered, then delivers them."""
-    relay = maintenance.Upkeep.relay_once
+    relay = maintenance.TaskMaintenance.relay_once
 
     async def hasty(
-        self: maintenance.Upkeep, subscriber: str, sink: maintenance.Sink, *args: Any, **kwargs: Any
+        self: maintenance.TaskMaintenance,
+        subscriber: str,
+        sink: maintenance.Sink,
+        *args: Any,
+        **kwargs: Any,
     ) -> int:
         kept: list[Any] = []
 
@@ -267,7 +273,7 @@ def cursor_before_the_sink(stack: ExitStack) -> None:
             await sink(kept)
         return done
 
-    swap(stack, maintenance.Upkeep, "relay_once", hasty)
+    swap(stack, maintenance.TaskMaintenance, "relay_once", hasty)
 
 
 @plant("I1")
@@ -275,7 +281,7 @@ def acknowledged_before_the_commit(stack: ExitStack) -> None:
     """A submit is answered when its batch is under way."""
 
     async def eager(
-        self: submit.Submitting, draft: submit.Draft, workspace: UUID
+        self: submit.TaskSubmitter, draft: submit.PreparedSubmit, workspace: UUID
     ) -> list[submit.Submitted]:
         del workspace
 
@@ -286,45 +292,47 @@ def acknowledged_before_the_commit(stack: ExitStack) -> None:
         asyncio.get_running_loop().create_task(commit())
         return [submit.Submitted(each) for each in draft.ids]
 
-    swap(stack, submit.Submitting, "_plain", eager)
+    swap(stack, submit.TaskSubmitter, "_plain", eager)
 
 
 @plant("I2")
 def idempotency_key_dropped(stack: ExitStack) -> None:
     """A repeated submit makes the task again."""
-    many = submit.Submitting.many
+    many = submit.TaskSubmitter.many
 
     async def forgetful(
-        self: submit.Submitting, news: Sequence[NewTask], *args: Any, **kwargs: Any
+        self: submit.TaskSubmitter, news: Sequence[NewTask], *args: Any, **kwargs: Any
     ) -> list[submit.Submitted]:
         stripped = [msgspec.structs.replace(new, idempotency_key=None) for new in news]
         return await many(self, stripped, *args, **kwargs)
 
-    swap(stack, submit.Submitting, "many", forgetful)
+    swap(stack, submit.TaskSubmitter, "many", forgetful)
 
 
 @plant("I2")
 def bulk_in_parts(stack: ExitStack) -> None:
     """A submit of many is many submits."""
-    many = submit.Submitting.many
+    many = submit.TaskSubmitter.many
 
     async def one_by_one(
-        self: submit.Submitting, news: Sequence[NewTask], *args: Any, **kwargs: Any
+        self: submit.TaskSubmitter, news: Sequence[NewTask], *args: Any, **kwargs: Any
     ) -> list[submit.Submitted]:
         done = []
         for new in news:
             done += await many(self, [new], *args, **kwargs)
         return done
 
-    swap(stack, submit.Submitting, "many", one_by_one)
+    swap(stack, submit.TaskSubmitter, "many", one_by_one)
 
 
 @plant("I3", "I5", harsh=True, near=568)
 def checkpoint_not_fenced(stack: ExitStack) -> None:
     """Any attempt may save as long as the task runs."""
-    owned = report.Reporting.owned
+    owned = report.AttemptReporter.lock_owned_task
 
-    def lenient(self: report.Reporting, fence: Fence, *, pausing: bool = False) -> Script[Task]:
+    def lenient(
+        self: report.AttemptReporter, fence: Fence, *, pausing: bool = False
+    ) -> Script[Task]:
         if not pausing:
             return (yield from owned(self, fence))
         found = yield Statement("tasks_locked", {"ids": [fence.task]})
@@ -333,7 +341,7 @@ def checkpoint_not_fenced(stack: ExitStack) -> None:
             raise Conflict("nobody runs the task", "lease_lost")
         return task
 
-    swap(stack, report.Reporting, "owned", lenient)
+    swap(stack, report.AttemptReporter, "lock_owned_task", lenient)
 
 
 @plant("step", harsh=True)
@@ -348,13 +356,18 @@ def spawn_without_a_key(stack: ExitStack) -> None:
     """Every repetition of a handler makes another child."""
 
     async def spawn(
-        self: report.Reporting, fence: Fence, workspace: UUID, key: str, new: NewTask, actor: str
+        self: report.AttemptReporter,
+        fence: Fence,
+        workspace: UUID,
+        key: str,
+        new: NewTask,
+        actor: str,
     ) -> UUID:
         del key
         born = msgspec.structs.replace(new, parent=fence.task)
         return (await self._submitting.many([born], workspace, actor))[0].id
 
-    swap(stack, report.Reporting, "spawn", spawn)
+    swap(stack, report.AttemptReporter, "spawn", spawn)
 
 
 @plant("healthy")
@@ -368,18 +381,18 @@ def hints_trusted(stack: ExitStack) -> None:
     """A worker looks for tasks only when it is told that there are some."""
 
     async def for_ever(events: list[asyncio.Event], _seconds: float, clock: Any) -> bool:
-        return await wait_any(events, 1e9, clock)
+        return await wait_first_event(events, 1e9, clock)
 
-    swap(stack, worker, "wait_any", for_ever)
+    swap(stack, worker, "wait_first_event", for_ever)
 
 
 @plant("zombie", harsh=True, near=224)
 def lost_lease_not_told(stack: ExitStack) -> None:
     """A handler goes on though its lease was lost."""
-    ask = heartbeat.Heart._ask
+    ask = heartbeat.HeartbeatLoop._ask
 
-    def quiet(self: heartbeat.Heart, held: Any, reason: Any) -> None:
+    def quiet(self: heartbeat.HeartbeatLoop, held: Any, reason: Any) -> None:
         if reason != "lost":
             ask(self, held, reason)
 
-    swap(stack, heartbeat.Heart, "_ask", quiet)
+    swap(stack, heartbeat.HeartbeatLoop, "_ask", quiet)

@@ -17,8 +17,8 @@ from tests.services.postgres import PostgresServer, alive
 from tests.waiting import eventually_sync
 
 from tenuto.chaos.faults import POINTS as STRUCK
-from tenuto.chaos.plan import Dice, Plan
-from tenuto.chaos.recorder import Record
+from tenuto.chaos.plan import ChaosPlan, SeededRandom
+from tenuto.chaos.recorder import Recorder
 from tenuto.chaos.report import Report, document, lines
 from tenuto.chaos.run import perform
 from tenuto.crash_points import POINTS
@@ -54,7 +54,7 @@ def test_a_run_on_sqlite_holds_without_a_leader() -> None:
 
 def test_a_database_of_its_own_on_the_users_server(postgres: PostgresServer) -> None:
     url = postgres.create_database()
-    plan = Plan(
+    plan = ChaosPlan(
         tasks=40, database=url, faults=("cut", "swallow"), every_s=HURRY, mixture={"short": 1}
     )
     report = perform(plan, lambda _: None)
@@ -71,7 +71,7 @@ def postgres_names(server: PostgresServer) -> list[str]:
 
 
 def test_a_fault_that_never_happened_makes_the_run_invalid() -> None:
-    plan = Plan(minutes=0.05, faults=("stop",), every_s={"stop": 1000.0}, mixture={"short": 1})
+    plan = ChaosPlan(minutes=0.05, faults=("stop",), every_s={"stop": 1000.0}, mixture={"short": 1})
     report = perform(plan, lambda _: None)
     assert report.verdict.holds
     assert not report.holds
@@ -82,7 +82,7 @@ def test_a_fault_that_never_happened_makes_the_run_invalid() -> None:
 
 def test_a_fault_that_cannot_be_is_refused() -> None:
     with pytest.raises(Invalid, match="restart"):
-        perform(Plan(faults=("restart",)), lambda _: None)
+        perform(ChaosPlan(faults=("restart",)), lambda _: None)
     refused = chaos("--faults", "flood")
     assert refused.returncode == 2
     assert "no fault flood" in refused.stderr
@@ -127,7 +127,7 @@ def test_ctrl_c_leaves_nothing(place: Path) -> None:
 def test_the_recorder_keeps_whole_lines_and_contradictions(tmp_path: Path) -> None:
     path = tmp_path / "record"
     path.write_text("ack c.1.short A\nstart A 1 0\nsave A 1 2\nstart A 2 1\nend A 2\nack c.1.sh")
-    record = Record(path).read()
+    record = Recorder(path).read()
     assert record.acknowledged == {"c.1.short": "A"}
     assert record.starts["A"] == 2
     assert record.ended == {("A", 2)}
@@ -140,16 +140,16 @@ def test_the_recorder_keeps_whole_lines_and_contradictions(tmp_path: Path) -> No
 def test_a_zombie_that_begins_late_has_forgotten_nothing(tmp_path: Path) -> None:
     path = tmp_path / "record"
     path.write_text("save T 1 1\nstart T 3 1\nsave T 3 2\nstart T 2 1\nstart T 4 2\n")
-    assert Record(path).read().forgotten == []
+    assert Recorder(path).read().forgotten == []
     path.write_text("save T 1 1\nstart T 3 1\nsave T 3 2\nstart T 4 1\n")
-    assert Record(path).read().forgotten == ["T"]
+    assert Recorder(path).read().forgotten == ["T"]
 
 
 def test_a_seed_decides() -> None:
-    first, second = Dice(7, "kill"), Dice(7, "kill")
+    first, second = SeededRandom(7, "kill"), SeededRandom(7, "kill")
     rolls = [first.roll() for _ in range(100)]
     assert rolls == [second.roll() for _ in range(100)]
-    assert rolls != [Dice(8, "kill").roll() for _ in range(100)]
+    assert rolls != [SeededRandom(8, "kill").roll() for _ in range(100)]
     assert len(set(rolls)) == 100
     assert all(0 <= roll < 1 for roll in rolls)
 

@@ -30,10 +30,10 @@ from tenuto import app
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.clock import boot_time
 from tenuto.engine.core import Core
-from tenuto.engine.webhooks.endpoints import Hooks
+from tenuto.engine.webhooks.endpoints import WebhookEndpoints
 from tenuto.model.errors import Unavailable
 from tenuto.model.tasks.task import AGING_MS
-from tenuto.webhooks.url_guard import Guard
+from tenuto.webhooks.url_guard import UrlGuard
 
 ZOMBIES = int(os.environ.get("TENUTO_PROOF_ZOMBIES", "8"))
 AT_ONCE = 4
@@ -140,7 +140,7 @@ async def watch(world: System, receiver: Receiver, kind: str) -> None:
     settings = msgspec.structs.replace(world.settings, data=str(world.folder))
     store, workspace = world.engine.store, world.engine.workspace
     core = Core(store.within(workspace), MemoryWakeups(), app.open_vault(settings))
-    hooks = Hooks(core, Guard([LOOPBACK]).look_up)
+    hooks = WebhookEndpoints(core, UrlGuard([LOOPBACK]).look_up)
     await hooks.create(receiver.url, [kind], workspace, None)
 
 

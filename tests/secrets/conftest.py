@@ -13,7 +13,7 @@ from tests.contract.conftest import (
     opened,
 )
 
-from tenuto.encryption_keys import Vault
+from tenuto.encryption_keys import KeyRing
 from tenuto.engine.engine import Engine
 
 OLD = {"old": bytes(range(32))}
@@ -39,7 +39,7 @@ async def store(database_url: str, clock: ManualClock) -> AsyncIterator[AnyStore
 @pytest.fixture
 async def engine(store: AnyStore, raw: Raw) -> AsyncIterator[Engine]:
     """An engine with one key, which also sees to it that rows and trail agree in the end."""
-    engine = Engine(store, actor="tester", vault=Vault(OLD))
+    engine = Engine(store, actor="tester", vault=KeyRing(OLD))
     yield engine
     assert await engine.upkeep.audit() == []
     await check_trail(raw)

@@ -18,7 +18,7 @@ from tests.proof.crash.inside import SHORT, Inside
 from tests.secrets.conftest import OLD, stored_bytes
 
 from tenuto.clock import Clock
-from tenuto.encryption_keys import Vault
+from tenuto.encryption_keys import KeyRing
 from tenuto.engine.engine import Engine
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.tasks.environment import Allowed
@@ -110,7 +110,7 @@ async def working(url: str, given: dict[str | None, Callable[[Any], Any]]) -> As
     settings = Settings(**SHORT)
     supervisor, stop = Supervisor(), asyncio.Event()
     async with opened(url, Clock()) as store:
-        engine = Engine(store, actor="test", vault=Vault(OLD))
+        engine = Engine(store, actor="test", vault=KeyRing(OLD))
         worker = Worker(engine, settings)
         await worker.host_functions("functions", given)
         commands = AgentProfile(

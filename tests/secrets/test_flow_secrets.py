@@ -7,7 +7,7 @@ from tests.contract.conftest import Raw, claim_one, new
 from tests.contract.flowing import flow_status, start, task
 
 from tenuto.engine.engine import Engine
-from tenuto.engine.schedules.event_matching import Triggering
+from tenuto.engine.schedules.event_matching import TriggerRunner
 from tenuto.model.flows.definition import Foreach
 
 CANARY = "flow-canary-91c2"
@@ -51,6 +51,6 @@ async def test_an_event_hands_out_no_secret(engine: Engine, raw: Raw) -> None:
     await engine.definitions.put(task("job"))
     made = await engine.triggers.create("t", "deploy", "job")
     await engine.publish("deploy", {"x": {"$secret": "db"}})
-    await Triggering(engine.system).trigger_once()
+    await TriggerRunner(engine.system).trigger_once()
     assert await raw.count("flow") == 0
     assert "reference" in ((await engine.triggers.get(str(made.id))).last_error or "")

@@ -16,7 +16,7 @@ from tests.contract.conftest import (
 from tests.contract.flowing import group, start, task
 from tests.secrets.conftest import NEW, OLD, dump, stored_bytes
 
-from tenuto.encryption_keys import Vault
+from tenuto.encryption_keys import KeyRing
 from tenuto.engine.engine import Engine
 from tenuto.model.bounds import MAX_SECRET
 from tenuto.model.errors import Invalid
@@ -76,7 +76,7 @@ async def test_a_workspace_has_so_many_secrets(
 
 async def test_a_secret_belongs_to_its_workspace(engine: Engine, store: AnyStore, raw: Raw) -> None:
     await put(engine, "mine")
-    there = Engine(store, workspace=await raw.workspace(7), vault=Vault(OLD))
+    there = Engine(store, workspace=await raw.workspace(7), vault=KeyRing(OLD))
     assert await names(there) == []
     assert await refusal(there.secrets.delete("mine")) == "not_found"
     refers = there.submit(new(input={"$secret": "mine"}))
@@ -166,7 +166,7 @@ async def key_ids(raw: Raw) -> list[str]:
 
 async def put_webhook(engine: Engine, raw: Raw, webhook: UUID) -> None:
     place = {"workspace": engine.workspace, "table": "webhook", "row": str(webhook)}
-    sealed = Vault(OLD).seal(CANARY, **place, column="secret")  # type: ignore[arg-type]
+    sealed = KeyRing(OLD).seal(CANARY, **place, column="secret")  # type: ignore[arg-type]
     at, yes = ("0", "1") if raw.path is not None else ("to_timestamp(0)", "true")
     await raw.execute(
         "insert into webhook (id, workspace, url, events, key_id, secret, enabled, created_at,"
@@ -178,20 +178,20 @@ async def put_webhook(engine: Engine, raw: Raw, webhook: UUID) -> None:
 async def test_everything_is_sealed_anew_a_bounded_number_at_a_time(
     engine: Engine, store: AnyStore, raw: Raw
 ) -> None:
-    there = Engine(store, workspace=await raw.workspace(8), vault=Vault(OLD))
+    there = Engine(store, workspace=await raw.workspace(8), vault=KeyRing(OLD))
     for each in (engine, there):
         await put(each, "one")
         await put(each, "two")
     await engine.submit_many([new(input={"secrets": {"a": f"value {n}"}}) for n in range(3)])
     await put_webhook(engine, raw, UUID(int=1))
     assert await engine.rotating.rotate_once() == 0
-    later = Engine(store, vault=Vault(NEW | OLD))
+    later = Engine(store, vault=KeyRing(NEW | OLD))
     done = []
     while (n := await later.rotating.rotate_once(3)) > 0:
         done.append(n)
     assert done == [3, 3, 2]
     assert set(await key_ids(raw)) == {"new"}
-    only_new = Engine(store, vault=Vault(NEW))
+    only_new = Engine(store, vault=KeyRing(NEW))
     await only_new.submit(new(input={"$secret": "one"}))
     works = await claim_all(only_new)
     assert works[-1].input == CANARY
@@ -204,7 +204,7 @@ async def test_what_cannot_be_opened_keeps_its_key(
     await put(engine, "damaged")
     await raw.execute("update secret set data = 'AAAA'")
     await put(engine, "sound")
-    later = Engine(store, vault=Vault(NEW | OLD))
+    later = Engine(store, vault=KeyRing(NEW | OLD))
     assert await later.rotating.rotate_once() == 1
     assert await later.rotating.rotate_once() == 0
     assert sorted(await key_ids(raw)) == ["new", "old"]

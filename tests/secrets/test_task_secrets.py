@@ -18,7 +18,7 @@ from tests.contract.conftest import (
 )
 from tests.secrets.conftest import NEW, OLD, dump, stored_bytes
 
-from tenuto.encryption_keys import Vault
+from tenuto.encryption_keys import KeyRing
 from tenuto.engine.agents.subtasks import Question
 from tenuto.engine.engine import Engine
 from tenuto.model.bounds import MAX_ERROR, MAX_SECRET
@@ -27,8 +27,8 @@ from tenuto.model.limits.concurrency import Concurrency
 from tenuto.model.tasks.commands import Escalation, Failure
 from tenuto.model.tasks.transcript import Line
 from tenuto.settings import Settings
-from tenuto.worker.attempt import Attempt
-from tenuto.worker.leases import Leases
+from tenuto.worker.attempt import AttemptRunner
+from tenuto.worker.leases import HeldLeases
 from tenuto.worker.runtime.function import FunctionRuntime
 from tenuto.worker.runtime.protocol import AttemptFailed
 
@@ -122,7 +122,7 @@ async def test_a_repeated_submit_is_known_again(engine: Engine, store: AnyStore,
     assert await refusal(other) == "idempotency_conflict"
     # Not even a guess at the value can be proven right by what is stored.
     prints = {row[0] for row in await raw.fetch("select fingerprint from task_body")}
-    stranger = Engine(store, vault=Vault(NEW))
+    stranger = Engine(store, vault=KeyRing(NEW))
     assert await refusal(stranger.submit(asked())) == "idempotency_conflict"
     assert len(prints) == await raw.count("task_secret") == 1
 
@@ -132,7 +132,7 @@ async def test_a_repeated_submit_is_known_after_the_key_changed(
 ) -> None:
     asked = new(id=uuid4(), input=INPUT)
     await engine.submit(asked)
-    later = Engine(store, vault=Vault(NEW | OLD))
+    later = Engine(store, vault=KeyRing(NEW | OLD))
     assert not (await later.submit(asked)).created
 
 
@@ -200,10 +200,10 @@ async def test_a_server_that_did_not_claim_strikes_too(
     asked = new(input=INPUT | {"more": {"$secret": "shared"}})
     task = (await engine.submit(asked)).id
     work = await claim_one(engine)
-    server = Engine(store, actor="server", vault=Vault(OLD))
+    server = Engine(store, actor="server", vault=KeyRing(OLD))
     await server.append(work.fence, [Line(0, "INFO", f"{CANARY} and named-canary-7f3a")])
     await engine.secrets.delete("shared")
-    fresh = Engine(store, actor="server", vault=Vault(OLD))
+    fresh = Engine(store, actor="server", vault=KeyRing(OLD))
     await fresh.complete(work.fence, [CANARY])
     assert (await engine.show(task)).output == ["***"]
     assert [line.text for line in await engine.logs(task) if line.source == "transcript"] == [
@@ -217,7 +217,7 @@ async def test_a_server_with_the_wrong_keys_stores_nothing(
 ) -> None:
     task = (await engine.submit(new(input=INPUT))).id
     work = await claim_one(engine)
-    server = Engine(store, vault=Vault(NEW))
+    server = Engine(store, vault=KeyRing(NEW))
     assert await refusal(server.complete(work.fence, [CANARY])) == "secret_unreadable"
     assert await status(engine, task) == "RUNNING"
     assert await nowhere(raw)
@@ -229,7 +229,7 @@ async def test_a_server_strikes_what_the_present_attempt_was_handed(
 ) -> None:
     await put(engine, "token", "the first value")
     task = (await engine.submit(new(input={"$secret": "token"}))).id
-    server = Engine(store, actor="server", vault=Vault(OLD))
+    server = Engine(store, actor="server", vault=KeyRing(OLD))
     first = await claim_one(engine)
     await server.progress(first.fence, step="the first value")
     await put(engine, "token", "the second value")
@@ -262,7 +262,7 @@ async def test_a_worker_without_the_key_gives_the_task_back(
     engine: Engine, store: AnyStore, clock: ManualClock, keys: dict[str, bytes] | None
 ) -> None:
     secret, plain = await engine.submit_many([new(input=INPUT), new(input={"a": "***"})])
-    poor = Engine(store, vault=None if keys is None else Vault(keys))
+    poor = Engine(store, vault=None if keys is None else KeyRing(keys))
     assert [work.fence.task for work in await claim_all(poor)] == [plain.id]
     view = await engine.show(secret.id)
     assert (view.status, view.last_outcome, view.tries) == ("RETRY_WAIT", "NOT_STARTED", 0)
@@ -350,7 +350,7 @@ async def test_an_error_that_is_too_long_is_cut_through_no_secret(engine: Engine
     task = (await engine.submit(new(input=INPUT, max_attempts=1))).id
     runtime = FunctionRuntime()
     runtime.handlers[None] = handler
-    attempt = Attempt(engine, await claim_one(engine), runtime, Leases(), Settings())
+    attempt = AttemptRunner(engine, await claim_one(engine), runtime, HeldLeases(), Settings())
     await attempt.start(asyncio.get_running_loop())
     assert (await engine.show(task)).last_error == "x" * (MAX_ERROR - 12) + "***"
     assert await nowhere(raw)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenuto.encryption_keys import FILE, Sealed, Vault, add_key, load_ring
+from tenuto.encryption_keys import FILE, Encrypted, KeyRing, add_key, load_ring
 from tenuto.model.errors import Incompatible, Invalid
 
 HERE: dict[str, Any] = {
@@ -28,7 +28,7 @@ def spelled(key_id: str, key: bytes) -> str:
     return f"{key_id}:{b64encode(key).decode()}"
 
 
-def unreadable(vault: Vault, sealed: Sealed, place: dict[str, Any] = HERE) -> bool:
+def unreadable(vault: KeyRing, sealed: Encrypted, place: dict[str, Any] = HERE) -> bool:
     with pytest.raises(Incompatible) as caught:
         vault.open(sealed, **place)
     return caught.value.code == "secret_unreadable"
@@ -36,7 +36,7 @@ def unreadable(vault: Vault, sealed: Sealed, place: dict[str, Any] = HERE) -> bo
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_what_is_sealed_opens_in_its_place(plain: str) -> None:
-    vault = Vault({"k1": KEY})
+    vault = KeyRing({"k1": KEY})
     sealed = vault.seal(plain, **HERE)
     assert vault.open(sealed, **HERE) == plain
     assert sealed.key_id == "k1"
@@ -49,53 +49,53 @@ def test_what_is_sealed_opens_in_its_place(plain: str) -> None:
     ids=lambda other: next(iter(other)),
 )
 def test_a_sealed_value_opens_nowhere_else(other: dict[str, Any]) -> None:
-    vault = Vault({"k1": KEY})
+    vault = KeyRing({"k1": KEY})
     assert unreadable(vault, vault.seal("value", **HERE), HERE | other)
 
 
 def test_no_two_places_share_a_spelling() -> None:
-    vault = Vault({"k1": KEY})
+    vault = KeyRing({"k1": KEY})
     sealed = vault.seal("value", **HERE | {"table": "a", "row": "b,c"})
     assert unreadable(vault, sealed, HERE | {"table": "a,b", "row": "c"})
 
 
 def test_a_sealed_value_belongs_to_its_key() -> None:
-    vault = Vault({"k1": KEY, "k2": KEY[::-1]})
+    vault = KeyRing({"k1": KEY, "k2": KEY[::-1]})
     sealed = vault.seal("value", **HERE)
-    assert unreadable(vault, Sealed("k2", sealed.data))
-    assert unreadable(vault, Sealed("k3", sealed.data))
+    assert unreadable(vault, Encrypted("k2", sealed.data))
+    assert unreadable(vault, Encrypted("k3", sealed.data))
     # The same key under another id: the id is bound too.
-    assert unreadable(Vault({"k3": KEY}), Sealed("k3", sealed.data))
+    assert unreadable(KeyRing({"k3": KEY}), Encrypted("k3", sealed.data))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 255))
 def test_any_altered_byte_is_noticed(place: int, flip: int) -> None:
-    vault = Vault({"k1": KEY})
+    vault = KeyRing({"k1": KEY})
     raw = bytearray(b64decode(vault.seal("value", **HERE).data))
     raw[place % len(raw)] ^= flip
-    assert unreadable(vault, Sealed("k1", b64encode(raw).decode()))
+    assert unreadable(vault, Encrypted("k1", b64encode(raw).decode()))
 
 
 @pytest.mark.parametrize("data", ["", "AAAA", "not base64!", "AAAAAAAAAAAAAAAA"])
 def test_what_is_no_sealed_value_is_unreadable(data: str) -> None:
-    assert unreadable(Vault({"k1": KEY}), Sealed("k1", data))
+    assert unreadable(KeyRing({"k1": KEY}), Encrypted("k1", data))
 
 
 def test_purposes_have_keys_of_their_own() -> None:
-    vault = Vault({"k2": KEY[::-1], "k1": KEY})
+    vault = KeyRing({"k2": KEY[::-1], "k1": KEY})
     found = [vault.derive("jwt"), vault.derive("fingerprint"), vault.derive("seal"), KEY[::-1]]
     assert len(set(found)) == len(found)
     assert {len(each) for each in found} == {32}
     assert list(vault.derive_all("jwt")) == ["k2", "k1"]
     assert vault.derive_all("jwt")["k2"] == vault.derive("jwt") == found[0]
-    assert Vault({"k1": KEY}).derive("jwt") == vault.derive_all("jwt")["k1"]
+    assert KeyRing({"k1": KEY}).derive("jwt") == vault.derive_all("jwt")["k1"]
 
 
 def test_a_setting_spells_the_ring_current_key_first(tmp_path: Path) -> None:
     text = f"{spelled('new', KEY[::-1])}, {spelled('old', KEY)}"
     vault = load_ring(tmp_path, text)
     assert (vault.current, vault.key_ids) == ("new", ("new", "old"))
-    assert vault.open(Vault({"old": KEY}).seal("value", **HERE), **HERE) == "value"
+    assert vault.open(KeyRing({"old": KEY}).seal("value", **HERE), **HERE) == "value"
     assert list(tmp_path.iterdir()) == []
 
 

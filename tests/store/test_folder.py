@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tenuto.clock import Clock
-from tenuto.folder_stamp import stamp
+from tenuto.folder_stamp import folder_stamp
 
 
 class Later(Clock):
@@ -21,10 +21,10 @@ class Later(Clock):
 def test_it_is_equal_while_files_are_only_written(tmp_path: Path) -> None:
     file = tmp_path / "a"
     file.touch()
-    before = stamp(str(tmp_path), Later())
+    before = folder_stamp(str(tmp_path), Later())
     file.write_text("more")
     assert before is not None
-    assert stamp(str(tmp_path), Later()) == before
+    assert folder_stamp(str(tmp_path), Later()) == before
 
 
 @pytest.mark.parametrize(
@@ -40,22 +40,22 @@ def test_it_differs_after_a_name_came_changed_or_went(
 ) -> None:
     (tmp_path / "old").touch()
     os.utime(tmp_path, (0, 0))
-    before = stamp(str(tmp_path), Later())
+    before = folder_stamp(str(tmp_path), Later())
     change(tmp_path)
-    assert stamp(str(tmp_path), Later()) != before
+    assert folder_stamp(str(tmp_path), Later()) != before
 
 
 def test_another_folder_of_that_name_is_another(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    before = stamp(str(folder), Later())
+    before = folder_stamp(str(folder), Later())
     folder.rename(tmp_path / "gone")
     with pytest.raises(FileNotFoundError):
-        stamp(str(folder), Later())
+        folder_stamp(str(folder), Later())
     folder.mkdir()
-    assert stamp(str(folder), Later()) != before
+    assert folder_stamp(str(folder), Later()) != before
 
 
 def test_nothing_is_said_of_one_that_has_just_changed(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
-    assert stamp(str(tmp_path), Clock()) is None
+    assert folder_stamp(str(tmp_path), Clock()) is None

@@ -40,10 +40,10 @@ async def backend(connection: object) -> int:
 async def test_a_connection_is_used_again(pool: Pool) -> None:
     first = await pool.take(1)
     pid = await backend(first)
-    pool.give(first, broken=False)
+    pool.release(first, broken=False)
     second = await pool.take(1)
     assert await backend(second) == pid
-    pool.give(second, broken=False)
+    pool.release(second, broken=False)
 
 
 async def test_no_more_than_its_size(pool: Pool) -> None:
@@ -51,7 +51,7 @@ async def test_no_more_than_its_size(pool: Pool) -> None:
     with pytest.raises(TimeoutError):
         await pool.take(0.05)
     for connection in held:
-        pool.give(connection, broken=False)
+        pool.release(connection, broken=False)
 
 
 async def test_the_first_who_waited_is_next(pool: Pool) -> None:
@@ -62,16 +62,16 @@ async def test_the_first_who_waited_is_next(pool: Pool) -> None:
         connection = await pool.take(5)
         order.append(name)
         await backend(connection)
-        pool.give(connection, broken=False)
+        pool.release(connection, broken=False)
 
     waiting = []
     for name in ("first", "second", "third"):
         waiting.append(asyncio.create_task(wait(name)))
         await asyncio.sleep(0)
-    pool.give(held[0], broken=False)
+    pool.release(held[0], broken=False)
     await asyncio.gather(*waiting)
     assert order == ["first", "second", "third"]
-    pool.give(held[1], broken=False)
+    pool.release(held[1], broken=False)
 
 
 async def test_a_turn_that_nobody_takes_goes_to_the_next(pool: Pool) -> None:
@@ -79,21 +79,21 @@ async def test_a_turn_that_nobody_takes_goes_to_the_next(pool: Pool) -> None:
     gone = asyncio.create_task(pool.take(5))
     next_one = asyncio.create_task(pool.take(5))
     await asyncio.sleep(0)
-    pool.give(held[0], broken=False)
+    pool.release(held[0], broken=False)
     gone.cancel()
     taken = await next_one
     assert taken is held[0]
     for connection in (taken, held[1]):
-        pool.give(connection, broken=False)
+        pool.release(connection, broken=False)
 
 
 async def test_a_broken_connection_is_replaced(pool: Pool) -> None:
     first = await pool.take(1)
     pid = await backend(first)
-    pool.give(first, broken=True)
+    pool.release(first, broken=True)
     second = await pool.take(1)
     assert await backend(second) != pid
-    pool.give(second, broken=False)
+    pool.release(second, broken=False)
 
 
 @pytest.mark.parametrize("kind", ["read", "write"])
@@ -120,11 +120,11 @@ async def test_a_connection_whose_transaction_was_left_open_is_replaced(
 
 async def test_a_connection_that_ended_while_idle_is_not_handed_out(pool: Pool) -> None:
     first = await pool.take(1)
-    pool.give(first, broken=False)
+    pool.release(first, broken=False)
     await first.close()
     second = await pool.take(1)
     assert second is not first
-    pool.give(second, broken=False)
+    pool.release(second, broken=False)
 
 
 async def test_who_cannot_connect_lets_the_next_one_try() -> None:
@@ -145,24 +145,24 @@ async def test_a_statement_that_takes_too_long_is_given_up(hurried: Pool) -> Non
     connection = await hurried.take(1)
     with pytest.raises(asyncpg.QueryCanceledError):
         await connection.execute("select pg_sleep(60)")
-    hurried.give(connection, broken=True)
+    hurried.release(connection, broken=True)
 
 
 async def test_a_server_that_answers_no_more_is_not_waited_for(hurried: Pool) -> None:
     silent = await hurried.take(1)
     pid = await backend(silent)
     other = await hurried.take(1)
-    hurried.give(other, broken=False)
+    hurried.release(other, broken=False)
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(asyncpg.ConnectionDoesNotExistError):
             await silent.execute("select 1")
     finally:
         os.kill(pid, signal.SIGCONT)
-    hurried.give(silent, broken=True)
+    hurried.release(silent, broken=True)
     again = await hurried.take(1)
     assert again is not other, "the others lead to the same silent server"
-    hurried.give(again, broken=False)
+    hurried.release(again, broken=False)
 
 
 @contextmanager
@@ -187,29 +187,29 @@ async def test_the_watch_goes_on_while_somebody_holds_a_cut_connection(hurried: 
         await cut.execute("select 1")
     for _ in range(2):
         await next_look(hurried)
-    hurried.give(cut, broken=True)
+    hurried.release(cut, broken=True)
     again = await hurried.take(1)
     with stopped(await backend(again)), pytest.raises(asyncpg.ConnectionDoesNotExistError):
         await asyncio.wait_for(again.execute("select 1"), 10)
-    hurried.give(again, broken=True)
+    hurried.release(again, broken=True)
 
 
 async def test_after_a_cut_one_connection_is_tried_at_a_time(hurried: Pool) -> None:
     cut = await hurried.take(1)
     with stopped(await backend(cut)), pytest.raises(asyncpg.ConnectionDoesNotExistError):
         await cut.execute("select 1")
-    hurried.give(cut, broken=True)
+    hurried.release(cut, broken=True)
     for broken in (True, False):
         tried = await hurried.take(1)
         with pytest.raises(TimeoutError):
             await hurried.take(0.05)
-        hurried.give(tried, broken=broken)
+        hurried.release(tried, broken=broken)
     tried = await hurried.take(1)
     waiting = asyncio.create_task(hurried.take(5))
     await asyncio.sleep(0)
     hurried.trust()
-    hurried.give(await asyncio.wait_for(waiting, 1), broken=False)
-    hurried.give(tried, broken=False)
+    hurried.release(await asyncio.wait_for(waiting, 1), broken=False)
+    hurried.release(tried, broken=False)
 
 
 async def test_a_use_that_succeeds_wakes_as_many_as_there_is_room_for(postgres_url: str) -> None:
@@ -221,7 +221,7 @@ async def test_a_use_that_succeeds_wakes_as_many_as_there_is_room_for(postgres_u
     pool.trust()
     others = await asyncio.wait_for(asyncio.gather(*waiting), 2)
     for connection in (first, *others):
-        pool.give(connection, broken=False)
+        pool.release(connection, broken=False)
     await pool.close()
 
 
@@ -381,23 +381,23 @@ async def test_a_use_that_makes_progress_goes_on(pool: Pool) -> None:
     for _ in range(20):
         pool._look()
         assert await backend(connection)
-    pool.give(connection, broken=False)
+    pool.release(connection, broken=False)
 
 
 async def test_connections_in_use_are_not_handed_out_after_their_server_was_given_up(
     pool: Pool,
 ) -> None:
     used, idle = await pool.take(1), await pool.take(1)
-    pool.give(idle, broken=False)
+    pool.release(idle, broken=False)
     pool.give_up()
     assert idle.is_closed()
     assert await backend(used)
-    pool.give(used, broken=False)
+    pool.release(used, broken=False)
     assert used.is_closed()
     fresh = await pool.take(1)
-    pool.give(fresh, broken=False)
+    pool.release(fresh, broken=False)
     assert await pool.take(1) is fresh
-    pool.give(fresh, broken=False)
+    pool.release(fresh, broken=False)
 
 
 async def test_a_call_whose_connection_the_server_ends_says_that_it_is_lost(
@@ -438,10 +438,10 @@ async def test_uses_that_may_be_repeated_are_cut_when_their_server_is_given_up(
     pool.give_up()
     with pytest.raises(asyncpg.ConnectionDoesNotExistError):
         await asyncio.wait_for(statement, 5)
-    slow.give(used, broken=True)
+    slow.release(used, broken=True)
     again = await slow.take(1)
     assert await backend(again)
-    slow.give(again, broken=False)
+    slow.release(again, broken=False)
     await slow.close()
 
 
@@ -453,7 +453,7 @@ async def test_the_kernel_notices_a_lost_machine(postgres: PostgresServer) -> No
     assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
     assert found.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
     assert await connection.fetchval("select current_setting('tcp_user_timeout')") == "10000"
-    pool.give(connection, broken=False)
+    pool.release(connection, broken=False)
     await pool.close()
 
 
@@ -461,7 +461,7 @@ async def test_a_use_that_is_slow_by_nature_has_longer(postgres_url: str) -> Non
     pool = Pool(Connector(postgres_url), 1, limit(SLOW_S), SLOW_S)
     connection = await pool.take(1)
     assert await connection.fetchval("select current_setting('statement_timeout')") == "8min"
-    pool.give(connection, broken=False)
+    pool.release(connection, broken=False)
     await pool.close()
 
 
@@ -506,7 +506,7 @@ async def test_a_connection_in_the_making_is_dropped_when_its_server_is_given_up
     taken = await taking
     assert gate.asked[0].is_closed()
     assert taken is gate.asked[1]
-    pool.give(taken, broken=False)
+    pool.release(taken, broken=False)
     assert pool.idle() is taken
     await pool.close()
 
@@ -528,7 +528,7 @@ async def test_a_connection_given_back_to_a_closed_pool_is_closed(postgres_url: 
     pool = Pool(Connector(postgres_url), 1, {})
     taken = await pool.take(1)
     await pool.close()
-    pool.give(taken, broken=False)
+    pool.release(taken, broken=False)
     assert taken.is_closed()
     with pytest.raises(asyncpg.InterfaceError, match="closed"):
         await pool.take(1)

@@ -23,26 +23,31 @@ from tests.contract.conftest import (
 from tests.webhooks.receiver import Receiver, receiving
 
 from tenuto.broker.memory import MemoryWakeups
-from tenuto.encryption_keys import Vault
+from tenuto.encryption_keys import KeyRing
 from tenuto.engine.core import Core
 from tenuto.engine.engine import Engine
 from tenuto.engine.webhooks.deliveries import Deliveries
-from tenuto.engine.webhooks.endpoints import DeliveryView, Hooks, WebhookSecret, WebhookView
+from tenuto.engine.webhooks.endpoints import (
+    DeliveryView,
+    WebhookEndpoints,
+    WebhookSecret,
+    WebhookView,
+)
 from tenuto.store.protocol import Store
 from tenuto.webhooks.deliver import deliver_once
 from tenuto.webhooks.sender import Sender
-from tenuto.webhooks.url_guard import Guard
+from tenuto.webhooks.url_guard import UrlGuard
 
 __all__ = ["another", "clock", "engine", "postgres_engine", "raw", "sqlite_engine", "store"]
 
-VAULT = Vault({"first": bytes(range(32))})
+VAULT = KeyRing({"first": bytes(range(32))})
 LOOPBACK = ["127.0.0.0/8"]
 
 
-def hooks_of(store: Store, workspace: UUID) -> Hooks:
+def hooks_of(store: Store, workspace: UUID) -> WebhookEndpoints:
     """What people of a workspace can do."""
     core = Core(store.within(workspace), MemoryWakeups(), VAULT)
-    return Hooks(core, Guard(LOOPBACK).look_up)
+    return WebhookEndpoints(core, UrlGuard(LOOPBACK).look_up)
 
 
 def deliveries_of(store: Store) -> Deliveries:
@@ -65,7 +70,7 @@ class World:
         self.receiver = receiver
         self.hooks = hooks_of(store, engine.workspace)
         self.deliveries = deliveries_of(store)
-        self.sender = Sender(Guard(LOOPBACK), deadline_s=5)
+        self.sender = Sender(UrlGuard(LOOPBACK), deadline_s=5)
         assert isinstance(engine.clock, ManualClock)
         self.clock = engine.clock
 

@@ -9,7 +9,7 @@ from tenuto import app
 from tenuto.settings import load
 from tenuto.webhooks.deliver import deliver_once
 from tenuto.webhooks.sender import Sender
-from tenuto.webhooks.url_guard import Guard
+from tenuto.webhooks.url_guard import UrlGuard
 
 
 async def main() -> None:
@@ -17,7 +17,7 @@ async def main() -> None:
         deliveries = deliveries_of(store_of(engine))
         while await deliveries.fan_out_once():
             pass
-        while await deliver_once(deliveries, Sender(Guard(LOOPBACK))):
+        while await deliver_once(deliveries, Sender(UrlGuard(LOOPBACK))):
             pass
 
 

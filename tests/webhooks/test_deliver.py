@@ -10,7 +10,7 @@ from tests.webhooks.conftest import World, deliveries_of, store_of
 from tests.webhooks.receiver import answer, receiving, silent
 
 from tenuto.broker.memory import MemoryWakeups
-from tenuto.encryption_keys import Vault
+from tenuto.encryption_keys import KeyRing
 from tenuto.engine.core import Core
 from tenuto.engine.tasks.maintenance import DELIVERY_AFTER
 from tenuto.engine.webhooks.deliveries import LEASE_S, SHARE, Deliveries
@@ -19,7 +19,7 @@ from tenuto.model.webhooks import DISABLE_AFTER, MAX_TRIES, TRIP_AFTER
 from tenuto.webhooks import signature
 from tenuto.webhooks.deliver import Deliverer, deliver_once
 from tenuto.webhooks.sender import Sender
-from tenuto.webhooks.url_guard import Guard
+from tenuto.webhooks.url_guard import UrlGuard
 
 ENDS = ["task.completed"]
 
@@ -305,7 +305,7 @@ async def test_a_slow_endpoint_holds_up_nobody_else(world: World) -> None:
         await world.hook(ENDS, slow.url)
         quick = (await world.hook(ENDS)).webhook
         await waiting(world, 3 * SHARE)
-        sender = Sender(Guard(["127.0.0.1"]), deadline_s=20)
+        sender = Sender(UrlGuard(["127.0.0.1"]), deadline_s=20)
         deliverer = Deliverer(world.deliveries, sender, slots=2 * SHARE)
 
         async def look() -> bool:
@@ -337,7 +337,7 @@ async def test_a_deliverer_does_everything_until_it_is_stopped(world: World) -> 
 async def test_a_secret_that_cannot_be_opened_is_a_failure(world: World) -> None:
     made = (await world.hook(ENDS)).webhook
     await waiting(world)
-    ring = Vault({"other": bytes(range(2, 34))})
+    ring = KeyRing({"other": bytes(range(2, 34))})
     strange = Deliveries(Core(world.store, MemoryWakeups(), ring))
     assert await deliver_once(strange, world.sender) == 0
     message = await world.only(made.id)

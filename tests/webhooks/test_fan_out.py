@@ -10,9 +10,9 @@ from tests.waiting import eventually
 from tests.webhooks.conftest import World, deliveries_of, hooks_of, store_of
 from tests.webhooks.receiver import Receiver
 
-from tenuto.engine.agents.registry import AgentUpkeep
+from tenuto.engine.agents.registry import AgentMaintenance
 from tenuto.engine.engine import Engine
-from tenuto.engine.webhooks.deliveries import CURSOR, Occurrence
+from tenuto.engine.webhooks.deliveries import CURSOR, WebhookEvent
 from tenuto.engine.webhooks.endpoints import WebhookChange
 from tenuto.model.tasks.task import Status
 from tenuto.store.protocol import Script, Statement
@@ -192,7 +192,9 @@ async def test_a_message_is_made_once_though_the_cursor_goes_back(world: World) 
 
 async def test_other_things_than_tasks_are_told_with_what_made_them(world: World) -> None:
     made = (await world.hook(["agent.*"])).webhook
-    stale = Occurrence(event="agent.stale", workspace=world.engine.workspace, at=world.clock.now())
+    stale = WebhookEvent(
+        event="agent.stale", workspace=world.engine.workspace, at=world.clock.now()
+    )
 
     def script() -> Script[int]:
         return (yield from world.deliveries.announce([stale, stale]))
@@ -271,7 +273,7 @@ async def test_an_agent_that_falls_silent_is_told_of(world: World, clock: Manual
     hook = await world.hook(["agent.*"])
     agent = await world.engine.register_agent(profile())
     clock.advance(100)
-    assert await AgentUpkeep(world.engine.system).stale_once("keeper") == 1
+    assert await AgentMaintenance(world.engine.system).stale_once("keeper") == 1
     await world.fan_out()
     assert (await world.only(hook.webhook.id)).event == "agent.stale"
     await world.deliver()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tenuto.model.errors import Invalid
 from tenuto.settings import load
-from tenuto.webhooks.url_guard import Guard, parse
+from tenuto.webhooks.url_guard import UrlGuard, parse
 
 PUBLIC = "93.184.216.34"
 NAMES = {
@@ -46,7 +46,7 @@ async def answers(host: str, port: int) -> list[str]:
 
 async def refusal(url: str, *allow: str) -> str:
     with pytest.raises(Invalid) as caught:
-        await Guard(allow, answers).look_up(url)
+        await UrlGuard(allow, answers).look_up(url)
     assert "\n" not in caught.value.message
     return caught.value.code
 
@@ -164,7 +164,7 @@ def test_a_url_is_read_once(
     ],
 )
 async def test_what_is_public_may_be_called(url: str, addresses: list[str]) -> None:
-    checked = await Guard((), answers).look_up(url)
+    checked = await UrlGuard((), answers).look_up(url)
     assert [str(address) for address in checked.addresses] == addresses
 
 
@@ -188,7 +188,7 @@ async def test_what_is_public_may_be_called(url: str, addresses: list[str]) -> N
 )
 async def test_an_operator_can_allow_private_hosts(allow: str, url: str) -> None:
     assert await refusal(url) == "url_forbidden"
-    assert (await Guard([allow], answers).look_up(url)).addresses
+    assert (await UrlGuard([allow], answers).look_up(url)).addresses
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ async def test_what_was_not_allowed_stays_forbidden(allow: str, url: str) -> Non
 @pytest.mark.parametrize("entry", ["10.0.0.1/8", "a b", "http://x", "x/y", "user@x", "0x7f.1", "*"])
 def test_a_wrong_exception_is_refused(entry: str) -> None:
     with pytest.raises(Invalid, match="webhook_allow"):
-        Guard([entry])
+        UrlGuard([entry])
 
 
 async def test_a_name_that_nobody_answers_for_is_not_waited_for() -> None:
@@ -226,7 +226,7 @@ async def test_a_name_that_nobody_answers_for_is_not_waited_for() -> None:
         return [host, str(port)]
 
     with pytest.raises(Invalid, match="cannot be found"):
-        await Guard((), silent, patience_s=0.05).look_up("https://example.com/")
+        await UrlGuard((), silent, patience_s=0.05).look_up("https://example.com/")
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 30.5])
@@ -242,7 +242,7 @@ async def test_nothing_is_public_that_the_registries_do_not_call_global(address:
     host = f"[{known}]" if known.version == 6 else str(known)
     found = []
     with suppress(Invalid):
-        found = list((await Guard().look_up(f"https://{host}/")).addresses)
+        found = list((await UrlGuard().look_up(f"https://{host}/")).addresses)
     assert all(each.is_global and not each.is_multicast for each in found)
 
 
@@ -258,9 +258,9 @@ async def test_a_name_that_is_not_answered_holds_up_no_other(
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (PUBLIC, port))]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    guard = Guard(patience_s=5)
+    guard = UrlGuard(patience_s=5)
     patient = asyncio.create_task(guard.look_up("https://silent.example/"))
-    impatient = Guard(patience_s=0.01)
+    impatient = UrlGuard(patience_s=0.01)
     silent = [impatient.look_up(f"https://silent.example/{number}") for number in range(100)]
     refused = await asyncio.gather(*silent, return_exceptions=True)
     assert {type(each) for each in refused} == {Invalid}

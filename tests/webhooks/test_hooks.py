@@ -8,13 +8,13 @@ from tests.contract.conftest import refusal
 from tests.webhooks.conftest import VAULT, World, hooks_of
 
 from tenuto.broker.memory import MemoryWakeups
-from tenuto.encryption_keys import Vault
+from tenuto.encryption_keys import KeyRing
 from tenuto.engine.core import Core
-from tenuto.engine.tenancy.secrets import Rotating
-from tenuto.engine.webhooks.endpoints import Hooks, WebhookChange
+from tenuto.engine.tenancy.secrets import KeyRotator
+from tenuto.engine.webhooks.endpoints import WebhookChange, WebhookEndpoints
 from tenuto.model.errors import NotFound
 from tenuto.model.webhooks import EVENTS, MAX_WEBHOOKS, wants
-from tenuto.webhooks.url_guard import Guard
+from tenuto.webhooks.url_guard import UrlGuard
 
 NOBODY = UUID(int=7 << 76 | 2 << 62)
 
@@ -183,18 +183,20 @@ async def test_another_workspace_sees_nothing(world: World) -> None:
 
 async def test_without_keys_nothing_is_made(world: World) -> None:
     core = Core(world.store.within(world.engine.workspace), MemoryWakeups())
-    hooks = Hooks(core, Guard(["127.0.0.1"]).look_up)
+    hooks = WebhookEndpoints(core, UrlGuard(["127.0.0.1"]).look_up)
     call = hooks.create(world.receiver.url, ["*"], world.engine.workspace, None)
     assert await refusal(call) == "secrets_unavailable"
 
 
 async def test_a_webhook_lives_on_when_the_ring_gets_a_new_key(world: World) -> None:
     made = (await world.hook(["task.completed"])).webhook
-    ring = Vault({"second": bytes(range(1, 33)), "first": bytes(range(32))})
+    ring = KeyRing({"second": bytes(range(1, 33)), "first": bytes(range(32))})
     core = Core(world.store, MemoryWakeups(), ring)
-    assert await Rotating(core).rotate_once() == 1
+    assert await KeyRotator(core).rotate_once() == 1
     [(key_id,)] = await world.raw.fetch("select key_id from webhook")
     assert key_id == "second"
     assert VAULT.current == "first"
-    rotated = await Hooks(core, Guard().look_up).rotate_secret(made.id, world.engine.workspace)
+    rotated = await WebhookEndpoints(core, UrlGuard().look_up).rotate_secret(
+        made.id, world.engine.workspace
+    )
     assert rotated.secret.startswith("whsec_")

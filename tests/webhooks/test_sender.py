@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.webhooks.receiver import Receiver, answer, drip, receiving, silent
 
 from tenuto.webhooks.sender import MAX_READ, Sender
-from tenuto.webhooks.url_guard import Guard
+from tenuto.webhooks.url_guard import UrlGuard
 
 HEADERS = {"webhook-id": "1"}
 LOOPBACK = ["127.0.0.0/8"]
@@ -40,7 +40,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 @pytest.fixture
 def sender() -> Sender:
-    return Sender(Guard(LOOPBACK), deadline_s=5)
+    return Sender(UrlGuard(LOOPBACK), deadline_s=5)
 
 
 async def test_a_message_arrives_as_it_was_given(receiver: Receiver, sender: Sender) -> None:
@@ -96,13 +96,13 @@ async def test_no_proxy_of_the_environment_is_used(
 
 async def test_an_answer_that_drips_is_cut_off(receiver: Receiver) -> None:
     receiver.replies = [drip]
-    sent = await Sender(Guard(LOOPBACK), deadline_s=0.3).post(receiver.url, HEADERS, b"{}")
+    sent = await Sender(UrlGuard(LOOPBACK), deadline_s=0.3).post(receiver.url, HEADERS, b"{}")
     assert (sent.status, sent.error) == (None, "no answer within 0.3 s")
 
 
 async def test_an_endpoint_that_says_nothing_is_left(receiver: Receiver) -> None:
     receiver.replies = [silent()]
-    sent = await Sender(Guard(LOOPBACK), deadline_s=0.3).post(receiver.url, HEADERS, b"{}")
+    sent = await Sender(UrlGuard(LOOPBACK), deadline_s=0.3).post(receiver.url, HEADERS, b"{}")
     assert (sent.status, sent.error) == (None, "no answer within 0.3 s")
 
 
@@ -112,7 +112,7 @@ async def test_a_status_counts_though_the_rest_never_comes(
 ) -> None:
     head = f"HTTP/1.1 {status} x\r\ncontent-length: 99\r\n\r\npar"
     receiver.replies = [silent(head.encode())]
-    sent = await Sender(Guard(LOOPBACK), deadline_s=0.3).post(receiver.url, HEADERS, b"{}")
+    sent = await Sender(UrlGuard(LOOPBACK), deadline_s=0.3).post(receiver.url, HEADERS, b"{}")
     assert (sent.status, sent.error) == (status, error)
 
 
@@ -153,7 +153,11 @@ async def test_a_closed_port_is_an_error(receiver: Receiver, sender: Sender) -> 
 
 
 async def test_a_forbidden_url_is_never_connected_to(receiver: Receiver) -> None:
-    for guard in (Guard(), Guard(["10.0.0.0/8"]), Guard([f"127.0.0.1:{receiver.port + 1}"])):
+    for guard in (
+        UrlGuard(),
+        UrlGuard(["10.0.0.0/8"]),
+        UrlGuard([f"127.0.0.1:{receiver.port + 1}"]),
+    ):
         sent = await Sender(guard).post(receiver.url, HEADERS, b"{}")
         assert sent.status is None
         assert sent.error is not None
@@ -164,7 +168,7 @@ async def test_a_name_that_changes_its_mind_is_asked_once(receiver: Receiver) ->
     """The second answer leads to the trap; only the first, checked one may ever be used."""
     async with receiving() as trap:
         names = Names(["127.0.0.2"], ["127.0.0.1"], ["127.0.0.1"])
-        guard = Guard(["127.0.0.2", "rebind.example:1"], names)
+        guard = UrlGuard(["127.0.0.2", "rebind.example:1"], names)
         sent = await Sender(guard).post(f"http://rebind.example:{trap.port}/", HEADERS, b"{}")
         assert names.asked == [f"rebind.example:{trap.port}"]
         assert sent.status is None  # nobody listens on the address that was checked
@@ -176,14 +180,14 @@ async def test_a_name_that_changes_its_mind_is_asked_once(receiver: Receiver) ->
 
 async def test_one_forbidden_address_among_several_is_enough(receiver: Receiver) -> None:
     names = Names(["127.0.0.1", "169.254.169.254"])
-    guard = Guard(["several.example"], names)
+    guard = UrlGuard(["several.example"], names)
     sent = await Sender(guard).post(f"http://several.example:{receiver.port}/", HEADERS, b"{}")
     assert "must not call" in (sent.error or "")
     assert receiver.connections == 0
 
 
 async def test_the_next_address_is_tried_when_one_does_not_answer(receiver: Receiver) -> None:
-    guard = Guard(["several.example"], Names(["127.0.0.3", "127.0.0.1"]))
+    guard = UrlGuard(["several.example"], Names(["127.0.0.3", "127.0.0.1"]))
     sent = await Sender(guard).post(f"http://several.example:{receiver.port}/", HEADERS, b"{}")
     assert sent.status == 204
     assert receiver.got[0].headers["host"] == f"several.example:{receiver.port}"
@@ -193,7 +197,7 @@ async def test_no_other_address_gets_what_one_has_taken(receiver: Receiver) -> N
     async def hang_up(_writer: object) -> None: ...
 
     receiver.replies = [hang_up, answer(204)]
-    guard = Guard(["several.example"], Names(["127.0.0.1", "127.0.0.1"]))
+    guard = UrlGuard(["several.example"], Names(["127.0.0.1", "127.0.0.1"]))
     sent = await Sender(guard).post(f"http://several.example:{receiver.port}/", HEADERS, b"{}")
     assert sent.status is None
     assert len(receiver.got) == 1
@@ -240,7 +244,7 @@ async def secure(pem: Path) -> AsyncIterator[Receiver]:
 
 def trusting(pem: Path, name: str = "hooks.example") -> Sender:
     """A sender that trusts the certificate, for a name that leads to loopback."""
-    guard = Guard([name], Names(["127.0.0.1"]))
+    guard = UrlGuard([name], Names(["127.0.0.1"]))
     return Sender(guard, tls=ssl.create_default_context(cafile=str(pem)))
 
 
@@ -272,7 +276,7 @@ async def test_a_certificate_nobody_vouches_for_is_refused(tmp_path: Path) -> No
     pem = certificate(tmp_path, "hooks.example")
     async with secure(pem) as receiver:
         url = f"https://hooks.example:{receiver.port}/"
-        guard = Guard(["hooks.example"], Names(["127.0.0.1"]))
+        guard = UrlGuard(["hooks.example"], Names(["127.0.0.1"]))
         sent = await Sender(guard).post(url, HEADERS, b"{}")
         assert sent.status is None
         assert "certificate" in (sent.error or "").lower()

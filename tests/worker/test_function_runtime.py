@@ -22,13 +22,13 @@ from tests.waiting import eventually
 
 from tenuto import app
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.report import Beat
+from tenuto.engine.tasks.report import HeartbeatResult
 from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.retry import ErrorClass
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import Fence
 from tenuto.settings import Settings
-from tenuto.worker.runtime.function import FunctionRuntime, Stopped
+from tenuto.worker.runtime.function import AttemptStopped, FunctionRuntime
 from tenuto.worker.runtime.protocol import AttemptFailed
 
 
@@ -169,7 +169,7 @@ async def test_a_fault_in_the_heart_does_not_stop_it(
     beats = 0
     heartbeat = Engine.heartbeat
 
-    async def faulty(self: Engine, fences: Sequence[Fence], lease_s: int) -> Beat:
+    async def faulty(self: Engine, fences: Sequence[Fence], lease_s: int) -> HeartbeatResult:
         nonlocal beats
         beats += 1
         if beats < 3:
@@ -334,7 +334,7 @@ ODD = {
     "iteration": StopIteration(),
     "cancelled": asyncio.CancelledError(),
     "base": Odd("odd"),
-    "stopped": Stopped(),
+    "stopped": AttemptStopped(),
     "unprintable": type("Unprintable", (Exception,), {"__str__": lambda _self: 1 / 0})(),
     "surrogate": ValueError("\ud800\x00"),
 }

@@ -10,13 +10,13 @@ from tests.contract.conftest import LEASE_S, ManualClock, new, profile, status
 from tests.proof.crash.inside import working
 from tests.waiting import eventually
 
-from tenuto.api.edge.event_hub import Hub, Reader
+from tenuto.api.edge.event_hub import EventHub, StreamSubscriber
 from tenuto.clock import Clock
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Conflict
 from tenuto.settings import Settings
 from tenuto.store.sqlite.store import SqliteStore
-from tenuto.worker.process_pool import Children
+from tenuto.worker.process_pool import WorkerPool
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("a fault"), Conflict("an answer")])
@@ -24,7 +24,7 @@ async def test_a_heart_on_the_workers_loop_goes_on(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     beats: list[str] = []
-    beat = Engine.beat
+    beat = Engine.worker_heartbeat
 
     async def faulty(self: Engine, *given: Any) -> Any:
         beats.append("beat")
@@ -32,7 +32,7 @@ async def test_a_heart_on_the_workers_loop_goes_on(
             raise fault
         return await beat(self, *given)
 
-    monkeypatch.setattr(Engine, "beat", faulty)
+    monkeypatch.setattr(Engine, "worker_heartbeat", faulty)
     unexpected = not isinstance(fault, Conflict)
     async with working(sqlite_url, {}, own_heart=False, faulty=unexpected):
         await eventually(lambda: len(beats) > 4)
@@ -43,14 +43,14 @@ async def test_a_worker_that_cannot_be_started_ends_nobody_else(
 ) -> None:
     store = SqliteStore(":memory:", ManualClock())
     await store.migrate()
-    children = Children(Engine(store), Settings(), 1)
+    children = WorkerPool(Engine(store), Settings(), 1)
     tried = asyncio.Event()
 
-    async def poor(_self: Children) -> asyncio.subprocess.Process:
+    async def poor(_self: WorkerPool) -> asyncio.subprocess.Process:
         tried.set()
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(Children, "_start", poor)
+    monkeypatch.setattr(WorkerPool, "_start", poor)
     stop = asyncio.Event()
     keeping = asyncio.create_task(children.run(stop))
     await tried.wait()
@@ -69,7 +69,7 @@ async def test_a_worker_that_died_takes_none_of_another_host_along() -> None:
         await engine.submit(new())
         [work] = await engine.claim(profile(), host, 1, LEASE_S)
         tasks.append(work.fence.task)
-    await Children(engine, Settings(), 1)._bury(4711)
+    await WorkerPool(engine, Settings(), 1)._expire_leases_of(4711)
     assert [await status(engine, task) for task in tasks] == ["RUNNING", "PENDING"]
     await store.close()
 
@@ -78,8 +78,8 @@ async def test_streams_go_on_after_a_fault(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with working(sqlite_url, {}, faulty=True) as inside:
-        hub, stop = Hub(inside.engine.core.store), asyncio.Event()
-        reader = Reader(inside.engine.workspace, None)
+        hub, stop = EventHub(inside.engine.core.store), asyncio.Event()
+        reader = StreamSubscriber(inside.engine.workspace, None)
         await hub.add(reader)
         looks = hub._events
         faults = [ValueError("a fault")]

@@ -10,13 +10,13 @@ from tests.contract.conftest import ManualClock, claim_one, new, opened
 
 from tenuto.clock import Clock
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.claim import Work
-from tenuto.engine.tasks.report import Presence
+from tenuto.engine.tasks.claim import ClaimedTask
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.tasks.task import TIMEOUT_SLACK_S, Fence
 from tenuto.settings import Settings
-from tenuto.worker.attempt import Attempt
-from tenuto.worker.heartbeat import Heart, lease_seconds
-from tenuto.worker.leases import Held, Leases, Reason
+from tenuto.worker.attempt import AttemptRunner
+from tenuto.worker.heartbeat import HeartbeatLoop, lease_seconds
+from tenuto.worker.leases import HeldLease, HeldLeases, Reason
 from tenuto.worker.runtime.function import FunctionRuntime
 
 
@@ -32,10 +32,10 @@ def nothing(*given: Any) -> None:
     del given
 
 
-async def beating(heart: Heart, clock: ManualClock) -> NoReturn:
+async def beating(heart: HeartbeatLoop, clock: ManualClock) -> NoReturn:
     while True:
         clock.advance(1)
-        await heart.beat_once()
+        await heart.heartbeat_once()
 
 
 @pytest.mark.parametrize(("reason", "limit_s"), [("timeout", TIMEOUT_SLACK_S), ("pause", 600)])
@@ -43,18 +43,18 @@ async def test_a_handler_that_does_not_stop_ends_its_worker_in_time(
     sqlite_url: str, reason: Reason, limit_s: float
 ) -> None:
     """After a timeout that is before the task is given to somebody else, however long the grace."""
-    clock, leases, settings = ManualClock(), Leases(), Settings(grace_s=590)
+    clock, leases, settings = ManualClock(), HeldLeases(), Settings(grace_s=590)
     async with opened(sqlite_url, clock) as store:
         engine = Engine(store)
         await engine.submit(new())
         runtime = FunctionRuntime()
-        attempt = Attempt(
+        attempt = AttemptRunner(
             engine, await claim_one(engine), runtime, leases, settings, nothing, nothing
         )
         leases.add(attempt._held)
         attempt.stop(reason)
-        who = Presence(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
-        heart = Heart(engine, leases, who, settings, nothing, end)
+        who = WorkerInfo(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
+        heart = HeartbeatLoop(engine, leases, who, settings, nothing, end)
         since = clock.elapsed()
         with pytest.raises(Ended):
             await beating(heart, clock)
@@ -64,17 +64,17 @@ async def test_a_handler_that_does_not_stop_ends_its_worker_in_time(
 class World:
     """A worker with one attempt that stops for nobody, a real engine, and a clock to move."""
 
-    def __init__(self, engine: Engine, work: Work, **settings: Any) -> None:
+    def __init__(self, engine: Engine, work: ClaimedTask, **settings: Any) -> None:
         self.engine = engine
         self.settings = Settings(**settings)
         self.told: list[Reason] = []
-        self.leases = Leases()
-        self.held = Held(work.fence, stop=lambda _: None)
+        self.leases = HeldLeases()
+        self.held = HeldLease(work.fence, stop=lambda _: None)
         self.leases.add(self.held)
-        who = Presence(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
-        self.heart = Heart(engine, self.leases, who, self.settings, self._tell, end)
+        who = WorkerInfo(worker="w", host="h", pid=1, agents=[], slots=2, status="RUNNING")
+        self.heart = HeartbeatLoop(engine, self.leases, who, self.settings, self._tell, end)
 
-    def _tell(self, held: Held, reason: Reason) -> None:
+    def _tell(self, held: HeldLease, reason: Reason) -> None:
         assert held is self.held
         self.told.append(reason)
 
@@ -122,7 +122,7 @@ async def test_while_something_has_to_stop_it_looks_every_second(
             if here.clock.elapsed() >= until - (0 if stopping else 4):
                 stop.set()
 
-        here.heart.beat_once = beat_once  # type: ignore[method-assign]
+        here.heart.heartbeat_once = beat_once  # type: ignore[method-assign]
         await here.heart.run(stop)
         assert seen == beats
 
@@ -131,12 +131,12 @@ async def test_a_lost_lease_overrules_what_was_asked_before(sqlite_url: str) -> 
     """There is nothing left to confirm: the end of the session is told at once."""
     async with world(sqlite_url, grace_s=600) as here:
         await here.engine.cancel(here.held.fence.task)
-        await here.heart.beat_once()
-        await here.heart.beat_once()
+        await here.heart.heartbeat_once()
+        await here.heart.heartbeat_once()
         assert here.told == ["cancel"]
         await here.lose()
-        await here.heart.beat_once()
-        await here.heart.beat_once()
+        await here.heart.heartbeat_once()
+        await here.heart.heartbeat_once()
         assert (here.told, here.held.reason) == (["cancel", "lost"], "lost")
 
 
@@ -145,9 +145,9 @@ async def test_a_machine_that_slept_gives_handlers_some_looks(sqlite_url: str) -
         here.heart._ask(here.held, "timeout")
         here.clock.advance(3600)
         for _ in range(5):
-            await here.heart.beat_once()
+            await here.heart.heartbeat_once()
         with pytest.raises(Ended):
-            await here.heart.beat_once()
+            await here.heart.heartbeat_once()
 
 
 async def test_a_second_reason_gives_no_more_time(sqlite_url: str) -> None:
@@ -164,10 +164,10 @@ async def test_a_second_reason_gives_no_more_time(sqlite_url: str) -> None:
 
 
 def test_an_older_attempt_that_ends_leaves_the_newer_one_its_lease() -> None:
-    leases, told = Leases(), list[Reason]()
+    leases, told = HeldLeases(), list[Reason]()
     task = Clock().new_id()
-    older = Held(Fence(task, 1, "a"), stop=told.append)
-    newer = Held(Fence(task, 2, "b"), stop=told.append)
+    older = HeldLease(Fence(task, 1, "a"), stop=told.append)
+    newer = HeldLease(Fence(task, 2, "b"), stop=told.append)
     leases.add(older)
     leases.add(newer)
     assert told == ["lost"]

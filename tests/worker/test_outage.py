@@ -87,11 +87,11 @@ class Broken:
 
     name = "broken"
 
-    def room(self, busy: int) -> int | None:
+    def free_sessions(self, busy: int) -> int | None:
         del busy
         return None
 
-    def unused(self) -> None:
+    def release_reservation(self) -> None:
         pass
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:

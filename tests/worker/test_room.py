@@ -12,7 +12,7 @@ import pytest
 from tests.proof.crash.inside import Inside, working
 from tests.waiting import eventually
 
-from tenuto.worker.capacity import Room
+from tenuto.worker.capacity import SessionCapacity
 from tenuto.worker.runtime.command import CommandRuntime
 from tenuto.worker.session import SpawnError, Supervisor
 
@@ -75,18 +75,18 @@ async def test_a_supervisor_says_what_the_machine_lacks(monkeypatch: pytest.Monk
 
 def test_room_is_what_descriptors_are_left() -> None:
     with open_files(now_open() + FEW):
-        room = Room()
+        room = SessionCapacity()
         assert [room.left(busy) for busy in range(5)] == [3, 2, 1, 0, 0]
 
 
 def test_there_is_always_room_for_one() -> None:
     with open_files(now_open() + 10):
-        assert Room().left(0) == 1
+        assert SessionCapacity().left(0) == 1
 
 
 def test_after_a_failure_one_is_tried_at_a_time_and_more_seldom() -> None:
     at = [0.0]
-    room = Room(lambda: at[0])
+    room = SessionCapacity(lambda: at[0])
     assert room.left(0) > 1
     for _ in range(10):
         room.failed()  # all at once: one reason
@@ -106,21 +106,21 @@ def test_after_a_failure_one_is_tried_at_a_time_and_more_seldom() -> None:
 
 def test_who_finds_nothing_to_start_has_not_tried() -> None:
     at = [0.0]
-    room = Room(lambda: at[0])
+    room = SessionCapacity(lambda: at[0])
     room.failed()
-    room.unused()  # asked for before the failure
+    room.release_reservation()  # asked for before the failure
     assert room.left(0) == 0
     at[0] = 1.0
     for _ in range(3):
         assert room.left(0) == 1
-        room.unused()
+        room.release_reservation()
     assert room.left(0) == 1
     room.failed()
     at[0] = 2.5
     assert room.left(0) == 0, "and failures are counted as before"
 
 
-class Watched(Room):
+class Watched(SessionCapacity):
     """Room on a machine where one start failed, at a time that stands still."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tenuto.worker import supervisor
-from tenuto.worker.supervisor import Process, Session, Zygote
+from tenuto.worker.supervisor import Process, SessionSupervisor, Zygote
 
 
 class Tree:
@@ -49,11 +49,11 @@ def tree() -> Tree:
     return Tree()
 
 
-def session_of(tree: Any) -> Session:
-    return Session(tree, SimpleNamespace(open=True), -1)  # type: ignore[arg-type]
+def session_of(tree: Any) -> SessionSupervisor:
+    return SessionSupervisor(tree, SimpleNamespace(open=True), -1)  # type: ignore[arg-type]
 
 
-def press(session: Session, clock: Clock, seconds: float) -> None:
+def press(session: SessionSupervisor, clock: Clock, seconds: float) -> None:
     clock.now += seconds
     session._press(clock.now)
 

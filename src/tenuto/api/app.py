@@ -12,10 +12,10 @@ from litestar.types import Receive, Scope, Send
 from tenuto import __version__
 from tenuto.api.auth.route_access import V1, desk_of, guard
 from tenuto.api.edge import idempotency, problems
-from tenuto.api.edge.metrics import Watch, metrics
+from tenuto.api.edge.metrics import RequestMiddleware, metrics
 from tenuto.api.edge.middleware import OuterMiddleware
 from tenuto.api.edge.openapi import document, page
-from tenuto.api.edge.request_body import Gate
+from tenuto.api.edge.request_body import BodyLimit
 from tenuto.api.routes import (
     accounts,
     agent_protocol,
@@ -34,10 +34,10 @@ from tenuto.api.routes import (
     triggers,
     worker_protocol,
 )
-from tenuto.api.service import Desk, Service, bind
+from tenuto.api.service import RequestContext, Service, bind
 
 
-async def provide_desk(request: Request[Any, Any, Any]) -> Desk:
+async def provide_desk(request: Request[Any, Any, Any]) -> RequestContext:
     """The means that the guard gave the request."""
     return desk_of(request.scope)
 
@@ -60,7 +60,7 @@ class Application:
     def __init__(self, service: Service) -> None:
         self._service = service
         # Around all of it, the framework's refusals of unknown paths included.
-        self._app = OuterMiddleware(Watch(routes(), service.clock))
+        self._app = OuterMiddleware(RequestMiddleware(routes(), service.clock))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         bind(scope, self._service)
@@ -100,10 +100,10 @@ def routes() -> Litestar:
         guards=[guard],
         dependencies={"desk": Provide(provide_desk)},
         exception_handlers={
-            idempotency.Repeated: idempotency.repeated,
+            idempotency.RepeatedRequest: idempotency.repeated,
             Exception: problems.respond,
         },
-        middleware=[Gate],
+        middleware=[BodyLimit],
         request_max_body_size=None,
         openapi_config=OpenAPIConfig(title="Tenuto", version=__version__, path="/_schema"),
         on_app_init=[_quiet],

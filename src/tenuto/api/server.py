@@ -20,7 +20,7 @@ from tenuto.api.edge.metrics import watch
 from tenuto.api.service import Service
 from tenuto.engine.engine import DEFAULT_WORKSPACE
 from tenuto.model.errors import Unauthenticated, Unavailable
-from tenuto.periodic import repeat
+from tenuto.periodic import run_periodically
 from tenuto.settings import Settings
 
 log = logging.getLogger("tenuto.api")
@@ -88,7 +88,7 @@ async def serve(
     running = asyncio.create_task(server.serve(sockets=[bound]))
     hub = asyncio.create_task(service.hub.run(stop, service.clock))
     sweeping = asyncio.create_task(
-        repeat(edge.sweep_once, lambda: edge.deadlines.sweep_s, stop, service.clock)
+        run_periodically(edge.sweep_once, lambda: edge.deadlines.sweep_s, stop, service.clock)
     )
     stopped = asyncio.create_task(stop.wait())
     url = f"http://{service.settings.host}:{port}"
@@ -140,10 +140,10 @@ async def _bootstrap(service: Service) -> None:
     identity = service.identity
     folder = service.settings.folder()
     path = folder / TOKEN_FILE
-    if not await identity.unowned():
-        await _find(service, path)
+    if not await identity.has_no_tokens():
+        await _recover_owner_token(service, path)
         return
-    made = identity.fresh()
+    made = identity.unsaved_token()
     kept = folder / f"{TOKEN_FILE}.{made.id}"
     await asyncio.to_thread(private.make_folder, folder)
     kept.touch(mode=private.FILE)
@@ -153,26 +153,26 @@ async def _bootstrap(service: Service) -> None:
         kept.unlink()
         raise
     if await identity.bootstrap(DEFAULT_WORKSPACE, made):
-        _hand_over(kept, path)
+        _publish_token_file(kept, path)
     else:
         kept.unlink()
 
 
-async def _find(service: Service, path: Path) -> None:
+async def _recover_owner_token(service: Service, path: Path) -> None:
     """Hand over a first owner's token whose server died between making it hold and saying so."""
-    for kept in _untold(path):
+    for kept in _unpublished_token_files(path):
         with suppress(Unauthenticated, OSError, ValueError):  # what does not hold is nobody's
             await service.identity.caller(kept.read_text().strip(), None)
-            _hand_over(kept, path)
+            _publish_token_file(kept, path)
             return
 
 
-def _untold(path: Path) -> list[Path]:
+def _unpublished_token_files(path: Path) -> list[Path]:
     """Where tokens are of which nobody was told, if nobody was told of any."""
     return [] if path.exists() else [*path.parent.glob(f"{TOKEN_FILE}.*")]
 
 
-def _hand_over(kept: Path, path: Path) -> None:
+def _publish_token_file(kept: Path, path: Path) -> None:
     with suppress(FileNotFoundError):  # a server that starts beside this one may have done it
         kept.replace(path)
     log.info("the first owner's token is in %s", path)

@@ -11,24 +11,24 @@ import msgspec
 from litestar.di import NamedDependency
 
 from tenuto.api.auth.attempt_tokens import AttemptTokens
-from tenuto.api.auth.authentication import Callers
+from tenuto.api.auth.authentication import TokenCache
 from tenuto.api.auth.logins import Logins
-from tenuto.api.auth.throttling import Rates
+from tenuto.api.auth.throttling import RequestThrottle
 from tenuto.api.edge.body_budget import BodyBudget
 from tenuto.api.edge.concurrent import Concurrent
-from tenuto.api.edge.event_hub import Hub
+from tenuto.api.edge.event_hub import EventHub
 from tenuto.api.edge.json_checks import Checks
 from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
-from tenuto.encryption_keys import Vault
+from tenuto.encryption_keys import KeyRing
 from tenuto.engine.agents.gateways import Gateways
-from tenuto.engine.agents.registry import Registry
-from tenuto.engine.agents.subtask_tree import Tree
+from tenuto.engine.agents.registry import AgentRegistry
+from tenuto.engine.agents.subtask_tree import SpawnLimits
 from tenuto.engine.core import Core
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.maintenance import Upkeep
+from tenuto.engine.tasks.maintenance import TaskMaintenance
 from tenuto.engine.tenancy.accounts import Identity
-from tenuto.engine.webhooks.endpoints import Check, Hooks
+from tenuto.engine.webhooks.endpoints import Check, WebhookEndpoints
 from tenuto.model.errors import Forbidden, Unauthenticated
 from tenuto.model.tenancy.access import Caller, Role, Scope
 from tenuto.settings import Settings
@@ -38,7 +38,7 @@ ENGINES = 1000
 """Workspaces whose lanes are kept in memory."""
 
 
-class Desk(msgspec.Struct, frozen=True):
+class RequestContext(msgspec.Struct, frozen=True):
     """One request's means: who asks, and the engine that acts for them."""
 
     caller: Caller
@@ -51,12 +51,12 @@ class Desk(msgspec.Struct, frozen=True):
         return self.caller.workspace
 
     @property
-    def hooks(self) -> Hooks:
-        return Hooks(self.engine.core, self.service.check_url)
+    def hooks(self) -> WebhookEndpoints:
+        return WebhookEndpoints(self.engine.core, self.service.check_url)
 
     @property
-    def registry(self) -> Registry:
-        return Registry(self.engine.core, self.workspace)
+    def registry(self) -> AgentRegistry:
+        return AgentRegistry(self.engine.core, self.workspace)
 
 
 def service_of(scope: Any) -> "Service":
@@ -70,7 +70,7 @@ def bind(scope: Any, service: "Service") -> None:
     scope.setdefault("state", {})["service"] = service
 
 
-AtDesk = NamedDependency[Desk]
+InjectedContext = NamedDependency[RequestContext]
 """How a handler asks for its request's means."""
 
 
@@ -81,7 +81,7 @@ class Service:
         self,
         store: Store,
         wakeups: Wakeups,
-        vault: Vault,
+        vault: KeyRing,
         settings: Settings,
         check_url: Check,
     ) -> None:
@@ -92,18 +92,18 @@ class Service:
         self.check_url = check_url
         self.identity = Identity(store, settings.workspaces_per_owner)
         self.attempts = AttemptTokens(vault, store.clock)
-        self.callers = Callers(self.identity, self.attempts)
-        self.rates = Rates(store.clock, settings)
+        self.callers = TokenCache(self.identity, self.attempts)
+        self.rates = RequestThrottle(store.clock, settings)
         self.logins = Logins(store.clock)
         self.streams = Concurrent("live streams", "too_many_streams")
         self.polls = Concurrent("waiting claims", "too_many_polls")
-        self.hub = Hub(store)
+        self.hub = EventHub(store)
         self.body_bytes = settings.body_kb * 1024
         """How large a body may be."""
         self.body_budget = BodyBudget(self.body_bytes)
         self.body_checks = Checks()
         core = Core(store, wakeups, vault)
-        self.system = Upkeep(core)
+        self.system = TaskMaintenance(core)
         self.gateways = Gateways(core)
         self.stopping = asyncio.Event()
         """Set when the server ends: streams and long polls end with it."""
@@ -120,7 +120,7 @@ class Service:
         engine = self._engines.get(workspace)
         if engine is None:
             engine = Engine(self.store, self.wakeups, workspace=workspace, vault=self.vault)
-            engine.core.tree = Tree(self.settings.max_depth, self.settings.max_children)
+            engine.core.tree = SpawnLimits(self.settings.max_depth, self.settings.max_children)
             engine.core.transcript_kb = self.settings.transcript_kb
             engine.core.lanes.ceiling = self.settings.ceiling()
             self._engines[workspace] = engine
@@ -129,15 +129,15 @@ class Service:
         self._engines.move_to_end(workspace)
         return engine
 
-    def desk(self, caller: Caller, token: str) -> Desk:
+    def request_context(self, caller: Caller, token: str) -> RequestContext:
         """The means of a request by that caller."""
         engine = copy.copy(self.engine(caller.workspace))
         engine.actor = caller.actor
         engine.caller = caller
-        return Desk(caller, engine, self, token)
+        return RequestContext(caller, engine, self, token)
 
-    async def still_holds(
-        self, desk: Desk, role: Role = Role.VIEWER, scope: Scope = "read"
+    async def is_still_allowed(
+        self, desk: RequestContext, role: Role = Role.VIEWER, scope: Scope = "read"
     ) -> bool:
         """Whether a request's caller may still do what takes that role and scope."""
         try:

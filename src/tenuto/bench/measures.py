@@ -17,7 +17,7 @@ from tenuto.coordinator.coordinator import Coordinator
 from tenuto.engine.engine import Engine
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.tasks.submission import NewTask
-from tenuto.periodic import wait_any
+from tenuto.periodic import wait_first_event
 from tenuto.settings import Settings, environment_without_settings
 
 Figures = dict[str, float]
@@ -62,7 +62,7 @@ class Bench:
         return self.engine.clock.elapsed()
 
     async def pause(self, seconds: float) -> None:
-        await wait_any([], seconds, self.engine.clock)
+        await wait_first_event([], seconds, self.engine.clock)
 
     async def fill(self, n: int, task_type: str = "noop") -> list[UUID]:
         """Submit so many; their ids, in the order of the queue."""

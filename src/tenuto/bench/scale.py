@@ -19,10 +19,10 @@ from tenuto import app
 from tenuto.bench.measures import BULK, SLOTS, Bench, Figures, new
 from tenuto.bench.noop import noop
 from tenuto.coordinator.coordinator import Coordinator
-from tenuto.engine.tasks.report import Presence
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.tasks.task import Fence
-from tenuto.periodic import repeat, wait_any
+from tenuto.periodic import run_periodically, wait_first_event
 from tenuto.settings import Settings, environment_without_settings, load
 
 AGENTS = 1000
@@ -38,7 +38,7 @@ TYPES = [f"lane-{number}" for number in range(LANES)]
 handlers = dict.fromkeys(TYPES, noop)
 
 
-class Hearts:
+class HeartbeatLoad:
     """All agents' heartbeats."""
 
     def __init__(self, bench: Bench) -> None:
@@ -65,16 +65,16 @@ class Hearts:
     async def beat(self, number: int, fence: Fence, stop: asyncio.Event) -> None:
         """One agent's heart, out of step with the others."""
         clock, every = self._engine.clock, self._settings.heartbeat_s
-        who = Presence(f"worker-{number}", "bench", number, [f"agent-{number}"], 1)
+        who = WorkerInfo(f"worker-{number}", "bench", number, [f"agent-{number}"], 1)
 
         async def once() -> None:
             begun = clock.elapsed()
-            await self._engine.beat(who, [fence], self._settings.lease_s)
+            await self._engine.worker_heartbeat(who, [fence], self._settings.lease_s)
             self.took.append(clock.elapsed() - begun)
-            await self._engine.present(who)
+            await self._engine.record_worker(who)
 
-        if not await wait_any([stop], every * number / AGENTS, clock):
-            await repeat(once, lambda: every, stop, clock)
+        if not await wait_first_event([stop], every * number / AGENTS, clock):
+            await run_periodically(once, lambda: every, stop, clock)
 
 
 async def take(bench: Bench) -> Figures:
@@ -82,7 +82,7 @@ async def take(bench: Bench) -> Figures:
     for start in range(0, PER_TASK * bench.tasks + AGENTS, BULK):
         news = [new(TYPES[(start + number) % LANES]) for number in range(BULK)]
         await bench.engine.submit_many(news)
-    hearts, stop = Hearts(bench), asyncio.Event()
+    hearts, stop = HeartbeatLoad(bench), asyncio.Event()
     agents = await hearts.register()
     async with _coordinators(bench.url) as cycles, asyncio.TaskGroup() as group:
         for number, (_, fence) in enumerate(agents):
@@ -100,7 +100,7 @@ async def take(bench: Bench) -> Figures:
     }
 
 
-async def _measure(bench: Bench, hearts: Hearts, agents: list[AgentProfile]) -> Figures:
+async def _measure(bench: Bench, hearts: HeartbeatLoad, agents: list[AgentProfile]) -> Figures:
     begun, pending = bench.elapsed(), PER_TASK * bench.tasks
     await bench.pause(SETTLE_S)
     claims = await _claims(bench, agents)
@@ -175,7 +175,7 @@ async def _coordinate() -> None:
             if (await coordinator.cycle_once()).leading:
                 took.append(engine.clock.elapsed() - begun)
 
-        await repeat(once, lambda: settings.tick_s, stop, engine.clock)
+        await run_periodically(once, lambda: settings.tick_s, stop, engine.clock)
     print(msgspec.json.encode(took).decode())
 
 

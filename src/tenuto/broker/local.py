@@ -18,7 +18,7 @@ from tenuto import private
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import Listener
 from tenuto.clock import Clock
-from tenuto.folder_stamp import Stamp, stamp
+from tenuto.folder_stamp import Stamp, folder_stamp
 from tenuto.model.errors import Unavailable
 
 _LONGEST = 60_000
@@ -115,7 +115,7 @@ class LocalWakeups:
 
     def _look(self) -> None:
         """List who listens, unless the folder has not changed since it was listed."""
-        now = stamp(str(self._folder), self._clock)
+        now = folder_stamp(str(self._folder), self._clock)
         if now is None or now != self._listed:
             self._others = self._sockets()
             self._listed = now

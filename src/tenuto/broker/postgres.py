@@ -14,7 +14,7 @@ import asyncpg
 from tenuto.broker.memory import MemoryWakeups
 from tenuto.broker.protocol import EVERYTHING, Listener
 from tenuto.clock import Clock
-from tenuto.periodic import wait_any
+from tenuto.periodic import wait_first_event
 
 CHANNEL = "tenuto_wake"
 _LONGEST = 7_500
@@ -128,7 +128,7 @@ class PostgresWakeups:
         last = self._tried_at
         if last is not None and self._clock.elapsed() - last < _YOUNG_S:
             pause = _PAUSE_S * (1 + 2 * self._clock.random())
-            await wait_any([self._closed], pause, self._clock)
+            await wait_first_event([self._closed], pause, self._clock)
 
     async def _new_listener(self) -> Any:
         """A new connection, which hears hints if it should."""
@@ -162,6 +162,6 @@ class PostgresWakeups:
 
 
 def _failed() -> None:
-    from tenuto.metrics import HERE  # noqa: PLC0415  short commands do without, unless this happens
+    from tenuto.metrics import PROCESS_METRICS  # noqa: PLC0415  short commands do without, unless this happens
 
-    HERE.count("tenuto_broker_errors_total")
+    PROCESS_METRICS.count("tenuto_broker_errors_total")

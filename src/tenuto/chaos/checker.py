@@ -3,10 +3,10 @@
 import msgspec
 
 from tenuto.chaos.client import kind_of
-from tenuto.chaos.recorder import Record
+from tenuto.chaos.recorder import Recorder
 from tenuto.coordinator.coordinator import ALERTS, NAME
 from tenuto.engine.engine import Engine
-from tenuto.engine.operations.audit import Proof, Remains
+from tenuto.engine.operations.audit import AuditReader, TaskAuditRow
 from tenuto.model.tasks.task import TERMINAL, TRANSITIONS
 
 DOOMED = ("failing", "poison")
@@ -26,9 +26,9 @@ class Verdict(msgspec.Struct, frozen=True):
         return not any(self.breaches.values())
 
 
-async def judge(engine: Engine, record: Record) -> Verdict:
+async def judge(engine: Engine, record: Recorder) -> Verdict:
     """Every invariant, with the cases that break it."""
-    proof = Proof(engine.system)
+    proof = AuditReader(engine.system)
     tasks = await proof.tasks()
     found = {str(task.id): task for task in tasks}
     moves = await proof.moves()
@@ -72,22 +72,22 @@ async def judge(engine: Engine, record: Record) -> Verdict:
     return Verdict(breaches, told)
 
 
-def _ended(task: Remains) -> bool:
+def _ended(task: TaskAuditRow) -> bool:
     return task.status in TERMINAL
 
 
-def _as_planned(task: Remains) -> bool:
+def _as_planned(task: TaskAuditRow) -> bool:
     """Whether it ended as its kind has to."""
     doomed = kind_of(task.key or "") in DOOMED
     return task.status in (("DEAD", "FAILED") if doomed else ("COMPLETED",))
 
 
-def _too_often(task: Remains, record: Record) -> bool:
+def _too_often(task: TaskAuditRow, record: Recorder) -> bool:
     """Whether one that kills its worker was started more often than it may be tried."""
     return kind_of(task.key or "") in DOOMED and record.starts[str(task.id)] > task.max_attempts
 
 
-def _stale(task: Remains, record: Record) -> str:
+def _stale(task: TaskAuditRow, record: Recorder) -> str:
     """Why the task's result is not that of the one attempt which had the right to it."""
     if task.completed > 1:
         return f"{task.completed} attempts were completed"
@@ -103,7 +103,7 @@ def _stale(task: Remains, record: Record) -> str:
     return ""
 
 
-def _twice(tasks: list[Remains], record: Record) -> list[str]:
+def _twice(tasks: list[TaskAuditRow], record: Recorder) -> list[str]:
     """Tasks beside the one that was acknowledged under the same key."""
     return [
         f"{task.key}"

@@ -16,13 +16,13 @@ import msgspec
 
 from tenuto import app
 from tenuto.chaos.handlers import COMMAND
-from tenuto.chaos.plan import Dice
-from tenuto.chaos.recorder import FILE, Record, note
+from tenuto.chaos.plan import SeededRandom
+from tenuto.chaos.recorder import FILE, Recorder, note
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Unavailable
 from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import NewTask
-from tenuto.periodic import wait_any
+from tenuto.periodic import wait_first_event
 from tenuto.settings import load
 
 SOON = RetryPolicy(base_s=0.1, cap_s=1.0)
@@ -49,7 +49,7 @@ class Client:
 
     def task(self, number: int) -> NewTask:
         """The task of that number, the same however often it is asked for."""
-        kind = Dice(self._seed, f"{self._name}/{number}").choose(self._kinds)
+        kind = SeededRandom(self._seed, f"{self._name}/{number}").choose(self._kinds)
         if number % POISON_EVERY == POISON_EVERY // 10:
             kind = "poison"
         doomed = kind in ("failing", "poison")
@@ -62,7 +62,7 @@ class Client:
             idempotency_key=f"{self._name}.{number}.{kind}",
         )
 
-    def next(self, record: Record) -> int:
+    def next(self, record: Recorder) -> int:
         """The number after the last that was acknowledged."""
         ours = [key.split(".") for key in record.acknowledged]
         return max((int(number) + 1 for name, number, _ in ours if name == self._name), default=0)
@@ -74,7 +74,7 @@ async def submit(engine: Engine, news: Sequence[NewTask], stop: asyncio.Event) -
         try:
             made = await engine.submit_many(news)
         except Unavailable:
-            await wait_any([stop], AGAIN_S, engine.clock)
+            await wait_first_event([stop], AGAIN_S, engine.clock)
             continue
         note(*(f"ack {new.idempotency_key} {one.id}" for new, one in zip(news, made, strict=True)))
         return True
@@ -84,13 +84,13 @@ async def submit(engine: Engine, news: Sequence[NewTask], stop: asyncio.Event) -
 async def main(name: str, seed: str, rate: str, mixture: str) -> None:
     stop = app.stop_on_signals()
     client = Client(name, int(seed), msgspec.json.decode(mixture, type=dict[str, int]))
-    number = client.next(Record(Path(os.environ[FILE])).read())
+    number = client.next(Recorder(Path(os.environ[FILE])).read())
     async with app.connect(load(), actor=name) as engine:
         while not stop.is_set():
             count = 1 + number % MOST
             if await submit(engine, [client.task(number + i) for i in range(count)], stop):
                 number += count
-            await wait_any([stop], count / float(rate), engine.clock)
+            await wait_first_event([stop], count / float(rate), engine.clock)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from tenuto import app
-from tenuto.chaos.plan import OWN_SERVER, Plan
-from tenuto.chaos.proxy import Proxy
+from tenuto.chaos.plan import OWN_SERVER, ChaosPlan
+from tenuto.chaos.proxy import CommitProxy
 from tenuto.chaos.server import Server
 from tenuto.clock import Clock
 from tenuto.model.errors import TenutoError, Unavailable
@@ -30,7 +30,7 @@ class Database:
         """For the checker, who wants to be sure."""
         self.way = way or url
         """For the processes that are tried."""
-        self.proxy: Proxy | None = None
+        self.proxy: CommitProxy | None = None
         self.server: Server | None = None
 
     def free(self) -> bool:
@@ -53,7 +53,7 @@ class Database:
 
 
 @asynccontextmanager
-async def made(plan: Plan, folder: Path, clock: Clock) -> AsyncIterator[Database]:
+async def made(plan: ChaosPlan, folder: Path, clock: Clock) -> AsyncIterator[Database]:
     """The run's database, migrated."""
     address = plan.database or "sqlite:"
     if address.startswith("sqlite:"):
@@ -79,7 +79,7 @@ async def _on_server(address: str, clock: Clock, name: str) -> AsyncIterator[Dat
     title = f"tenuto_chaos_{clock.new_id().hex[-12:]}"
     url = await make_database(address, title)
     host, port = _place(url)
-    proxy = Proxy(host, port)
+    proxy = CommitProxy(host, port)
     try:
         await proxy.open()
         found = Database(name, url, _through(url, proxy.port))

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 
 from tenuto import app, private
-from tenuto.chaos.plan import SHORT, Plan
+from tenuto.chaos.plan import SHORT, ChaosPlan
 from tenuto.chaos.recorder import FILE
 from tenuto.clock import Clock
-from tenuto.periodic import repeat, wait_any
+from tenuto.periodic import run_periodically, wait_first_event
 from tenuto.settings import environment_without_settings
 
 LOOK_S = 0.1
@@ -27,7 +27,7 @@ REACH_S = 15.0
 KILLED = -signal.SIGKILL
 
 
-class Process:
+class ManagedProcess:
     """One process of the deployment."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Process:
 class Deployment:
     """Workers, coordinators and clients on one database; whoever ends is replaced."""
 
-    def __init__(self, plan: Plan, url: str, folder: Path, clock: Clock) -> None:
+    def __init__(self, plan: ChaosPlan, url: str, folder: Path, clock: Clock) -> None:
         self._plan = plan
         self._url = url
         self._folder = folder
@@ -77,7 +77,7 @@ class Deployment:
         self.log = folder / "processes.log"
         self.record = folder / "record"
         self.record.touch(private.FILE)
-        self.alive: list[Process] = []
+        self.alive: list[ManagedProcess] = []
         self.armed: dict[str, str] = {}
         """The crash point of the next process of a kind."""
         self.crashed: Counter[str] = Counter()
@@ -98,7 +98,7 @@ class Deployment:
         async def once() -> None:
             self.look()
 
-        await repeat(once, lambda: LOOK_S, stop, self._clock)
+        await run_periodically(once, lambda: LOOK_S, stop, self._clock)
 
     def look(self) -> None:
         """Replace those that have ended since the last look, and armed ones that do not."""
@@ -115,7 +115,7 @@ class Deployment:
             if process.kind not in self._retired:
                 self._start(process.kind, process.place)
 
-    def of(self, *kinds: str) -> list[Process]:
+    def of(self, *kinds: str) -> list[ManagedProcess]:
         """Those of the kinds that move."""
         return [each for each in self.alive if each.kind in kinds and not each.stopped]
 
@@ -155,7 +155,7 @@ class Deployment:
             self.look()
             if check():
                 return True
-            await wait_any([], LOOK_S, self._clock)
+            await wait_first_event([], LOOK_S, self._clock)
         return False
 
     def _start(self, kind: str, place: int) -> None:
@@ -172,7 +172,7 @@ class Deployment:
                 start_new_session=True,
             )
         until = self._clock.elapsed() + REACH_S
-        self.alive.append(Process(kind, place, popen, point, until))
+        self.alive.append(ManagedProcess(kind, place, popen, point, until))
 
     def _words(self, kind: str, place: int) -> Sequence[str]:
         """The module that a process runs, and its arguments."""

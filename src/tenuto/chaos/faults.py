@@ -7,10 +7,10 @@ from collections import Counter
 
 from tenuto.chaos.databases import Database
 from tenuto.chaos.deployment import Deployment
-from tenuto.chaos.plan import SHORT, Dice, Plan
+from tenuto.chaos.plan import SHORT, ChaosPlan, SeededRandom
 from tenuto.clock import Clock
 from tenuto.model.errors import TenutoError
-from tenuto.periodic import repeat, wait_any
+from tenuto.periodic import run_periodically, wait_first_event
 
 log = logging.getLogger("tenuto.chaos")
 
@@ -48,11 +48,11 @@ POINTS = {
 """Where processes of a kind can be made to die, by the names in `tenuto.crash_points`."""
 
 
-class Faults:
+class FaultInjector:
     """Strikes a deployment until told to stop, and counts what happened."""
 
     def __init__(
-        self, plan: Plan, deployment: Deployment, database: Database, clock: Clock
+        self, plan: ChaosPlan, deployment: Deployment, database: Database, clock: Clock
     ) -> None:
         self._plan = plan
         self._deployment = deployment
@@ -60,7 +60,7 @@ class Faults:
         self._clock = clock
         self.planned = plan.planned()
         self._count: Counter[str] = Counter()
-        self._dice = {name: Dice(plan.seed, name) for name in self.planned}
+        self._dice = {name: SeededRandom(plan.seed, name) for name in self.planned}
 
     @property
     def happened(self) -> Counter[str]:
@@ -90,17 +90,17 @@ class Faults:
         def pause() -> float:
             return dice.around(self._plan.every_s[name])
 
-        await wait_any([stop], pause(), self._clock)
-        await repeat(once, pause, stop, self._clock)
+        await wait_first_event([stop], pause(), self._clock)
+        await run_periodically(once, pause, stop, self._clock)
 
-    async def _kill(self, dice: Dice, _stop: asyncio.Event) -> None:
+    async def _kill(self, dice: SeededRandom, _stop: asyncio.Event) -> None:
         """SIGKILL, as by a power cut."""
         found = [each for each in self._deployment.of(*self._plan.victims) if each.code is None]
         if found:
             dice.choose(found).kill()
             self._count["kill"] += 1
 
-    async def _stop(self, dice: Dice, stop: asyncio.Event) -> None:
+    async def _stop(self, dice: SeededRandom, stop: asyncio.Event) -> None:
         """SIGSTOP past the lease, then SIGCONT: a zombie that believes in its tasks."""
         kinds = [each for each in STOPPED if each in self._plan.victims]
         found = self._deployment.of(dice.choose(kinds)) if kinds else []
@@ -109,14 +109,14 @@ class Faults:
             victim.signal(signal.SIGSTOP)
             victim.stopped = True
         if self._database.free():
-            await wait_any([stop], STILL_S, self._clock)
+            await wait_first_event([stop], STILL_S, self._clock)
             if not stop.is_set():
                 self._count["stop"] += len([each for each in victims if each.code is None])
         for victim in victims:
             victim.signal(signal.SIGCONT)
             victim.stopped = False
 
-    async def _crash(self, dice: Dice, _stop: asyncio.Event) -> None:
+    async def _crash(self, dice: SeededRandom, _stop: asyncio.Event) -> None:
         """A process that kills itself at a named place of the program."""
         kind = dice.choose([each for each in POINTS if each in self._plan.victims])
         self._deployment.armed[kind] = dice.choose(POINTS[kind])
@@ -125,23 +125,23 @@ class Faults:
         for victim in self._deployment.of(kind)[:most]:
             victim.kill()
 
-    async def _cut(self, _dice: Dice, _stop: asyncio.Event) -> None:
+    async def _cut(self, _dice: SeededRandom, _stop: asyncio.Event) -> None:
         """All connections to the database end, in the middle of whatever they were at."""
         self._count["cut"] += await self._database.cut() > 0
 
-    async def _swallow(self, dice: Dice, stop: asyncio.Event) -> None:
+    async def _swallow(self, dice: SeededRandom, stop: asyncio.Event) -> None:
         """A commit that succeeds, and nobody hears of it."""
         proxy = self._database.proxy
         assert proxy is not None
         before = proxy.swallowed
         proxy.arm(commits=dice.roll() < 0.5)
-        await wait_any([stop], 1.0, self._clock)
+        await wait_first_event([stop], 1.0, self._clock)
         if proxy.swallowed == before:
             proxy.arm(commits=False)
-            await wait_any([stop], 1.0, self._clock)
+            await wait_first_event([stop], 1.0, self._clock)
         self._count["swallow"] += proxy.swallowed > before
 
-    async def _restart(self, _dice: Dice, _stop: asyncio.Event) -> None:
+    async def _restart(self, _dice: SeededRandom, _stop: asyncio.Event) -> None:
         """The database server crashes and recovers."""
         server = self._database.server
         assert server is not None

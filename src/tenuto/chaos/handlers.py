@@ -7,7 +7,7 @@ from typing import Any
 
 from tenuto.chaos.recorder import note
 from tenuto.clock import Clock
-from tenuto.periodic import wait_any
+from tenuto.periodic import wait_first_event
 
 _CLOCK = Clock()
 SAVES = 3
@@ -20,7 +20,7 @@ COMMAND = (
 
 
 async def _pause(seconds: float) -> None:
-    await wait_any([], seconds, _CLOCK)
+    await wait_first_event([], seconds, _CLOCK)
 
 
 def _start(ctx: Any) -> None:

@@ -43,7 +43,7 @@ USUAL = {"short": 8, "thread": 3, "saving": 3, "long": 4, "command": 2, "failing
 """How many tasks of each kind are in a mixture; one poison is added to many of those."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One run."""
 
     database: str | None = None
@@ -80,7 +80,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.faults or self.possible()
 
 
-class Dice:
+class SeededRandom:
     """Chance that a seed and a name decide: the same ones, the same rolls."""
 
     def __init__(self, seed: int, name: str) -> None:

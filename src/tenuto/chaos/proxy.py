@@ -9,7 +9,7 @@ SYNC = b"S\x00\x00\x00\x04"
 """What ends a statement that is a transaction of its own."""
 
 
-class Proxy:
+class CommitProxy:
     """Listens on a port of this machine for a server elsewhere."""
 
     def __init__(self, host: str, port: int) -> None:

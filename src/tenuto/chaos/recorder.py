@@ -22,7 +22,7 @@ def note(*lines: str) -> None:
         os.close(file)
 
 
-class Record:
+class Recorder:
     """What the witnesses wrote."""
 
     def __init__(self, path: Path) -> None:
@@ -40,7 +40,7 @@ class Record:
         self._saved: defaultdict[str, dict[int, int]] = defaultdict(dict)
         self._read = 0
 
-    def read(self) -> "Record":
+    def read(self) -> "Recorder":
         """Take in what was written since."""
         with self.path.open("rb") as file:
             file.seek(self._read)

@@ -9,16 +9,16 @@ from tenuto import app
 from tenuto.chaos.checker import Verdict, judge
 from tenuto.chaos.databases import Database, made
 from tenuto.chaos.deployment import Deployment
-from tenuto.chaos.faults import Faults
-from tenuto.chaos.plan import MINUTES, Plan
-from tenuto.chaos.recorder import Record
+from tenuto.chaos.faults import FaultInjector
+from tenuto.chaos.plan import MINUTES, ChaosPlan
+from tenuto.chaos.recorder import Recorder
 from tenuto.chaos.report import Report
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import ALERTS
 from tenuto.engine.engine import Engine
-from tenuto.engine.operations.audit import Proof
+from tenuto.engine.operations.audit import AuditReader
 from tenuto.model.errors import TenutoError, Unavailable
-from tenuto.periodic import wait_any
+from tenuto.periodic import wait_first_event
 from tenuto.settings import Settings
 
 LIMIT_S = 300.0
@@ -30,37 +30,37 @@ FALSE_STARTS = 40
 Tell = Callable[[str], None]
 
 
-def perform(plan: Plan, tell: Tell) -> Report:
+def perform(plan: ChaosPlan, tell: Tell) -> Report:
     """Do all of it in a temporary folder; nothing is left of it."""
     plan.planned()
     with tempfile.TemporaryDirectory(prefix="tenuto-chaos-", ignore_cleanup_errors=True) as folder:
         return app.run(_perform(plan, Path(folder), tell))
 
 
-async def _perform(plan: Plan, folder: Path, tell: Tell) -> Report:
+async def _perform(plan: ChaosPlan, folder: Path, tell: Tell) -> Report:
     clock = Clock()
     tell("making the database")
     async with made(plan, folder, clock) as database:
         deployment = Deployment(plan, database.way, folder, clock)
         try:
-            return await Run(plan, database, deployment, clock, tell).play()
+            return await ChaosRun(plan, database, deployment, clock, tell).play()
         finally:
             deployment.end()
 
 
-class Run:
+class ChaosRun:
     """The acts of one run."""
 
     def __init__(
-        self, plan: Plan, database: Database, deployment: Deployment, clock: Clock, tell: Tell
+        self, plan: ChaosPlan, database: Database, deployment: Deployment, clock: Clock, tell: Tell
     ) -> None:
         self._plan = plan
         self._database = database
         self._deployment = deployment
         self._clock = clock
         self._say = tell
-        self._record = Record(deployment.record)
-        self._faults = Faults(plan, deployment, database, clock)
+        self._record = Recorder(deployment.record)
+        self._faults = FaultInjector(plan, deployment, database, clock)
         self._began = clock.elapsed()
 
     async def play(self) -> Report:
@@ -90,7 +90,7 @@ class Run:
         striking = asyncio.get_running_loop().create_task(self._faults.run(stop))
         try:
             while not self._enough() and not striking.done():
-                await wait_any([], LOOK_S, self._clock)
+                await wait_first_event([], LOOK_S, self._clock)
                 self._tell("faults")
                 self._check_alive()
         finally:
@@ -115,7 +115,7 @@ class Run:
 
     async def _rest(self, engine: Engine) -> None:
         """Wait until everything has ended, or nothing more does."""
-        proof = Proof(engine.system)
+        proof = AuditReader(engine.system)
         fewest, since = -1, self._clock.elapsed()
         while True:
             try:
@@ -129,7 +129,7 @@ class Run:
             if self._clock.elapsed() - since > self._plan.rest_s:
                 return
             self._tell(f"rest, {left} left")
-            await wait_any([], LOOK_S, self._clock)
+            await wait_first_event([], LOOK_S, self._clock)
 
     def _tell(self, what: str) -> None:
         self._record.read()

@@ -16,7 +16,7 @@ from pathlib import Path
 from tenuto import private
 from tenuto.clock import Clock
 from tenuto.model.errors import Unavailable
-from tenuto.periodic import wait_any
+from tenuto.periodic import wait_first_event
 
 USER = "tenuto"
 SETTINGS = {
@@ -67,7 +67,7 @@ class Server:
         while not self._ready(data):
             if self._process.poll() is not None or self._clock.elapsed() > deadline:
                 raise Unavailable(f"PostgreSQL did not start: {self._last()}")
-            await wait_any([], 0.05, self._clock)
+            await wait_first_event([], 0.05, self._clock)
 
     async def restart(self) -> None:
         """Let it crash, and start it again."""

@@ -157,7 +157,7 @@ def one_task(function: F) -> F:
     return click.argument("task", required=False, metavar="[ID]")(function)
 
 
-def the_task(task: str | None, named: str | None) -> str:
+def task_argument(task: str | None, named: str | None) -> str:
     """The id or beginning of an id that was given, in one way or the other."""
     if task is not None and named is not None and task != named:
         raise click.UsageError("the argument and --id name different tasks")

@@ -6,7 +6,7 @@ import click
 
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.connection import call
-from tenuto.cli.output import Columns, tell_one
+from tenuto.cli.output import Columns, print_one
 
 if TYPE_CHECKING:
     from tenuto.client.remote.engine import AnyEngine
@@ -30,7 +30,7 @@ def complexity() -> None:
 @click.pass_obj
 def list_(given: Globals) -> None:
     """Show the levels and the policy."""
-    tell_one(given, call(given, lambda engine: engine.complexity.get()), _RULES)
+    print_one(given, call(given, lambda engine: engine.complexity.get()), _RULES)
 
 
 @command("set", "orchestrate complexity set --low 30 --middle 60 --policy require")
@@ -55,7 +55,7 @@ def set_(given: Globals, /, **said: Any) -> None:
         await engine.complexity.set(rules)
         return rules
 
-    tell_one(given, call(given, change), _RULES)
+    print_one(given, call(given, change), _RULES)
 
 
 complexity.add_command(list_)

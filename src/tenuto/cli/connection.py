@@ -39,10 +39,10 @@ def settings(given: Globals, **flags: object) -> "Settings":
 
 def target(given: Globals, **flags: str | None) -> "Target":
     """The server or database that a command is for; flags are settings that were said."""
-    from tenuto.client.target import choose
+    from tenuto.client.target import resolve_target
 
     where = (given.url, given.token, given.workspace)
-    found = choose(*where, database=given.database, data=given.data, **flags)
+    found = resolve_target(*where, database=given.database, data=given.data, **flags)
     if found.url is not None:
         _warn_of_login()
     return found

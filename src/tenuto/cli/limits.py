@@ -7,7 +7,7 @@ import click
 
 from tenuto.cli.base import F, Globals, command, group
 from tenuto.cli.connection import ask
-from tenuto.cli.output import Columns, in_future, tell_done, tell_list, tell_one
+from tenuto.cli.output import Columns, in_future, print_done, print_one, tell_list
 
 if TYPE_CHECKING:
     from tenuto.model.limits.pauses import GateKind
@@ -53,7 +53,7 @@ def _subject(function: F) -> F:
     return function
 
 
-def _meant(said: dict[str, Any]) -> "tuple[GateKind, str] | None":
+def _subject_from_options(said: dict[str, Any]) -> "tuple[GateKind, str] | None":
     """The one thing that was named, taken out of what was said; none when nothing was."""
     from tenuto.model.limits.pauses import EVERYTHING
 
@@ -90,7 +90,7 @@ def pause(given: Globals, /, reason: str | None, until: str | None, **said: Any)
     From then on nothing more is claimed there. What runs goes on; `task pause` stops a task.
     Without a name, what is paused is listed.
     """
-    meant = _meant(said)
+    meant = _subject_from_options(said)
     if meant is None:
         if reason is not None or until is not None:
             raise click.UsageError("name one of --lane, --agent, --type and --workspace")
@@ -99,7 +99,7 @@ def pause(given: Globals, /, reason: str | None, until: str | None, **said: Any)
         return
     end = None if until is None else in_future(until)
     made = ask(given, lambda client: client.gates.close(*meant, reason, end))
-    tell_one(given, made, {name.lower(): show for name, show in _GATE.items()})
+    print_one(given, made, {name.lower(): show for name, show in _GATE.items()})
 
 
 @command(
@@ -112,11 +112,11 @@ def pause(given: Globals, /, reason: str | None, until: str | None, **said: Any)
 @click.pass_obj
 def resume(given: Globals, /, **said: Any) -> None:
     """Let what was paused go on, at once."""
-    meant = _meant(said)
+    meant = _subject_from_options(said)
     if meant is None:
         raise click.UsageError("name one of --lane, --agent, --type and --workspace")
     ask(given, lambda client: client.gates.open(*meant))
-    tell_done(given, f"resumed {' '.join(meant)}", kind=meant[0], subject=meant[1])
+    print_done(given, f"resumed {' '.join(meant)}", kind=meant[0], subject=meant[1])
 
 
 @group(
@@ -154,7 +154,7 @@ def set_(given: Globals, /, name: str, **said: Any) -> None:
 
     wanted = RateLimit(name=name, **said)
     made = ask(given, lambda client: client.rate_limits.put(wanted))
-    tell_one(given, made, {name.lower(): show for name, show in _LIMIT.items()})
+    print_one(given, made, {name.lower(): show for name, show in _LIMIT.items()})
 
 
 @command("list", "orchestrate limit list")
@@ -171,7 +171,7 @@ def list_(given: Globals) -> None:
 def delete(given: Globals, name: str) -> None:
     """Forget a limit."""
     ask(given, lambda client: client.rate_limits.delete(name))
-    tell_done(given, f"deleted {name}", name=name)
+    print_done(given, f"deleted {name}", name=name)
 
 
 for _each in (set_, list_, delete):

@@ -42,7 +42,7 @@ def tell_more(cursor: Any) -> None:
         click.echo(f"more: --cursor {cursor}", err=True)
 
 
-def tell_one(given: Globals, found: Any, fields: Columns) -> None:
+def print_one(given: Globals, found: Any, fields: Columns) -> None:
     """Print one thing."""
     from tenuto.cli.render import print_fields, print_json
 
@@ -52,7 +52,7 @@ def tell_one(given: Globals, found: Any, fields: Columns) -> None:
     print_fields((name, word(show(found))) for name, show in fields.items())
 
 
-def tell_done(given: Globals, text: str, **said: Any) -> None:
+def print_done(given: Globals, text: str, **said: Any) -> None:
     """Print that something was done."""
     from tenuto.cli.render import print_json
     from tenuto.model.printable import printable
@@ -87,9 +87,9 @@ def words(given: Sequence[str]) -> list[str]:
 
 def confirmed(question: str, *, yes: bool) -> None:
     """Go on unless a person who can be asked says no."""
-    from tenuto.cli.tasks.control import confirm, wants_asking
+    from tenuto.cli.tasks.control import confirm, should_confirm
 
-    if wants_asking(yes=yes):
+    if should_confirm(yes=yes):
         confirm(question)
 
 

@@ -7,7 +7,7 @@ import click
 
 from tenuto.cli.base import Globals, Group, command
 from tenuto.cli.connection import ask
-from tenuto.cli.output import Columns, tell_done, tell_one, tell_page
+from tenuto.cli.output import Columns, print_done, print_one, tell_page
 
 Part = Callable[[Any], Any]
 """The part of a client that manages the things."""
@@ -43,7 +43,7 @@ def add_shared(
         @click.pass_obj
         def tell(given: Globals, name: str) -> None:
             found = ask(given, lambda client: getattr(part(client), method)(name))
-            tell_one(given, found, fields)
+            print_one(given, found, fields)
 
         group.add_command(tell)
 
@@ -56,7 +56,7 @@ def add_shared(
     @click.pass_obj
     def delete(given: Globals, name: str) -> None:
         ask(given, lambda client: part(client).delete(name))
-        tell_done(given, f"deleted {name}")
+        print_done(given, f"deleted {name}")
 
     group.add_command(list_)
     telling("show", "get", f"Show a {noun} and what it did.")

@@ -6,7 +6,7 @@ import click
 
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.connection import ask
-from tenuto.cli.output import Columns, tell_done, tell_list, tell_one, tell_page, words
+from tenuto.cli.output import Columns, print_done, print_one, tell_list, tell_page, words
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -80,7 +80,7 @@ def list_(given: Globals) -> None:
 def create(given: Globals, address: str, events: tuple[str, ...], description: str | None) -> None:
     """Tell an endpoint of events from now on; prints the secret of its signatures, once."""
     made = ask(given, lambda client: client.webhooks.create(address, words(events), description))
-    tell_one(given, made, _SECRET)
+    print_one(given, made, _SECRET)
 
 
 @command("show", "orchestrate webhook show 0198c0de-0000-7000-8000-000000000000")
@@ -88,7 +88,7 @@ def create(given: Globals, address: str, events: tuple[str, ...], description: s
 @click.pass_obj
 def show(given: Globals, webhook_id: "UUID") -> None:
     """Show an endpoint and how it does."""
-    tell_one(given, ask(given, lambda client: client.webhooks.get(webhook_id)), _FIELDS)
+    print_one(given, ask(given, lambda client: client.webhooks.get(webhook_id)), _FIELDS)
 
 
 @command("update", "orchestrate webhook update 0198c0de-0000-7000-8000-000000000000 --disable")
@@ -106,7 +106,7 @@ def update(given: Globals, /, webhook_id: "UUID", **fields: Any) -> None:
         "description": fields["description"],
         "enabled": fields["enabled"],
     }
-    tell_one(given, ask(given, lambda client: client.webhooks.update(webhook_id, **told)), _FIELDS)
+    print_one(given, ask(given, lambda client: client.webhooks.update(webhook_id, **told)), _FIELDS)
 
 
 @command("delete", "orchestrate webhook delete 0198c0de-0000-7000-8000-000000000000")
@@ -115,7 +115,7 @@ def update(given: Globals, /, webhook_id: "UUID", **fields: Any) -> None:
 def delete(given: Globals, webhook_id: "UUID") -> None:
     """Tell an endpoint nothing more."""
     ask(given, lambda client: client.webhooks.delete(webhook_id))
-    tell_done(given, f"deleted {webhook_id}")
+    print_done(given, f"deleted {webhook_id}")
 
 
 @command("rotate-secret", "orchestrate webhook rotate-secret 0198c0de-0000-7000-8000-000000000000")
@@ -123,7 +123,7 @@ def delete(given: Globals, webhook_id: "UUID") -> None:
 @click.pass_obj
 def rotate_secret(given: Globals, webhook_id: "UUID") -> None:
     """Make a new secret and print it, once; the old one still signs as well for now."""
-    tell_one(given, ask(given, lambda client: client.webhooks.rotate_secret(webhook_id)), _SECRET)
+    print_one(given, ask(given, lambda client: client.webhooks.rotate_secret(webhook_id)), _SECRET)
 
 
 @command("deliveries", "orchestrate webhook deliveries 0198c0de-0000-7000-8000-000000000000")
@@ -150,7 +150,7 @@ def deliveries(given: Globals, webhook_id: "UUID", limit: int, cursor: "UUID | N
 @click.pass_obj
 def redeliver(given: Globals, delivery_id: "UUID") -> None:
     """Send a message again."""
-    tell_one(given, ask(given, lambda client: client.webhooks.redeliver(delivery_id)), _DELIVERY)
+    print_one(given, ask(given, lambda client: client.webhooks.redeliver(delivery_id)), _DELIVERY)
 
 
 for _each in (

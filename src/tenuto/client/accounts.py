@@ -10,16 +10,16 @@ import msgspec
 from tenuto.client.agents import needs_a_server
 from tenuto.client.remote.bodies import camel
 from tenuto.client.remote.engine import AnyEngine, RemoteEngine
-from tenuto.client.remote.http import Ask, Link
+from tenuto.client.remote.http import ApiRequest, ServerConnection
 from tenuto.client.remote.worker import V1
-from tenuto.engine.operations.coordination import Recovered, happened, recover
-from tenuto.engine.tasks.maintenance import Cycle
+from tenuto.engine.operations.coordination import RecoverResult, happened, recover
+from tenuto.engine.tasks.maintenance import CycleReport
 from tenuto.engine.tenancy.views import (
+    CallerView,
     LoginToken,
-    Me,
     MemberView,
+    NewTokenView,
     NewWorkspace,
-    Token,
     TokenView,
     WorkspaceView,
 )
@@ -47,7 +47,7 @@ class CoordinatorStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel
     last_heartbeat: datetime | None = None
     since: datetime | None = None
     until: datetime | None = None
-    last_cycle: Cycle | None = None
+    last_cycle: CycleReport | None = None
     standby: list[str] = []
 
 
@@ -64,17 +64,17 @@ class Resource:
         self._engine = engine
 
     @property
-    def _link(self) -> Link:
+    def _link(self) -> ServerConnection:
         if not isinstance(self._engine, RemoteEngine):
             raise needs_a_server(self.what)
         return self._engine.link
 
     async def _get(self, kind: type[T], path: str, **params: Any) -> T:
-        ask = Ask(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
+        ask = ApiRequest(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
         return await self._link.ask(kind, ask)
 
     async def _send(self, kind: type[T], method: str, path: str, body: Any = msgspec.UNSET) -> T:
-        return await self._link.ask(kind, Ask(method=method, path=f"{V1}/{path}", body=body))
+        return await self._link.ask(kind, ApiRequest(method=method, path=f"{V1}/{path}", body=body))
 
 
 class Tokens(Resource):
@@ -86,9 +86,9 @@ class Tokens(Resource):
         """The tokens of the workspace, without themselves."""
         return await self._get(list[TokenView], "tokens")
 
-    async def create(self, name: str, **fields: Any) -> Token:
+    async def create(self, name: str, **fields: Any) -> NewTokenView:
         """A key with `role`, `scopes` and `expires_at` as given; shown once."""
-        return await self._send(Token, "POST", "tokens", _body(name=name, **fields))
+        return await self._send(NewTokenView, "POST", "tokens", _body(name=name, **fields))
 
     async def revoke(self, token: UUID | str) -> None:
         """End a token and those made with it, at once."""
@@ -214,7 +214,7 @@ class Coordinators(Resource):
             standby=standby,
         )
 
-    async def recover(self, workspace: UUID | None = None) -> Recovered:
+    async def recover(self, workspace: UUID | None = None) -> RecoverResult:
         """Look for expired leases and due timers now, not at the next tick.
 
         A server looks at the caller's workspace unless another one is named; on a database itself
@@ -222,7 +222,7 @@ class Coordinators(Resource):
         """
         if isinstance(self._engine, RemoteEngine):
             body = _body(workspace_id=workspace)
-            return await self._send(Recovered, "POST", "coordinator/recover", body)
+            return await self._send(RecoverResult, "POST", "coordinator/recover", body)
         return await recover(self._engine.system, self._engine.actor or LEADER, workspace)
 
     async def logs(
@@ -258,9 +258,9 @@ class Access(Resource):
         body = _body(password=password, new_password=new_password)
         await self._send(type(None), "PUT", "me/password", body)
 
-    async def me(self) -> Me:
+    async def me(self) -> CallerView:
         """Who the caller is, and where."""
-        return await self._get(Me, "me")
+        return await self._get(CallerView, "me")
 
 
 def _body(**fields: Any) -> dict[str, Any]:

@@ -8,11 +8,11 @@ import msgspec
 
 from tenuto.client.remote.bodies import agent_body
 from tenuto.client.remote.engine import AnyEngine, RemoteEngine
-from tenuto.client.remote.http import Ask
+from tenuto.client.remote.http import ApiRequest
 from tenuto.client.remote.worker import V1
 from tenuto.engine.agents.eligibility import AgentExplanation
-from tenuto.engine.agents.mailbox import Batch, Message, MessagePage
-from tenuto.engine.agents.registry import AgentHealth, AgentToken, AgentView, Registry
+from tenuto.engine.agents.mailbox import Message, MessageBatch, MessagePage
+from tenuto.engine.agents.registry import AgentHealth, AgentRegistry, AgentToken, AgentView
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import TaskSummary
@@ -24,7 +24,7 @@ from tenuto.model.errors import Invalid, NotFound
 PAGE = 500
 
 
-class _Place(Protocol):
+class _AgentBackend(Protocol):
     """Where agents are kept."""
 
     async def page(self, after: str | None, limit: int) -> Sequence[AgentView]: ...
@@ -47,7 +47,9 @@ class Agents:
 
     def __init__(self, engine: AnyEngine) -> None:
         self._engine = engine
-        self._place: _Place = _Far(engine) if isinstance(engine, RemoteEngine) else _Near(engine)
+        self._place: _AgentBackend = (
+            _RemoteAgents(engine) if isinstance(engine, RemoteEngine) else _DatabaseAgents(engine)
+        )
 
     async def list(self) -> AsyncGenerator[AgentView, None]:
         """The agents by name."""
@@ -132,7 +134,7 @@ class Agents:
 
     async def dequeue(
         self, agent: UUID | str, limit: int = 100, batch: UUID | None = None
-    ) -> Batch:
+    ) -> MessageBatch:
         """Take the oldest messages out of an agent's mailbox, each once."""
         return await self._engine.mailboxes.take((await self.get(agent)).id, limit, batch)
 
@@ -160,10 +162,10 @@ class Agents:
         return await self._place.token((await self.get(agent)).id)
 
 
-class _Near:
+class _DatabaseAgents:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._registry = Registry(engine.core, engine.workspace)
+        self._registry = AgentRegistry(engine.core, engine.workspace)
 
     async def page(self, after: str | None, limit: int) -> Sequence[AgentView]:
         return await self._registry.page(after, limit)
@@ -193,18 +195,18 @@ class _Page(msgspec.Struct):
     agents: list[AgentView]
 
 
-class _Far:
+class _RemoteAgents:
     def __init__(self, engine: RemoteEngine) -> None:
         self._link = engine.link
         self._workspace = engine.workspace
 
     async def page(self, after: str | None, limit: int) -> Sequence[AgentView]:
         params = {"cursor": after, "limit": limit}
-        ask = Ask(method="GET", path=f"{V1}/agents", params=params, repeatable=True)
+        ask = ApiRequest(method="GET", path=f"{V1}/agents", params=params, repeatable=True)
         return (await self._link.ask(_Page, ask)).agents
 
     async def show(self, agent: UUID) -> AgentView:
-        ask = Ask(method="GET", path=f"{V1}/agents/{agent}", repeatable=True)
+        ask = ApiRequest(method="GET", path=f"{V1}/agents/{agent}", repeatable=True)
         return await self._link.ask(AgentView, ask)
 
     async def profile(self, agent: AgentView) -> AgentProfile:
@@ -212,20 +214,20 @@ class _Far:
 
     async def put(self, profile: AgentProfile) -> AgentView:
         path = f"{V1}/agents/{profile.id}"
-        ask = Ask(method="PUT", path=path, body=agent_body(profile), repeatable=True)
+        ask = ApiRequest(method="PUT", path=path, body=agent_body(profile), repeatable=True)
         return await self._link.ask(AgentView, ask)
 
     async def health(self, agent: UUID, limit: int) -> AgentHealth:
         path, params = f"{V1}/agents/{agent}/health", {"limit": limit}
-        ask = Ask(method="GET", path=path, params=params, repeatable=True)
+        ask = ApiRequest(method="GET", path=path, params=params, repeatable=True)
         return await self._link.ask(AgentHealth, ask)
 
     async def forget(self, agent: UUID) -> None:
-        await self._link.ask(type(None), Ask(method="DELETE", path=f"{V1}/agents/{agent}"))
+        await self._link.ask(type(None), ApiRequest(method="DELETE", path=f"{V1}/agents/{agent}"))
 
     async def token(self, agent: UUID) -> AgentToken:
         return await self._link.ask(
-            AgentToken, Ask(method="POST", path=f"{V1}/agents/{agent}/token")
+            AgentToken, ApiRequest(method="POST", path=f"{V1}/agents/{agent}/token")
         )
 
 

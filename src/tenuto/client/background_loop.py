@@ -9,7 +9,7 @@ T = TypeVar("T")
 G = TypeVar("G")
 
 
-class Waiter:
+class BackgroundLoop:
     """An event loop in a thread of its own, until `end`."""
 
     def __init__(self) -> None:
@@ -50,10 +50,10 @@ async def _awaited(work: Awaitable[T]) -> T:
     return await work
 
 
-class Group(Generic[G]):
+class BlockingResource(Generic[G]):
     """Methods that wait for those of an awaited group."""
 
-    def __init__(self, waiter: Waiter, awaited: G) -> None:
+    def __init__(self, waiter: BackgroundLoop, awaited: G) -> None:
         self._wait = waiter.wait
         self._each = waiter.each
         self._awaited = awaited

@@ -17,33 +17,33 @@ from tenuto.client.accounts import (
     Webhooks,
     Workspaces,
 )
-from tenuto.client.background_loop import Group
+from tenuto.client.background_loop import BlockingResource
 from tenuto.client.flows import Flows, Groups, InboxItems
 from tenuto.client.follow import TaskEvent
 from tenuto.client.remote.definitions import RemoteDefinitions
 from tenuto.client.remote.engine import RemoteSecrets
-from tenuto.client.remote.limits import RemoteGates, RemoteRateLimits
+from tenuto.client.remote.limits import RemotePauses, RemoteRateLimits
 from tenuto.client.remote.schedules import Events, RemoteSchedules, RemoteTriggers
 from tenuto.client.tasks import ID, Tasks
 from tenuto.engine.agents.inbox import InboxItem
-from tenuto.engine.flows.definitions import Applied, DefinitionPage, Definitions, DefinitionView
+from tenuto.engine.flows.definitions import ApplyResult, DefinitionPage, Definitions, DefinitionView
 from tenuto.engine.flows.graph import GraphView
 from tenuto.engine.flows.views import FlowSummary, FlowView, GroupSummary, GroupView
-from tenuto.engine.limits.pauses import Gates, GateView
+from tenuto.engine.limits.pauses import Pauses, PauseView
 from tenuto.engine.limits.rate_limits import RateLimits, RateLimitView
-from tenuto.engine.operations.coordination import Recovered
+from tenuto.engine.operations.coordination import RecoverResult
 from tenuto.engine.schedules.events import EventView
 from tenuto.engine.schedules.schedules import ScheduleChange, SchedulePage, Schedules, ScheduleView
 from tenuto.engine.schedules.triggers import TriggerChange, TriggerPage, Triggers, TriggerView
 from tenuto.engine.tasks.control import Action, ActionResult
 from tenuto.engine.tasks.submit import Submitted
-from tenuto.engine.tenancy.secrets import Secrets
+from tenuto.engine.tenancy.secrets import NamedSecrets
 from tenuto.engine.tenancy.views import (
+    CallerView,
     LoginToken,
-    Me,
     MemberView,
+    NewTokenView,
     NewWorkspace,
-    Token,
     TokenView,
     WorkspaceView,
 )
@@ -67,7 +67,7 @@ from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tenancy.secret_use import Use
 
 
-class BlockingTasks(Group[Tasks]):
+class BlockingTasks(BlockingResource[Tasks]):
     """The tasks of a workspace. A task is named by its id, or the beginning of it."""
 
     def create(self, title: str, **fields: Any) -> TaskView:
@@ -135,7 +135,7 @@ class BlockingTasks(Group[Tasks]):
         return self._wait(self._awaited.explain(task))
 
 
-class BlockingSecrets(Group[Secrets | RemoteSecrets]):
+class BlockingSecrets(BlockingResource[NamedSecrets | RemoteSecrets]):
     """The named secrets of a workspace."""
 
     def put(self, name: str, value: str | None = None, use: Use | None = None) -> None:
@@ -148,7 +148,7 @@ class BlockingSecrets(Group[Secrets | RemoteSecrets]):
         return self._wait(self._awaited.delete(name))
 
 
-class BlockingDefinitions(Group[Definitions | RemoteDefinitions]):
+class BlockingDefinitions(BlockingResource[Definitions | RemoteDefinitions]):
     """The definitions of a workspace."""
 
     def put(self, spec: Spec, version: int | None = None) -> DefinitionView:
@@ -166,14 +166,14 @@ class BlockingDefinitions(Group[Definitions | RemoteDefinitions]):
     def export(self, keys: Sequence[str] = ()) -> str:
         return self._wait(self._awaited.export(keys))
 
-    def apply_files(self, files: Files, *, dry_run: bool = False) -> Applied:
+    def apply_files(self, files: Files, *, dry_run: bool = False) -> ApplyResult:
         return self._wait(self._awaited.apply_files(files, dry_run=dry_run))
 
 
-class BlockingGates(Group[Gates | RemoteGates]):
+class BlockingGates(BlockingResource[Pauses | RemotePauses]):
     """What people hold back in a workspace."""
 
-    def list(self) -> Sequence[GateView]:
+    def list(self) -> Sequence[PauseView]:
         return self._wait(self._awaited.list())
 
     def close(
@@ -182,14 +182,14 @@ class BlockingGates(Group[Gates | RemoteGates]):
         subject: str = EVERYTHING,
         reason: str | None = None,
         until: datetime | None = None,
-    ) -> GateView:
+    ) -> PauseView:
         return self._wait(self._awaited.close(kind, subject, reason, until))
 
     def open(self, kind: GateKind, subject: str = EVERYTHING) -> None:
         return self._wait(self._awaited.open(kind, subject))
 
 
-class BlockingRateLimits(Group[RateLimits | RemoteRateLimits]):
+class BlockingRateLimits(BlockingResource[RateLimits | RemoteRateLimits]):
     """What all workers of a workspace share of providers, models and accounts."""
 
     def list(self) -> Sequence[RateLimitView]:
@@ -202,7 +202,7 @@ class BlockingRateLimits(Group[RateLimits | RemoteRateLimits]):
         return self._wait(self._awaited.delete(name))
 
 
-class BlockingSchedules(Group[Schedules | RemoteSchedules]):
+class BlockingSchedules(BlockingResource[Schedules | RemoteSchedules]):
     """The schedules of a workspace. One is named by its name or id."""
 
     def create(
@@ -240,7 +240,7 @@ class BlockingSchedules(Group[Schedules | RemoteSchedules]):
         return self._wait(self._awaited.delete(schedule))
 
 
-class BlockingTriggers(Group[Triggers | RemoteTriggers]):
+class BlockingTriggers(BlockingResource[Triggers | RemoteTriggers]):
     """The triggers of a workspace. One is named by its name or id."""
 
     def create(
@@ -275,14 +275,14 @@ class BlockingTriggers(Group[Triggers | RemoteTriggers]):
         return self._wait(self._awaited.delete(trigger))
 
 
-class BlockingEvents(Group[Events]):
+class BlockingEvents(BlockingResource[Events]):
     """What a workspace is told of."""
 
     def publish(self, name: str, data: Any = None, task: UUID | None = None) -> EventView:
         return self._wait(self._awaited.publish(name, data, task))
 
 
-class BlockingWebhooks(Group[Webhooks]):
+class BlockingWebhooks(BlockingResource[Webhooks]):
     """The endpoints that hear of events."""
 
     def list(self) -> Generator[WebhookView, None, None]:
@@ -314,7 +314,7 @@ class BlockingWebhooks(Group[Webhooks]):
         return self._wait(self._awaited.redeliver(delivery))
 
 
-class BlockingFlows(Group[Flows]):
+class BlockingFlows(BlockingResource[Flows]):
     """The flows of a workspace. A flow is named by its id, or by its key: the newest of it."""
 
     def start(
@@ -362,7 +362,7 @@ class BlockingFlows(Group[Flows]):
         return self._wait(self._awaited.rerun(flow, from_failed=from_failed, steps=steps))
 
 
-class BlockingGroups(Group[Groups]):
+class BlockingGroups(BlockingResource[Groups]):
     """The groups of a workspace. A run is named by its id, or by a key: the newest run of it."""
 
     def create(
@@ -432,7 +432,7 @@ class BlockingGroups(Group[Groups]):
         return self._wait(self._awaited.resume(group))
 
 
-class BlockingInbox(Group[InboxItems]):
+class BlockingInbox(BlockingResource[InboxItems]):
     """What waits for people."""
 
     def list(
@@ -455,20 +455,20 @@ class BlockingInbox(Group[InboxItems]):
         return self._wait(self._awaited.answer(item, comment))
 
 
-class BlockingTokens(Group[Tokens]):
+class BlockingTokens(BlockingResource[Tokens]):
     """The keys of programs to the workspace."""
 
     def list(self) -> Sequence[TokenView]:
         return self._wait(self._awaited.list())
 
-    def create(self, name: str, **fields: Any) -> Token:
+    def create(self, name: str, **fields: Any) -> NewTokenView:
         return self._wait(self._awaited.create(name, **fields))
 
     def revoke(self, token: UUID | str) -> None:
         return self._wait(self._awaited.revoke(token))
 
 
-class BlockingUsers(Group[Users]):
+class BlockingUsers(BlockingResource[Users]):
     """Who belongs to the workspace."""
 
     def list(self) -> Sequence[MemberView]:
@@ -484,7 +484,7 @@ class BlockingUsers(Group[Users]):
         return self._wait(self._awaited.delete(user))
 
 
-class BlockingWorkspaces(Group[Workspaces]):
+class BlockingWorkspaces(BlockingResource[Workspaces]):
     """The tenants that the caller belongs to."""
 
     def list(self) -> Sequence[WorkspaceView]:
@@ -500,13 +500,13 @@ class BlockingWorkspaces(Group[Workspaces]):
         return self._wait(self._awaited.quota(workspace, **limits))
 
 
-class BlockingCoordinators(Group[Coordinators]):
+class BlockingCoordinators(BlockingResource[Coordinators]):
     """Who repairs and promotes."""
 
     def status(self) -> CoordinatorStatus:
         return self._wait(self._awaited.status())
 
-    def recover(self, workspace: UUID | None = None) -> Recovered:
+    def recover(self, workspace: UUID | None = None) -> RecoverResult:
         return self._wait(self._awaited.recover(workspace))
 
     def logs(
@@ -515,7 +515,7 @@ class BlockingCoordinators(Group[Coordinators]):
         return self._wait(self._awaited.logs(level, limit, workspace))
 
 
-class BlockingAccess(Group[Access]):
+class BlockingAccess(BlockingResource[Access]):
     """Logins."""
 
     def login(self, name: str, password: str, workspace: str | None = None) -> LoginToken:
@@ -527,5 +527,5 @@ class BlockingAccess(Group[Access]):
     def change_password(self, password: str, new_password: str) -> None:
         return self._wait(self._awaited.change_password(password, new_password))
 
-    def me(self) -> Me:
+    def me(self) -> CallerView:
         return self._wait(self._awaited.me())

@@ -5,14 +5,14 @@ from typing import Any
 from uuid import UUID
 
 from tenuto.client.agents import Agents
-from tenuto.client.background_loop import Group
+from tenuto.client.background_loop import BlockingResource
 from tenuto.engine.agents.eligibility import AgentExplanation
-from tenuto.engine.agents.mailbox import Batch, Message, MessagePage
+from tenuto.engine.agents.mailbox import Message, MessageBatch, MessagePage
 from tenuto.engine.agents.registry import AgentHealth, AgentToken, AgentView
 from tenuto.engine.views import TaskSummary
 
 
-class BlockingAgents(Group[Agents]):
+class BlockingAgents(BlockingResource[Agents]):
     """The agents of a workspace. An agent is named by its name or its id."""
 
     def list(self) -> Generator[AgentView, None, None]:
@@ -61,7 +61,9 @@ class BlockingAgents(Group[Agents]):
     ) -> MessagePage:
         return self._wait(self._awaited.messages(agent, limit, cursor, waiting=waiting))
 
-    def dequeue(self, agent: UUID | str, limit: int = 100, batch: UUID | None = None) -> Batch:
+    def dequeue(
+        self, agent: UUID | str, limit: int = 100, batch: UUID | None = None
+    ) -> MessageBatch:
         return self._wait(self._awaited.dequeue(agent, limit, batch))
 
     def tasks(

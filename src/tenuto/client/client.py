@@ -7,7 +7,7 @@ import msgspec
 
 from tenuto.client.accounts import Access, Coordinators, Tokens, Users, Webhooks, Workspaces
 from tenuto.client.agents import Agents, needs_a_server
-from tenuto.client.background_loop import Waiter
+from tenuto.client.background_loop import BackgroundLoop
 from tenuto.client.blocking import (
     BlockingAccess,
     BlockingCoordinators,
@@ -31,18 +31,18 @@ from tenuto.client.blocking_agents import BlockingAgents
 from tenuto.client.flows import FlowFailed, Flows, Groups, InboxItems
 from tenuto.client.remote.definitions import RemoteDefinitions
 from tenuto.client.remote.engine import AnyEngine, RemoteEngine, RemoteSecrets
-from tenuto.client.remote.http import Ask
-from tenuto.client.remote.limits import RemoteGates, RemoteRateLimits
+from tenuto.client.remote.http import ApiRequest
+from tenuto.client.remote.limits import RemotePauses, RemoteRateLimits
 from tenuto.client.remote.schedules import Events, RemoteSchedules, RemoteTriggers
-from tenuto.client.target import Target, choose, opened
+from tenuto.client.target import Target, opened, resolve_target
 from tenuto.client.tasks import TaskFailed, Tasks
 from tenuto.engine.flows.definitions import Definitions
-from tenuto.engine.limits.budgets import SpendingStats
-from tenuto.engine.limits.pauses import Gates
+from tenuto.engine.limits.budgets import UsageStats
+from tenuto.engine.limits.pauses import Pauses
 from tenuto.engine.limits.rate_limits import RateLimits
 from tenuto.engine.schedules.schedules import Schedules
 from tenuto.engine.schedules.triggers import Triggers
-from tenuto.engine.tenancy.secrets import Secrets
+from tenuto.engine.tenancy.secrets import NamedSecrets
 from tenuto.model.errors import Invalid
 
 __all__ = ["AsyncClient", "Client", "FlowFailed", "TaskFailed"]
@@ -56,7 +56,7 @@ class Stats(msgspec.Struct, frozen=True, rename="camel"):
     tasks: dict[str, int]
     workers: int
     agents: int
-    spending: SpendingStats
+    spending: UsageStats
 
 
 class AsyncClient:
@@ -112,7 +112,7 @@ class AsyncClient:
         return Agents(self.engine)
 
     @property
-    def secrets(self) -> Secrets | RemoteSecrets:
+    def secrets(self) -> NamedSecrets | RemoteSecrets:
         return self.engine.secrets
 
     @property
@@ -120,7 +120,7 @@ class AsyncClient:
         return self.engine.definitions
 
     @property
-    def gates(self) -> Gates | RemoteGates:
+    def gates(self) -> Pauses | RemotePauses:
         return self.engine.gates
 
     @property
@@ -186,14 +186,14 @@ class AsyncClient:
         """How the server's parts are."""
         if not isinstance(self.engine, RemoteEngine):
             raise needs_a_server("health")
-        ask = Ask(method="GET", path="/health/coordinator", repeatable=True)
+        ask = ApiRequest(method="GET", path="/health/coordinator", repeatable=True)
         return await self.engine.link.ask(dict[str, Any], ask)
 
 
 def _target(target: str | None, token: str | None, workspace: str | None) -> Target:
     if target is None or target.startswith(("http://", "https://")):
-        return choose(target, token, workspace)
-    return choose(None, token, workspace, database=target)
+        return resolve_target(target, token, workspace)
+    return resolve_target(None, token, workspace, database=target)
 
 
 class Client:
@@ -205,7 +205,7 @@ class Client:
     def __init__(
         self, target: str | None = None, token: str | None = None, workspace: str | None = None
     ) -> None:
-        self._waiter = Waiter()
+        self._waiter = BackgroundLoop()
         try:
             self._client = AsyncClient(target, token, workspace)
             self._waiter.wait(self._client.open())

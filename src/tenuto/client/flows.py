@@ -289,7 +289,9 @@ def _uuid(item: ID) -> UUID:
     return item if isinstance(item, UUID) else UUID(item)
 
 
-async def watched(engine: AnyEngine, look: Callable[[], Awaitable[V]]) -> AsyncGenerator[V, None]:
+async def poll_until_finished(
+    engine: AnyEngine, look: Callable[[], Awaitable[V]]
+) -> AsyncGenerator[V, None]:
     """A flow or group as it is now, then again and again, the last time when it has ended.
 
     A database or server that restarts meanwhile is waited for.
@@ -315,7 +317,7 @@ async def _ended(
     look: Callable[[], Awaitable[V]],
     timeout: float | None,  # noqa: ASYNC109
 ) -> V:
-    async with asyncio.timeout(timeout), aclosing(watched(engine, look)) as views:
+    async with asyncio.timeout(timeout), aclosing(poll_until_finished(engine, look)) as views:
         async for view in views:
             last = view
     if last.status != "COMPLETED":

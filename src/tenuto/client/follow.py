@@ -15,7 +15,7 @@ from tenuto.client.remote.worker import V1
 from tenuto.engine.views import LogLine, TaskView
 from tenuto.model.errors import TenutoError, TooMany, Unavailable
 from tenuto.model.tasks.task import TERMINAL
-from tenuto.periodic import wait_any
+from tenuto.periodic import wait_first_event
 
 EVERY = 0.2
 LOOK_S = 2.0
@@ -25,7 +25,7 @@ OUTAGE_S = 60
 """How long a database or server that does not answer is waited for."""
 
 
-class Look(msgspec.Struct, frozen=True):
+class TaskSnapshot(msgspec.Struct, frozen=True):
     """A task at one moment, with the log lines since the look before."""
 
     view: TaskView
@@ -72,7 +72,7 @@ async def history(
     return sorted(lines, key=lambda line: line.at), seq, place
 
 
-async def looks(engine: AnyEngine, task: UUID) -> AsyncGenerator[Look, None]:
+async def poll_task(engine: AnyEngine, task: UUID) -> AsyncGenerator[TaskSnapshot, None]:
     """The task as it is now, then whenever it may have changed, the last time when it has ended.
 
     The row is read before its history, so the last look holds everything said before the end.
@@ -80,7 +80,7 @@ async def looks(engine: AnyEngine, task: UUID) -> AsyncGenerator[Look, None]:
     """
     seq, place = 0, (0, -1)
     heard = engine.clock.elapsed()
-    async with _news(engine, task) as news:
+    async with _change_signal(engine, task) as news:
         while True:
             try:
                 view = await engine.show(task)
@@ -90,14 +90,16 @@ async def looks(engine: AnyEngine, task: UUID) -> AsyncGenerator[Look, None]:
                     raise
             else:
                 heard = engine.clock.elapsed()
-                yield Look(view, lines)
+                yield TaskSnapshot(view, lines)
                 if view.status in TERMINAL:
                     return
             await news()
 
 
 @asynccontextmanager
-async def _news(engine: AnyEngine, task: UUID) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def _change_signal(
+    engine: AnyEngine, task: UUID
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """What returns when there may be something new."""
     if not isinstance(engine, RemoteEngine):
         yield lambda: engine.clock.sleep(EVERY)
@@ -112,7 +114,7 @@ async def _news(engine: AnyEngine, task: UUID) -> AsyncIterator[Callable[[], Awa
 
     async def wait() -> None:
         await engine.clock.sleep(EVERY)
-        await wait_any([heard], LOOK_S, engine.clock)
+        await wait_first_event([heard], LOOK_S, engine.clock)
         heard.clear()
 
     listening = asyncio.create_task(listen())
@@ -137,7 +139,7 @@ async def follow(engine: AnyEngine, task: UUID) -> AsyncGenerator[TaskEvent, Non
 
 
 async def _seen(engine: AnyEngine, task: UUID) -> AsyncGenerator[TaskEvent, None]:
-    async with aclosing(looks(engine, task)) as found:
+    async with aclosing(poll_task(engine, task)) as found:
         async for look in found:
             for line in look.lines:
                 yield TaskEvent(kind="status" if line.source == "event" else "log", line=line)

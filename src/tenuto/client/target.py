@@ -87,7 +87,7 @@ def forget_login() -> None:
     config_path().unlink(missing_ok=True)
 
 
-def choose(
+def resolve_target(
     url: str | None = None,
     token: str | None = None,
     workspace: str | None = None,

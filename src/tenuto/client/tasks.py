@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypeVar
 from uuid import UUID
 
-from tenuto.client.follow import TaskEvent, follow, looks
+from tenuto.client.follow import TaskEvent, follow, poll_task
 from tenuto.client.remote.engine import AnyEngine
 from tenuto.engine.tasks.control import Action, ActionResult
-from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.edit import TaskChanges
 from tenuto.engine.tasks.query import Filter
 from tenuto.engine.tasks.submit import Submitted
 from tenuto.engine.views import AttemptView, Explanation, LogLine, TaskSummary, TaskView
@@ -117,7 +117,7 @@ class Tasks:
         found = await self._found(task)
         if "tags" in changes:
             changes["tags"] = tuple(changes["tags"])
-        await self._engine.edit(found, _known(Changes, changes), version)
+        await self._engine.edit(found, _known(TaskChanges, changes), version)
         return await self._engine.show(found)
 
     async def delete(self, task: ID) -> None:
@@ -172,7 +172,7 @@ class Tasks:
 
 
 async def _ending(engine: AnyEngine, task: UUID) -> TaskView:
-    async for look in looks(engine, task):
+    async for look in poll_task(engine, task):
         view = look.view
     return view
 

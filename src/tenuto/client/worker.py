@@ -11,7 +11,7 @@ from tenuto import app
 from tenuto.client.client import AsyncClient, Client
 from tenuto.client.target import Target, opened
 from tenuto.model.errors import Invalid
-from tenuto.worker.engine_protocol import WorkEngine
+from tenuto.worker.engine_protocol import WorkerEngine
 from tenuto.worker.worker import Worker as Process
 
 H = TypeVar("H", bound=Callable[..., Any])
@@ -95,5 +95,5 @@ class Worker:
             await process.host_functions(self._agent, self._handlers, **self._profile)
             await process.run(stop)
 
-    def _connect(self) -> AbstractAsyncContextManager[WorkEngine]:
+    def _connect(self) -> AbstractAsyncContextManager[WorkerEngine]:
         return opened(self._target)

@@ -8,32 +8,32 @@ from functools import partial
 
 import msgspec
 
-from tenuto.coordinator.outage import Alarm, Outage
-from tenuto.coordinator.resume import Pauses
+from tenuto.coordinator.outage import AlertSender, OutageMonitor
+from tenuto.coordinator.resume import SuspensionDetector
 from tenuto.crash_points import crash_point
 from tenuto.engine.agents.registry import BATCH as AGENTS
-from tenuto.engine.agents.registry import AgentUpkeep
+from tenuto.engine.agents.registry import AgentMaintenance
 from tenuto.engine.core import FLOW_WORK
 from tenuto.engine.engine import Engine
-from tenuto.engine.flows.repair import FlowUpkeep
+from tenuto.engine.flows.repair import FlowRepair
 from tenuto.engine.flows.start import Flows
-from tenuto.engine.limits.concurrency import TurnUpkeep
+from tenuto.engine.limits.concurrency import PermitRepair
 from tenuto.engine.schedules.event_matching import BATCH as HEARD
 from tenuto.engine.schedules.event_matching import CURSOR as TRIGGERS
-from tenuto.engine.schedules.event_matching import Triggering
+from tenuto.engine.schedules.event_matching import TriggerRunner
 from tenuto.engine.schedules.firing import BATCH as TIMED
-from tenuto.engine.schedules.firing import Firing
+from tenuto.engine.schedules.firing import ScheduleRunner
 from tenuto.engine.tasks.maintenance import (
     BATCH,
     EVERY_LEASE,
     STANDBY_S,
-    Cycle,
+    CycleReport,
     Leadership,
     Sink,
 )
-from tenuto.metrics import HERE
+from tenuto.metrics import PROCESS_METRICS
 from tenuto.model.errors import TenutoError, Unavailable
-from tenuto.periodic import repeat
+from tenuto.periodic import run_periodically
 from tenuto.settings import Settings
 from tenuto.store.protocol import Row
 
@@ -49,7 +49,7 @@ RESIGN_S = 1.0
 """Seconds that a store which failed gets to hear of a resignation."""
 
 
-class Counts(msgspec.Struct):
+class CycleCounts(msgspec.Struct):
     """What one cycle did."""
 
     leading: bool = False
@@ -79,13 +79,13 @@ class Coordinator:
         self.name = name
         self.cycles = 0
         self._subscribers = subscribers or {}
-        self._pauses = Pauses(engine.clock, self.settings)
-        self._alarm = Alarm(self.settings.alert_url, engine.clock)
-        self.outage = Outage(self._alarm, engine.clock, name)
+        self._pauses = SuspensionDetector(engine.clock, self.settings)
+        self._alarm = AlertSender(self.settings.alert_url, engine.clock)
+        self.outage = OutageMonitor(self._alarm, engine.clock, name)
         self.epoch: int | None = None
         """The epoch that this coordinator led by when it last heard, if it has not given up."""
         self._duties: dict[str, float] = {}
-        self._last: Cycle | None = None
+        self._last: CycleReport | None = None
         self._stood_by: float | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -93,7 +93,7 @@ class Coordinator:
         left = asyncio.Event()
         silence = self.engine.subscribe(lambda topic: left.set() if topic == FLOW_WORK else None)
         try:
-            await repeat(self._guarded, self._pause, stop, self.engine.clock, left)
+            await run_periodically(self._guarded, self._pause, stop, self.engine.clock, left)
         finally:
             silence()
         crash_point("coordinator.before_resign")
@@ -109,13 +109,13 @@ class Coordinator:
     async def _guarded(self) -> None:
         begun = self.engine.clock.elapsed()
         self._duties = {}
-        counts, error = Counts(), None
+        counts, error = CycleCounts(), None
         try:
             counts = await self.cycle_once()
         except Unavailable as away:
             error = str(away)
             log.warning("cycle failed: %s", error)
-            await self._away(error)
+            await self._handle_outage(error)
         except TenutoError as refused:
             error = str(refused)
             log.warning("cycle failed: %s", error)
@@ -124,11 +124,11 @@ class Coordinator:
             log.exception("a fault in the cycle; the next one goes on")
         took = self.engine.clock.elapsed() - begun
         if counts.leading:
-            HERE.observe("tenuto_coordinator_cycle_seconds", took)
+            PROCESS_METRICS.observe("tenuto_coordinator_cycle_seconds", took)
         done = {name: n for name, n in msgspec.structs.asdict(counts).items() if name != "leading"}
-        self._last = Cycle(seconds=took, duties=self._duties, counts=done, error=error)
+        self._last = CycleReport(seconds=took, duties=self._duties, counts=done, error=error)
 
-    async def _away(self, why: str) -> None:
+    async def _handle_outage(self, why: str) -> None:
         """The store does not answer: another may lead, and the next look waits longer each time."""
         self.outage.failed(why)
         led, self.epoch = self.epoch is not None, None
@@ -138,19 +138,19 @@ class Coordinator:
                 async with asyncio.timeout(RESIGN_S):
                     await self.engine.upkeep.resign(NAME, self.name)
 
-    async def _flow(self, counts: Counts) -> None:
+    async def _run_deferred_work(self, counts: CycleCounts) -> None:
         """Do what cascades left, whoever leads: each piece is done once, by whoever takes it."""
         flows = Flows(self.engine.system, self.engine.workspace, self.name)
         for _ in range(ROUNDS):
-            done = await flows.work_once()
+            done = await flows.run_deferred_once()
             counts.flowed += done
             if not done:
                 break
 
-    async def cycle_once(self) -> Counts:
+    async def cycle_once(self) -> CycleCounts:
         """All duties once, if this coordinator leads."""
-        counts = Counts()
-        await self._duty("flow", self._flow, counts)
+        counts = CycleCounts()
+        await self._duty("flow", self._run_deferred_work, counts)
         if self.settings.leader and not await self._lead():
             self.cycles += 1
             return counts
@@ -168,7 +168,7 @@ class Coordinator:
         return counts
 
     async def _duty(
-        self, name: str, work: Callable[[Counts], Awaitable[None]], counts: Counts
+        self, name: str, work: Callable[[CycleCounts], Awaitable[None]], counts: CycleCounts
     ) -> None:
         """Do a duty and note how long it took."""
         begun = self.engine.clock.elapsed()
@@ -177,13 +177,13 @@ class Coordinator:
             # Before that only reading was tried, which a store may do that takes no heartbeat.
             self._pauses.answered()
         self._duties[name] = took = self.engine.clock.elapsed() - begun
-        HERE.observe("tenuto_coordinator_duty_seconds", took, name)
+        PROCESS_METRICS.observe("tenuto_coordinator_duty_seconds", took, name)
 
     async def _lead(self) -> bool:
         """Become or stay the leader; whoever is not says now and then that it stands by."""
         seconds = max(3 * self.settings.tick_s, 1.0)
         upkeep = self.engine.upkeep
-        leadership = await upkeep.lead(NAME, self.name, seconds, self._last)
+        leadership = await upkeep.acquire_leadership(NAME, self.name, seconds, self._last)
         away = self._answered()
         await self._compare(leadership)
         if away is not None:
@@ -192,7 +192,7 @@ class Coordinator:
         if leadership is None:
             now = self.engine.clock.elapsed()
             if self._stood_by is None or now - self._stood_by > STANDBY_S / 3:
-                await upkeep.stand_by(self.name)
+                await upkeep.record_standby(self.name)
                 self._stood_by = now
         return leadership is not None
 
@@ -213,11 +213,11 @@ class Coordinator:
         who = "another" if leadership or found is None else found.holder
         message = f"lost the lead to {who}, epoch {epoch - 1 if leadership else epoch}"
         log.warning("%s", message)
-        HERE.count("tenuto_coordinator_conflicts_total")
+        PROCESS_METRICS.count("tenuto_coordinator_conflicts_total")
         data = {"before": before, "epoch": epoch}
         await self.engine.upkeep.note("coordinator.conflict", "WARN", message, self.name, data)
 
-    async def _tidy_and_lead(self, counts: Counts) -> None:
+    async def _tidy_and_lead(self, counts: CycleCounts) -> None:
         """Tidy, and renew the lead every tick meanwhile: whole tables may take minutes.
 
         A renewal without an answer gives a frozen server up, which ends the tidying there.
@@ -233,23 +233,23 @@ class Coordinator:
         if (error := await tidying) is not None:
             raise error
 
-    async def _try_to_tidy(self, counts: Counts) -> TenutoError | None:
+    async def _try_to_tidy(self, counts: CycleCounts) -> TenutoError | None:
         """Tidies up; returns the error that stopped it, or `None`."""
         try:
-            await self._tidy(counts)
+            await self._archive_and_prune(counts)
         except TenutoError as error:
             return error
         return None
 
-    async def _tidy(self, counts: Counts) -> None:
+    async def _archive_and_prune(self, counts: CycleCounts) -> None:
         """Put away and remove what is old, and look after flows that something was lost of."""
         counts.archived = await self.engine.upkeep.archive_once(self.name)
         counts.pruned = await self.engine.upkeep.prune_once()
-        counts.pruned += await AgentUpkeep(self.engine.system).prune_once()
-        mending = FlowUpkeep(self.engine.system)
+        counts.pruned += await AgentMaintenance(self.engine.system).prune_once()
+        mending = FlowRepair(self.engine.system)
         counts.mended = await mending.cycles_once(self.name)
         counts.mended += await mending.recount_once(self.name)
-        counts.mended += await TurnUpkeep(self.engine.system).recount_once(self.name)
+        counts.mended += await PermitRepair(self.engine.system).recount_once(self.name)
 
     def _answered(self) -> float | None:
         """The store answered; says how long it was away, if this is the end of an outage."""
@@ -260,16 +260,16 @@ class Coordinator:
     # From the second batch on workspaces take turns, so that nobody waits for another's backlog.
     # Before each of them it is asked anew what is spared: anything may have stood still meanwhile.
 
-    async def _expire(self, counts: Counts) -> None:
+    async def _expire(self, counts: CycleCounts) -> None:
         upkeep = self.engine.upkeep
         for turn in range(ROUNDS):
-            spared = self._pauses.spared()
+            spared = self._pauses.exempt_leases()
             if spared == EVERY_LEASE:
                 break
             if turn == 0:
                 done = await upkeep.expire_once(self.name, spared=spared)
             else:
-                done = await upkeep.expire_in_turns(self.name, spared=spared)
+                done = await upkeep.expire_fairly(self.name, spared=spared)
             self._pauses.answered()
             counts.expired += done
             if done < BATCH:
@@ -277,39 +277,39 @@ class Coordinator:
         if counts.expired:
             crash_point("coordinator.expired")
 
-    async def _promote(self, counts: Counts) -> None:
+    async def _promote(self, counts: CycleCounts) -> None:
         upkeep = self.engine.upkeep
-        counts.promoted = await upkeep.promote_once(self.name, spared=self._pauses.spared())
+        counts.promoted = await upkeep.promote_once(self.name, spared=self._pauses.exempt_leases())
         for _ in range(ROUNDS - 1 if counts.promoted == BATCH else 0):
             self._pauses.answered()
-            done = await upkeep.promote_in_turns(self.name, spared=self._pauses.spared())
+            done = await upkeep.promote_in_turns(self.name, spared=self._pauses.exempt_leases())
             counts.promoted += done
             if not done:
                 break
         if counts.promoted:
             crash_point("coordinator.promoted")
 
-    async def _agents(self, counts: Counts) -> None:
+    async def _agents(self, counts: CycleCounts) -> None:
         """Note which agents fell silent and which have ended, unless nobody could beat lately."""
-        if self._pauses.spared() == EVERY_LEASE:
+        if self._pauses.exempt_leases() == EVERY_LEASE:
             return
-        upkeep = AgentUpkeep(self.engine.system)
+        upkeep = AgentMaintenance(self.engine.system)
         for _ in range(ROUNDS):
             done = await upkeep.stale_once(self.name)
             counts.agents += done
             if done < AGENTS:
                 break
 
-    async def _fire(self, counts: Counts) -> None:
+    async def _fire(self, counts: CycleCounts) -> None:
         """Start what schedules call for."""
-        firing = Firing(self.engine.system)
+        firing = ScheduleRunner(self.engine.system)
         for _ in range(ROUNDS):
             done = await firing.fire_once()
             counts.fired += done
             if done < TIMED:
                 break
 
-    async def _relay(self, counts: Counts) -> None:
+    async def _relay(self, counts: CycleCounts) -> None:
         counts.relayed += await self.engine.upkeep.relay_once(ALERTS, _alert, errors=True)
         relays = {TRIGGERS: self._trigger}
         relays |= {
@@ -326,12 +326,12 @@ class Coordinator:
 
     async def _trigger(self) -> int:
         """Start what events call for."""
-        triggering = Triggering(self.engine.system)
+        triggering = TriggerRunner(self.engine.system)
         relayed = 0
         for _ in range(ROUNDS):
             done = await triggering.trigger_once()
             relayed += done
-            if done < HEARD or triggering.has_done_enough:
+            if done < HEARD or triggering.is_over_limit:
                 break
         return relayed
 

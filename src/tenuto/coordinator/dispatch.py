@@ -16,19 +16,19 @@ from uuid import UUID
 import msgspec
 
 from tenuto.broker.protocol import EVERYTHING
-from tenuto.coordinator.gateway import KILL_S, Broken, Gateway, Refused
-from tenuto.coordinator.rate import Pace
+from tenuto.coordinator.gateway import KILL_S, Gateway, GatewayError, SpawnRejected
+from tenuto.coordinator.rate import RateLimiter
 from tenuto.crash_points import crash_point
-from tenuto.engine.agents.push import Dispatching, Left, Target, lease_of
-from tenuto.engine.tasks.claim import Work
-from tenuto.metrics import HERE
+from tenuto.engine.agents.push import PushSessions, PushTarget, SessionToKill, lease_of
+from tenuto.engine.tasks.claim import ClaimedTask
+from tenuto.metrics import PROCESS_METRICS
 from tenuto.model import bounds
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.errors import TenutoError
 from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.retry import ErrorClass
 from tenuto.model.tasks.task import GATEWAY, Fence
-from tenuto.periodic import repeat
+from tenuto.periodic import run_periodically
 from tenuto.settings import Settings
 
 log = logging.getLogger("tenuto.dispatch")
@@ -48,7 +48,7 @@ Issue = Callable[[UUID, UUID, Fence], str]
 """Makes the token of an attempt, from agent, workspace and fence."""
 
 
-class Means(msgspec.Struct, frozen=True, kw_only=True):
+class DispatcherConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What a dispatcher is given besides the store."""
 
     gateways: Mapping[str, Gateway]
@@ -61,14 +61,16 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
 class Dispatcher:
     """Pushes the tasks of all workspaces, in turn, at a bounded pace."""
 
-    def __init__(self, dispatching: Dispatching, means: Means, settings: Settings) -> None:
+    def __init__(
+        self, dispatching: PushSessions, means: DispatcherConfig, settings: Settings
+    ) -> None:
         self._engine = dispatching
         self._means = means
         self._gateways = means.gateways
         self._settings = settings
         self._clock = dispatching.core.clock
         self._lease_s = math.ceil(settings.spawn_timeout_s)
-        self._pace = Pace(settings.dispatch_per_s)
+        self._pace = RateLimiter(settings.dispatch_per_s)
         self._poke = asyncio.Event()
         self._calls: set[asyncio.Task[None]] = set()
         self._spawning: Counter[str] = Counter()
@@ -93,7 +95,7 @@ class Dispatcher:
         """Dispatch until `stop`, then give calls that are under way a moment to end."""
         silence = self._engine.core.wakeups.subscribe(self._heard)
         try:
-            await repeat(self._guarded, self._pause, stop, self._clock, self._poke)
+            await run_periodically(self._guarded, self._pause, stop, self._clock, self._poke)
         finally:
             silence()
         await self.settle(self._settings.drain_s)
@@ -185,7 +187,7 @@ class Dispatcher:
                     continue
                 if not (left := self._pace.left(self._clock.now())):
                     self._paced = True
-                    self._unasked = await self._held_up(order[number:], busy)
+                    self._unasked = await self._gateways_on_probe(order[number:], busy)
                     return pushed
                 taken = await self._offer(target, left // len(waiting), probes)
                 pushed += taken
@@ -196,7 +198,9 @@ class Dispatcher:
         self._lanes.clear()
         return pushed
 
-    async def _held_up(self, targets: Iterable[Target], busy: set[int]) -> set[str | None]:
+    async def _gateways_on_probe(
+        self, targets: Iterable[PushTarget], busy: set[int]
+    ) -> set[str | None]:
         """Gateways last tried out by a kill whose agents could be given something."""
         return {
             each.agent.gateway
@@ -206,7 +210,7 @@ class Dispatcher:
             and await self._engine.lanes_of(each.agent) & busy
         }
 
-    async def _offer(self, target: Target, n: int, probes: set[str]) -> int:
+    async def _offer(self, target: PushTarget, n: int, probes: set[str]) -> int:
         """Claim about so many tasks for an agent and have their sessions spawned."""
         name = target.agent.gateway
         assert name is not None
@@ -224,7 +228,7 @@ class Dispatcher:
         self._full = self._full or not room
         return room
 
-    async def _claim(self, target: Target, n: int) -> list[Work]:
+    async def _claim(self, target: PushTarget, n: int) -> list[ClaimedTask]:
         most = n if target.free is None else min(n, target.free)
         works = await self._engine.claim(target.agent, most, self._lease_s)
         # Counted when the claim is over: what the trail says of it is not later.
@@ -233,7 +237,9 @@ class Dispatcher:
             crash_point("dispatch.claimed")
         return works
 
-    async def _spawn_all(self, agent: AgentProfile, works: Sequence[Work], *, probe: bool) -> None:
+    async def _spawn_all(
+        self, agent: AgentProfile, works: Sequence[ClaimedTask], *, probe: bool
+    ) -> None:
         """Start the spawns, unless the gateway's one try is somebody else's."""
         assert agent.gateway is not None
         gateway = self._gateways[agent.gateway]
@@ -249,7 +255,9 @@ class Dispatcher:
             self._spawning[gateway.name] += 1
             self._start(self._spawn(gateway, agent, work, body, probe=probe))
 
-    def _body(self, agent: AgentProfile, work: Work, description: str | None) -> dict[str, Any]:
+    def _body(
+        self, agent: AgentProfile, work: ClaimedTask, description: str | None
+    ) -> dict[str, Any]:
         """What the gateway is asked."""
         fence = work.fence
         return {
@@ -293,19 +301,19 @@ class Dispatcher:
         self,
         gateway: Gateway,
         agent: AgentProfile,
-        work: Work,
+        work: ClaimedTask,
         body: Mapping[str, Any],
         *,
         probe: bool,
     ) -> None:
-        HERE.count("tenuto_agents_spawned_total")
+        PROCESS_METRICS.count("tenuto_agents_spawned_total")
         fence = work.fence
         try:
             session = await gateway.spawn(body, [*work.secrets, body["callback"]["token"]])
-        except Refused as error:
+        except SpawnRejected as error:
             await self._not_started(fence, gateway, str(error), ErrorClass.ERROR)
             await self._fine(gateway)
-        except Broken as error:
+        except GatewayError as error:
             await self._broke(gateway, str(error), probe=probe)
             await self._not_started(fence, gateway, str(error), ErrorClass.CONNECTION)
         else:
@@ -320,7 +328,7 @@ class Dispatcher:
     ) -> None:
         """The task runs; or, if it is no longer that attempt's, the session must not."""
         actor = self._means.actor
-        if await self._engine.begun(fence, session, lease_of(agent), actor):
+        if await self._engine.record_session(fence, session, lease_of(agent), actor):
             crash_point("dispatch.begun")
             return
         if await self._engine.reported(fence):
@@ -332,7 +340,7 @@ class Dispatcher:
             session,
             gateway.name,
         )
-        left = Left(fence.task, fence.attempt, f"{GATEWAY}{gateway.name}", session)
+        left = SessionToKill(fence.task, fence.attempt, f"{GATEWAY}{gateway.name}", session)
         await self._end(gateway, left, probe=False)
 
     async def _not_started(
@@ -345,12 +353,12 @@ class Dispatcher:
     async def _fine(self, gateway: Gateway) -> None:
         """Note that the gateway works, the first time since it was last seen not to."""
         if gateway.name not in self._well:
-            await self._engine.gateways.works(gateway.name)
+            await self._engine.gateways.record_success(gateway.name)
             self._well.add(gateway.name)
 
     async def _broke(self, gateway: Gateway, why: str, *, probe: bool) -> None:
         self._well.discard(gateway.name)
-        until = await self._engine.gateways.broke(gateway.name, why, probe=probe)
+        until = await self._engine.gateways.record_failure(gateway.name, why, probe=probe)
         if until is not None:
             log.warning("gateway %s is left alone until %s: %s", gateway.name, until, why)
 
@@ -360,7 +368,7 @@ class Dispatcher:
         if not names:
             return 0
         doomed = await self._engine.stopping(names, self._settings.grace_s)
-        doomed += await self._engine.left(names)
+        doomed += await self._engine.sessions_to_kill(names)
         started = 0
         for left in doomed:
             name, key = left.gateway, (left.task, left.attempt)
@@ -380,20 +388,20 @@ class Dispatcher:
             started += 1
         return started
 
-    async def _killed(self, gateway: Gateway, left: Left, *, probe: bool) -> None:
+    async def _killed(self, gateway: Gateway, left: SessionToKill, *, probe: bool) -> None:
         try:
             await self._end(gateway, left, probe=probe)
         finally:
             del self._killing[left.task, left.attempt]
 
-    async def _end(self, gateway: Gateway, left: Left, *, probe: bool) -> None:
+    async def _end(self, gateway: Gateway, left: SessionToKill, *, probe: bool) -> None:
         """Kill a session and record the receipt; when the gateway fails, the next look tries."""
         if left.session_key is None:
             receipt = {"state": "unknown", "how": "no session was ever told; its lease is over"}
         else:
             try:
                 state = await gateway.kill(left.session_key)
-            except Broken as error:
+            except GatewayError as error:
                 log.warning("session %s was not killed: %s", left.session_key, error)
                 await self._broke(gateway, str(error), probe=probe)
                 return
@@ -403,14 +411,14 @@ class Dispatcher:
                 "session": left.session_key,
                 "at": self._clock.now().isoformat(),
             }
-        await self._engine.stopped(left, receipt, self._means.actor)
+        await self._engine.confirm_killed(left, receipt, self._means.actor)
         if left.session_key is not None:
             await self._fine(gateway)
 
 
-def in_turn(targets: Iterable[Target], turn: int) -> list[Target]:
+def in_turn(targets: Iterable[PushTarget], turn: int) -> list[PushTarget]:
     """One agent of each workspace after the other, beginning elsewhere at each turn."""
-    spaces: dict[UUID, list[Target]] = defaultdict(list)
+    spaces: dict[UUID, list[PushTarget]] = defaultdict(list)
     for target in targets:
         spaces[target.agent.workspace].append(target)
     columns = [_turned(spaces[space], turn) for space in _turned(sorted(spaces), turn)]
@@ -422,6 +430,6 @@ def _turned(items: list[Any], turn: int) -> list[Any]:
     return items[start:] + items[:start]
 
 
-def _after(target: Target, taken: int) -> Target:
+def _after(target: PushTarget, taken: int) -> PushTarget:
     free = None if target.free is None else target.free - taken
-    return Target(target.agent, free)
+    return PushTarget(target.agent, free)

@@ -22,11 +22,11 @@ _OURS = frozenset({401, 403, 408, 425, 429})
 _GONE = frozenset({404, 410})
 
 
-class Refused(Exception):
+class SpawnRejected(Exception):
     """The gateway works, and will not spawn this session."""
 
 
-class Broken(Exception):
+class GatewayError(Exception):
     """The gateway did not answer as one that works."""
 
 
@@ -68,14 +68,14 @@ class Gateway:
         content = msgspec.json.encode(body)
         status, said = await self._post("/api/agents/spawn", content, self.deadline_s)
         if 400 <= status < 500 and status not in _OURS:
-            raise Refused(self._told(status, said, secrets))
+            raise SpawnRejected(self._told(status, said, secrets))
         if not 200 <= status < 300:
-            raise Broken(self._told(status, said, secrets))
+            raise GatewayError(self._told(status, said, secrets))
         try:
             key = msgspec.json.decode(said, type=_Spawned).session.session_key
             return bounds.text("sessionKey", key, bounds.MAX_TITLE, empty=False)
         except (msgspec.MsgspecError, ValueError, Invalid) as error:
-            raise Broken(f"its answer to a spawn cannot be understood: {error}") from error
+            raise GatewayError(f"its answer to a spawn cannot be understood: {error}") from error
 
     async def kill(self, session_key: str) -> str:
         """How the session ended: `killed`, or `gone` when the gateway knows none; or `Broken`."""
@@ -85,7 +85,7 @@ class Gateway:
             return "gone"
         if 200 <= status < 300:
             return "killed"
-        raise Broken(self._told(status, said))
+        raise GatewayError(self._told(status, said))
 
     async def _post(self, path: str, content: bytes, deadline_s: float) -> tuple[int, bytes]:
         try:
@@ -97,13 +97,13 @@ class Gateway:
                 async for part in answer.aiter_bytes():
                     said += part
                     if len(said) > MAX_READ:
-                        raise Broken(f"it answered with more than {MAX_READ:,} bytes")
+                        raise GatewayError(f"it answered with more than {MAX_READ:,} bytes")
                 return answer.status_code, said
         except TimeoutError:
-            raise Broken(f"no answer within {deadline_s:g} s") from None
+            raise GatewayError(f"no answer within {deadline_s:g} s") from None
         except (httpx2.HTTPError, OSError) as error:
             said_ = bounds.clean(str(error) or type(error).__name__, MAX_SAID)
-            raise Broken(f"cannot be reached: {said_}") from error
+            raise GatewayError(f"cannot be reached: {said_}") from error
 
     def _told(self, status: int, body: bytes, secrets: Iterable[str] = ()) -> str:
         # Struck before it is cut: half of a secret is not known again. Our key to it is one, too.

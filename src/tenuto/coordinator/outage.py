@@ -10,7 +10,7 @@ import httpx2
 import msgspec
 
 from tenuto.clock import Clock
-from tenuto.metrics import HERE
+from tenuto.metrics import PROCESS_METRICS
 from tenuto.model.printable import printable
 from tenuto.tls import trusted_for
 
@@ -39,7 +39,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     instance: str
 
 
-class Alarm:
+class AlertSender:
     """Tells the log and a URL. It never raises and keeps nobody waiting."""
 
     def __init__(self, url: str, clock: Clock) -> None:
@@ -90,10 +90,10 @@ class Alarm:
                 await post
 
 
-class Outage:
+class OutageMonitor:
     """How long the store has not answered, what to do meanwhile, and what to say once."""
 
-    def __init__(self, alarm: Alarm, clock: Clock, instance: str) -> None:
+    def __init__(self, alarm: AlertSender, clock: Clock, instance: str) -> None:
         self._alarm = alarm
         self._clock = clock
         self._instance = instance
@@ -101,7 +101,7 @@ class Outage:
         self._begun = 0.0
         self._since = clock.now()
         self._told = False
-        HERE.put("tenuto_database_down_seconds", 0)
+        PROCESS_METRICS.put("tenuto_database_down_seconds", 0)
 
     def pause(self, usual: float) -> float:
         """Seconds until the next look."""
@@ -114,7 +114,7 @@ class Outage:
             self._begun, self._since = now, self._clock.now()
         self.failures += 1
         away = now - self._begun
-        HERE.put("tenuto_database_down_seconds", away)
+        PROCESS_METRICS.put("tenuto_database_down_seconds", away)
         if away > TOO_LONG_S and not self._told:
             self._told = True
             self._tell("database_down", f"the database has been away for {away:.0f} s: {why}")
@@ -125,7 +125,7 @@ class Outage:
             return None
         away = self._clock.elapsed() - self._begun
         missed, self.failures = self.failures > 1, 0
-        HERE.put("tenuto_database_down_seconds", 0)
+        PROCESS_METRICS.put("tenuto_database_down_seconds", 0)
         if self._told:
             self._told = False
             self._tell("database_up", f"the database is back after {away:.0f} s")

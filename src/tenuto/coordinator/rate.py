@@ -4,7 +4,7 @@ from collections import deque
 from datetime import datetime, timedelta
 
 
-class Pace:
+class RateLimiter:
     """Counts what was granted lately. Time is the caller's.
 
     A quarter of the cap at once, and then a part of a second of rest: however many tasks come due

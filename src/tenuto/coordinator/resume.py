@@ -3,14 +3,14 @@
 from datetime import datetime, timedelta
 
 from tenuto.clock import Clock
-from tenuto.engine.tasks.maintenance import EVERY_LEASE, Spared
+from tenuto.engine.tasks.maintenance import EVERY_LEASE, LeaseExemption
 from tenuto.settings import Settings
 
 SLOWEST_BEAT_S = 60.0
 """Seconds after a pause at most that an owner which beats seldom is waited for."""
 
 
-class Pauses:
+class SuspensionDetector:
     """Notices when nobody could beat, and says which leases are spared because of that.
 
     The machine slept, the store stood still or was away, or its clock was set: leases ran out whose
@@ -37,22 +37,22 @@ class Pauses:
         self._answered = elapsed, now
         self._lost = self._ran_out(elapsed, now)
 
-    def spared(self) -> Spared:
+    def exempt_leases(self) -> LeaseExemption:
         """The leases that say nothing about their owners as of now."""
         elapsed, now = self._look()
         if elapsed < self._none_before:
             return EVERY_LEASE
-        return Spared(self._ran_out(elapsed, now), now)
+        return LeaseExemption(self._ran_out(elapsed, now), now)
 
     def _look(self) -> tuple[float, datetime]:
         elapsed, now = self._clock.elapsed(), self._clock.now()
-        if self._stood_still(elapsed, now):
+        if self._was_suspended(elapsed, now):
             self._lost_before, self._over = self._lost, elapsed
             jitter = 1 + 0.2 * self._clock.random()
             self._none_before = elapsed + self._settings.heartbeat_s * jitter
         return elapsed, now
 
-    def _stood_still(self, elapsed: float, now: datetime) -> bool:
+    def _was_suspended(self, elapsed: float, now: datetime) -> bool:
         """Whether more than a beat passed since the last answer, or the clock was set by more."""
         if self._answered is None:
             return True

@@ -11,28 +11,28 @@ from tenuto.broker.protocol import Wakeups
 from tenuto.clock import Clock
 from tenuto.crash_points import crash_point
 from tenuto.engine.agents.escalation import escalate, lost
-from tenuto.engine.agents.lanes import Lanes
-from tenuto.engine.agents.subtask_tree import Tree, close_forsaken, closed, is_cancel
+from tenuto.engine.agents.lanes import LaneCache
+from tenuto.engine.agents.subtask_tree import SpawnLimits, close_forsaken, closed, is_cancel
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.flows.chains import Link, Standing, link_of
-from tenuto.engine.flows.outcomes import Ended
-from tenuto.engine.flows.plans import Plans
+from tenuto.engine.flows.chains import ChainedCompletion, ClaimSnapshot, plan_chained_completion
+from tenuto.engine.flows.outcomes import FinishedTask
+from tenuto.engine.flows.plans import PlanCache
 from tenuto.engine.flows.rows import RANKS_FAR
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
 from tenuto.model.errors import Conflict, NotFound, TenutoError
 from tenuto.model.limits.budgets import HOLD as BUDGET
-from tenuto.model.limits.concurrency import asks, steps_aside
-from tenuto.model.tasks.commands import Command, Moment, Reprioritise, Retry
+from tenuto.model.limits.concurrency import needs_permit, steps_aside
+from tenuto.model.tasks.commands import Command, DecisionContext, Retry, SetPriority
 from tenuto.model.tasks.decide import decide
-from tenuto.model.tasks.task import TERMINAL, Change, Status, Task
+from tenuto.model.tasks.task import TERMINAL, Status, Task, TaskChange
 from tenuto.model.tasks.transcript import MOST_KB
-from tenuto.store.batching import Answers, Batcher, Kind
+from tenuto.store.batching import Answers, Batcher, WriteKind
 from tenuto.store.protocol import Row, Script, Statement, Store
 
 if TYPE_CHECKING:
-    from tenuto.encryption_keys import Vault
+    from tenuto.encryption_keys import KeyRing
 
-    Keys = Vault | Callable[[], Vault] | None
+    Keys = KeyRing | Callable[[], KeyRing] | None
     """A vault, or how to open it."""
 
 T = TypeVar("T")
@@ -40,11 +40,11 @@ _LONGEST_CLOSED = timedelta(days=7)
 """The longest that providers take to reset a limit."""
 FLOW_WORK = "flow"
 """The topic of hints that something of a flow was left to do."""
-Decided = Change | TenutoError | None
+Decided = TaskChange | TenutoError | None
 """A change, a refusal, or `None` for a repeated message."""
 
 
-class Order(msgspec.Struct, frozen=True):
+class QueuedCommand(msgspec.Struct, frozen=True):
     """A command for one task, as it waits for its batch."""
 
     task: UUID
@@ -55,26 +55,26 @@ class Order(msgspec.Struct, frozen=True):
     """What is written before, in the same transaction, whatever becomes of the command."""
 
 
-class Done(msgspec.Struct, frozen=True):
+class CommandResult(msgspec.Struct, frozen=True):
     """What an order came to; one of those that share a transaction tells what followed."""
 
-    change: Change | None
+    change: TaskChange | None
     cascade: Cascade | None = None
 
 
-class Recent:
+class ClaimSnapshotCache:
     """How the last so many tasks stand; a forgotten one costs a look at the row."""
 
     def __init__(self, most: int = 20_000) -> None:
         self._most = most
-        self._known: dict[int, Standing] = {}
+        self._known: dict[int, ClaimSnapshot] = {}
 
-    def add(self, task: UUID, standing: Standing) -> None:
+    def add(self, task: UUID, standing: ClaimSnapshot) -> None:
         self._known[task.int] = standing
         if len(self._known) > self._most:
             del self._known[next(iter(self._known))]
 
-    def take(self, task: UUID) -> Standing | None:
+    def take(self, task: UUID) -> ClaimSnapshot | None:
         """How the task stands, if it is among them; it is forgotten."""
         return self._known.pop(task.int, None) if self._known else None
 
@@ -87,22 +87,22 @@ class Core:
         self.wakeups = wakeups
         self._vault = vault
         self.batcher = Batcher(store)
-        self.lanes = Lanes(store)
-        self.plans = Plans()
-        self.watched = Recent()
+        self.lanes = LaneCache(store)
+        self.plans = PlanCache()
+        self.watched = ClaimSnapshotCache()
         """Tasks that were claimed here and whose ends are watched: worth knowing beforehand."""
-        self.tree = Tree()
+        self.tree = SpawnLimits()
         """How many tasks attempts may make, and how deep."""
         self.transcript_kb = MOST_KB
         """How much of what an attempt says is kept."""
-        self._orders = Kind("orders", self._order_script)
+        self._orders = WriteKind("orders", self._order_script)
 
     @property
     def clock(self) -> Clock:
         return self.store.clock
 
     @property
-    def vault(self) -> "Vault | None":
+    def vault(self) -> "KeyRing | None":
         """The keys of secrets, opened when they are first needed."""
         if callable(self._vault):
             self._vault = self._vault()
@@ -111,10 +111,10 @@ class Core:
     def now(self) -> datetime:
         return self.clock.now()
 
-    def moment(self, actor: str | None = None) -> Moment:
-        return Moment(self.clock.now(), self.clock.random(), actor)
+    def moment(self, actor: str | None = None) -> DecisionContext:
+        return DecisionContext(self.clock.now(), self.clock.random(), actor)
 
-    async def order(
+    async def apply_command(
         self,
         task: UUID,
         command: Command,
@@ -122,11 +122,11 @@ class Core:
         workspace: UUID | None = None,
         actor: str | None = None,
         first: Callable[[], Script[object]] | None = None,
-    ) -> Change | None:
+    ) -> TaskChange | None:
         """Apply a command to a task: load, decide, write, in a shared transaction."""
-        item = Order(task, workspace, command, actor, first)
-        done: Done = await self.batcher.submit(self._orders, item, key=task.int)
-        self.announce([done.change])
+        item = QueuedCommand(task, workspace, command, actor, first)
+        done: CommandResult = await self.batcher.submit(self._orders, item, key=task.int)
+        self.send_hints([done.change])
         if done.cascade is not None:
             self.announce_cascade(done.cascade)
         return done.change
@@ -135,17 +135,19 @@ class Core:
         """What follows from ends, for one transaction."""
         return Cascade(self.clock, self.plans, actor, self.lanes.is_fresh, strict=strict)
 
-    def link(self, task: UUID, at: Standing, actor: str | None) -> Link | None:
+    def link(self, task: UUID, at: ClaimSnapshot, actor: str | None) -> ChainedCompletion | None:
         """What plainly follows from a task's completion, if anything does."""
-        return link_of(task, at, self.clock, self.plans, self.lanes.is_fresh, actor)
+        return plan_chained_completion(task, at, self.clock, self.plans, self.lanes.is_fresh, actor)
 
-    async def flowing(self, script: Callable[[Cascade], Script[T]], actor: str | None) -> T:
+    async def run_with_cascade(
+        self, script: Callable[[Cascade], Script[T]], actor: str | None
+    ) -> T:
         """Run a script and all that follows from it, then hint at what came of it."""
 
         def whole() -> Script[tuple[T, Cascade]]:
             cascade = self.cascade(actor)
             answer = yield from script(cascade)
-            yield from cascade.follow()
+            yield from cascade.run()
             return answer, cascade
 
         crash_point("flow.before_commit")
@@ -166,15 +168,15 @@ class Core:
 
     def announce_cascade(self, cascade: Cascade) -> None:
         """Hint at what a cascade made claimable, asked of workers, or left to do."""
-        self.announce(cascade.changes)
-        self.lanes.touched(cascade.touched, self.now())
+        self.send_hints(cascade.changes)
+        self.lanes.mark_used(cascade.touched, self.now())
         topics = {f"lane:{lane}" for lane in cascade.lanes}
         if cascade.unfinished:
             topics.add(FLOW_WORK)
         if topics:
             self.wakeups.announce(topics)
 
-    def _order_script(self, orders: list[Order]) -> Script[Answers]:
+    def _order_script(self, orders: list[QueuedCommand]) -> Script[Answers]:
         for order in orders:
             if order.first is not None:
                 yield from order.first()
@@ -182,29 +184,32 @@ class Core:
         rows = yield Statement("tasks_locked", {"ids": ids})
         found = {row["id"]: row for row in rows}
         answers: dict[int, Decided] = {}
-        decided: list[tuple[Change, Command]] = []
-        ended: list[Ended] = []
+        decided: list[tuple[TaskChange, Command]] = []
+        ended: list[FinishedTask] = []
         for index, order in enumerate(orders):
             row = found.get(order.task)
             if row is None or order.workspace not in (None, row["workspace"]):
                 answers[index] = NotFound(f"no task {order.task}")
                 continue
             try:
-                answers[index] = self.consider(row, order.command, order.actor)
+                answers[index] = self.try_decide(row, order.command, order.actor)
             except CorruptRow as error:
                 yield self.quarantine(error)
                 answers[index] = Conflict(f"the row of task {order.task} is unreadable", "corrupt")
                 continue
             change = answers[index]
-            if isinstance(change, Change):
+            if isinstance(change, TaskChange):
                 decided.append((change, order.command))
                 if row["watched"] and change.task.status in TERMINAL:
-                    ended.append(Ended(order.task, row["workspace"], change.task.status))
-        cascade = yield from self.written(decided, ended, orders[0].actor)
+                    ended.append(FinishedTask(order.task, row["workspace"], change.task.status))
+        cascade = yield from self.write_with_cascade(decided, ended, orders[0].actor)
         return _told([answers[index] for index in range(len(orders))], cascade)
 
-    def written(
-        self, decided: list[tuple[Change, Command]], ended: list[Ended], actor: str | None
+    def write_with_cascade(
+        self,
+        decided: list[tuple[TaskChange, Command]],
+        ended: list[FinishedTask],
+        actor: str | None,
     ) -> Script[Cascade | None]:
         """Write changes and whatever goes with them; what follows from ends, if anything does."""
         if decided:
@@ -215,7 +220,7 @@ class Core:
         pulled = [
             (change.task.id, change.task.rank)
             for change, command in decided
-            if isinstance(command, Reprioritise) and change.task.unmet > 0
+            if isinstance(command, SetPriority) and change.task.unmet > 0
         ]
         if pulled:
             yield Statement("inherit_rank", {"most": RANKS_FAR}, {"eager": sorted(pulled)})
@@ -227,17 +232,17 @@ class Core:
             yield closed(task, self.now(), actor, kept=BUDGET)
         acts = [change.task for change, _ in decided if _acts(change.task)]
         gone = [change.task for change, _ in decided if is_cancel(change) and change.end is None]
-        turning = [change for change, _ in decided if asks(change) or steps_aside(change)]
+        turning = [change for change, _ in decided if needs_permit(change) or steps_aside(change)]
         if not (ended or acts or gone or turning):
             return None
         cascade = self.cascade(actor)
         cascade.turns.note(turning)
-        cascade.below((task.id, task.workspace) for task in gone)
+        cascade.cancel_subtasks((task.id, task.workspace) for task in gone)
         cascade.act((task.id, task.workspace) for task in acts)
-        yield from cascade.follow(ended)
+        yield from cascade.run(ended)
         return cascade
 
-    def consider(self, row: Row, command: Command, actor: str | None) -> Decided:
+    def try_decide(self, row: Row, command: Command, actor: str | None) -> Decided:
         """What the model makes of a command on a row; a refusal is an answer here."""
         task = task_of(row)
         try:
@@ -253,7 +258,7 @@ class Core:
             {"id": corrupt.task, "message": str(corrupt), "now": self.now(), "actor": "engine"},
         )
 
-    def announce(self, changes: Iterable[Change | None]) -> None:
+    def send_hints(self, changes: Iterable[TaskChange | None]) -> None:
         """Hint at what the changes made claimable, or asked of a worker."""
         topics = set()
         for change in changes:
@@ -274,7 +279,7 @@ def _told(answers: list[Decided], cascade: Cascade | None) -> Answers:
         if isinstance(answer, TenutoError):
             told.append(answer)
         else:
-            told.append(Done(answer, cascade))
+            told.append(CommandResult(answer, cascade))
             cascade = None
     return told
 
@@ -284,7 +289,7 @@ def _acts(task: Task) -> bool:
     return task.status is Status.WAITING and task.hold == "act" and task.unmet == 0
 
 
-def _close_lane(change: Change) -> Statement:
+def _close_lane(change: TaskChange) -> Statement:
     """A provider's limit holds for every task of the lane, until its reset.
 
     What one attempt says of a time far ahead holds for its own task alone.

@@ -16,27 +16,27 @@ from tenuto.engine.agents.eligibility import AgentExplanation, explain_agent
 from tenuto.engine.agents.gateways import Gateways
 from tenuto.engine.agents.inbox import Inbox
 from tenuto.engine.agents.mailbox import Mailboxes
-from tenuto.engine.agents.registry import Registry
-from tenuto.engine.agents.subtasks import Asked, Question, Waited, Waiting
+from tenuto.engine.agents.registry import AgentRegistry
+from tenuto.engine.agents.subtasks import AskResult, AttemptWaits, Question, WaitResult
 from tenuto.engine.core import Core
 from tenuto.engine.flows.start import Flows
 from tenuto.engine.flows.views import FlowViews
-from tenuto.engine.limits.budgets import Spending, SpendingStats
+from tenuto.engine.limits.budgets import UsageRecorder, UsageStats
 from tenuto.engine.limits.complexity import ComplexityLevels
-from tenuto.engine.limits.pauses import Gates
+from tenuto.engine.limits.pauses import Pauses
 from tenuto.engine.limits.rate_limits import RateLimits
-from tenuto.engine.schedules.events import EventView, Publishing
-from tenuto.engine.tasks.claim import Claiming, Work
-from tenuto.engine.tasks.control import Action, ActionResult, Controlling
-from tenuto.engine.tasks.edit import Changes, Editing
-from tenuto.engine.tasks.finish import Ending
-from tenuto.engine.tasks.maintenance import Upkeep
-from tenuto.engine.tasks.query import Filter, Querying
-from tenuto.engine.tasks.report import Beat, Presence, Reporting
-from tenuto.engine.tasks.submit import REFUSED, Submitted, Submitting
-from tenuto.engine.tenancy.encryption import Sealing
+from tenuto.engine.schedules.events import EventPublisher, EventView
+from tenuto.engine.tasks.claim import ClaimedTask, TaskClaimer
+from tenuto.engine.tasks.control import Action, ActionResult, TaskController
+from tenuto.engine.tasks.edit import TaskChanges, TaskEditor
+from tenuto.engine.tasks.finish import AttemptFinisher
+from tenuto.engine.tasks.maintenance import TaskMaintenance
+from tenuto.engine.tasks.query import Filter, TaskQueries
+from tenuto.engine.tasks.report import AttemptReporter, HeartbeatResult, WorkerInfo
+from tenuto.engine.tasks.submit import REFUSED, Submitted, TaskSubmitter
+from tenuto.engine.tenancy.encryption import TaskSecrets
 from tenuto.engine.tenancy.secret_use import check_tasks
-from tenuto.engine.tenancy.secrets import Rotating, Secrets
+from tenuto.engine.tenancy.secrets import KeyRotator, NamedSecrets
 from tenuto.engine.views import (
     AttemptView,
     Explanation,
@@ -84,20 +84,20 @@ class Engine:
         self.actor = actor
         self.caller: Caller | None = None
         """Whose request it is; none is a program on the database itself."""
-        self.sealing = sealing = Sealing(self.core)
-        self._submitting = Submitting(self.core, sealing)
-        self._claiming = Claiming(self.core, sealing, workspace)
-        self._reporting = Reporting(self.core, self._submitting, sealing, workspace)
-        self._ending = Ending(self.core, sealing, workspace)
-        self._waiting = Waiting(self.core, self._reporting, sealing, workspace)
-        self.query = Querying(self.core)
-        self._controlling = Controlling(self.core, self._submitting, self.query, sealing)
+        self.sealing = sealing = TaskSecrets(self.core)
+        self._submitting = TaskSubmitter(self.core, sealing)
+        self._claiming = TaskClaimer(self.core, sealing, workspace)
+        self._reporting = AttemptReporter(self.core, self._submitting, sealing, workspace)
+        self._ending = AttemptFinisher(self.core, sealing, workspace)
+        self._waiting = AttemptWaits(self.core, self._reporting, sealing, workspace)
+        self.query = TaskQueries(self.core)
+        self._controlling = TaskController(self.core, self._submitting, self.query, sealing)
         self.system = Core(store, hints, vault)
         """The means of duties that belong to no tenant."""
-        self._editing = Editing(self.core)
-        self._publishing = Publishing(self.core, sealing, workspace)
-        self.upkeep = Upkeep(self.system)
-        self.rotating = Rotating(self.system)
+        self._editing = TaskEditor(self.core)
+        self._publishing = EventPublisher(self.core, sealing, workspace)
+        self.upkeep = TaskMaintenance(self.system)
+        self.rotating = KeyRotator(self.system)
 
     @property
     def clock(self) -> Clock:
@@ -133,9 +133,9 @@ class Engine:
         return ComplexityLevels(self.core, self.workspace)
 
     @property
-    def gates(self) -> Gates:
+    def gates(self) -> Pauses:
         """What people hold back."""
-        return Gates(self.core, self.workspace, self.actor)
+        return Pauses(self.core, self.workspace, self.actor)
 
     @property
     def rate_limits(self) -> RateLimits:
@@ -143,9 +143,9 @@ class Engine:
         return RateLimits(self.core, self.workspace, self.actor)
 
     @property
-    def secrets(self) -> Secrets:
+    def secrets(self) -> NamedSecrets:
         """The workspace's named secrets."""
-        return Secrets(self.core, self.workspace, self.actor, self.caller)
+        return NamedSecrets(self.core, self.workspace, self.actor, self.caller)
 
     @property
     def definitions(self) -> "Definitions":
@@ -203,7 +203,7 @@ class Engine:
         [new] = news
         with tracing.span("submit", new.trace_id):
             if new.group is None:
-                task, created = await self.flows.adopt(new)
+                task, created = await self.flows.submit_as_flow(new)
                 return Submitted(task, created=created)
             if new.next or new.control or new.depends_on or new.blocks:
                 text = "a task that joins a group has no next, control or dependencies of its own"
@@ -218,22 +218,22 @@ class Engine:
         n: int = 1,
         lease_s: int = DEFAULT_LEASE_S,
         token: str | None = None,
-    ) -> list[Work]:
+    ) -> list[ClaimedTask]:
         """Take up to n tasks for an agent; `token` is that of a caller who may ask again."""
         begun = self.clock.now()
         works = await self._claiming.claim(agent, worker, n, lease_s, token, caller=self.caller)
         return [self._traced(work, begun) for work in works] if tracing.is_on() else works
 
-    def _traced(self, work: Work, begun: datetime) -> Work:
+    def _traced(self, work: ClaimedTask, begun: datetime) -> ClaimedTask:
         """The work with its claim's place in the trace, where its run goes on."""
-        place = tracing.passed(
+        place = tracing.record_span(
             "claim", work.trace_id, begun, self.clock.now(), task=work.fence.task
         )
         return msgspec.structs.replace(work, trace_id=place)
 
-    async def claimed(self, agent: UUID, token: str) -> list[Work]:
+    async def claimed(self, agent: UUID, token: str) -> list[ClaimedTask]:
         """What an earlier claim took with that token and still holds."""
-        return await self._claiming.claimed(agent, token, self.caller)
+        return await self._claiming.claimed_by_token(agent, token, self.caller)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` with each hint; answers what ends it."""
@@ -243,18 +243,24 @@ class Engine:
         """The session of an assigned task has begun."""
         await self._report(commands.Begin(fence=fence, session_key=session_key))
 
-    async def heartbeat(self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S) -> Beat:
+    async def heartbeat(
+        self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S
+    ) -> HeartbeatResult:
         """Renew all of a worker's leases; says which are lost and what is asked of the rest."""
         return await self._reporting.heartbeat(fences, lease_s)
 
-    async def beat(self, who: Presence, fences: Sequence[Fence], lease_s: int) -> Beat:
+    async def worker_heartbeat(
+        self, who: WorkerInfo, fences: Sequence[Fence], lease_s: int
+    ) -> HeartbeatResult:
         """Renew a worker's leases. From afar the same request says that the worker lives."""
         del who  # `present` says it, after what is asked of the attempts was passed on
         return await self.heartbeat(fences, lease_s)
 
-    async def sweep(self, worker: str, host: str, runs: Callable[[str, UUID], bool]) -> int:
+    async def confirm_gone_sessions(
+        self, worker: str, host: str, runs: Callable[[str, UUID], bool]
+    ) -> int:
         """Confirm the unconfirmed ends of a worker and its host of which nothing runs any more."""
-        return await Upkeep(self.core).sweep_once(worker, host, runs)
+        return await TaskMaintenance(self.core).sweep_once(worker, host, runs)
 
     async def progress(
         self,
@@ -293,15 +299,17 @@ class Engine:
         children: Sequence[UUID | str] | None = None,
         timeout_s: float | None = None,
         key: str | None = None,
-    ) -> Waited:
+    ) -> WaitResult:
         """How the children ended; while one has not, the task waits and the attempt is over."""
         with tracing.span("wait", task=fence.task):
-            return await self._waiting.children(fence, children, timeout_s, key, self.actor)
+            return await self._waiting.wait_for_children(
+                fence, children, timeout_s, key, self.actor
+            )
 
-    async def ask(self, fence: Fence, key: str, question: Question) -> Asked:
+    async def ask(self, fence: Fence, key: str, question: Question) -> AskResult:
         """What people answered; until they have, the task waits and the attempt is over."""
         with tracing.span("ask", task=fence.task):
-            return await self._waiting.people(fence, key, question, self.actor)
+            return await self._waiting.wait_for_people(fence, key, question, self.actor)
 
     def complete(
         self,
@@ -327,11 +335,11 @@ class Engine:
 
     async def used(self, fence: Fence, usage: Usage) -> None:
         """Count what an attempt used since its last report."""
-        await Spending(self.core, self.workspace).used(fence, usage, self.actor)
+        await UsageRecorder(self.core, self.workspace).used(fence, usage, self.actor)
 
-    async def spending(self) -> SpendingStats:
+    async def spending(self) -> UsageStats:
         """What the workspace's attempts used."""
-        return await Spending(self.core, self.workspace).stats(self.clock.now())
+        return await UsageRecorder(self.core, self.workspace).stats(self.clock.now())
 
     async def not_started(self, fence: Fence, failure: commands.Failure) -> None:
         """The session could not be started; the try is given back."""
@@ -368,14 +376,16 @@ class Engine:
     async def confirm_gone(self, fence: Fence, receipt: dict[str, Any]) -> None:
         """The session of an attempt that was given up is gone after all."""
         told = await self._ending.receipt(fence, receipt)
-        await Upkeep(self.core).confirm_gone([(fence.task, fence.attempt)], told, self.actor)
+        await TaskMaintenance(self.core).confirm_gone(
+            [(fence.task, fence.attempt)], told, self.actor
+        )
 
-    async def _confirm(self, command: commands.Fenced, receipt: dict[str, Any]) -> None:
+    async def _confirm(self, command: commands.AttemptCommand, receipt: dict[str, Any]) -> None:
         if await self._ending.order(command, self.actor) is None:
             # Somebody gave the session up before it could answer: the receipt comes late.
             await self.confirm_gone(command.fence, receipt)
 
-    async def _report(self, command: commands.Fenced, usage: Usage | None = None) -> None:
+    async def _report(self, command: commands.AttemptCommand, usage: Usage | None = None) -> None:
         with tracing.span(command.name, task=command.fence.task):
             await self._ending.order(command, self.actor, usage)
 
@@ -393,7 +403,7 @@ class Engine:
 
     async def start(self, task: UUID) -> None:
         """Let a task run before the time that it was meant for."""
-        await self._control(task, commands.Start())
+        await self._control(task, commands.StartNow())
 
     async def retry(self, task: UUID, *, cascade: bool = False) -> None:
         """Give an ended task all its tries again; `cascade` revives what ended because of it."""
@@ -414,9 +424,9 @@ class Engine:
         """Change a task's priority, and so its place in the queue."""
         if not 1 <= priority <= 10:
             raise Invalid(f"priority must be between 1 and 10, not {priority}")
-        await self._control(task, commands.Reprioritise(priority=priority))
+        await self._control(task, commands.SetPriority(priority=priority))
 
-    async def edit(self, task: UUID, changes: Changes, version: int | None = None) -> None:
+    async def edit(self, task: UUID, changes: TaskChanges, version: int | None = None) -> None:
         """Change what a task says about itself, if it still has the version."""
         await self._editing.edit(task, self.workspace, changes, self.actor, version=version)
 
@@ -495,7 +505,7 @@ class Engine:
 
         What people have said of it (`managed`) holds, whatever its worker brings.
         """
-        return await Registry(self.core, self.workspace).put(profile, managed=managed)
+        return await AgentRegistry(self.core, self.workspace).put(profile, managed=managed)
 
     async def terminate_agent(
         self, agent: UUID, reason: str | None = None, *, graceful: bool = True
@@ -504,7 +514,7 @@ class Engine:
 
         It is TERMINATED when the last of its tasks has ended, DRAINING until then.
         """
-        registry = Registry(self.core, self.workspace)
+        registry = AgentRegistry(self.core, self.workspace)
         await registry.end(agent, reason, self.actor)
         if not graceful:
             running = Filter(agent=agent, status=("ASSIGNED", "RUNNING"))
@@ -524,7 +534,7 @@ class Engine:
         """Ask a worker to take no more tasks, finish or give back what it runs, and end."""
         await workers.drain(self.core, self.workspace, worker)
 
-    async def present(self, who: Presence) -> bool:
+    async def record_worker(self, who: WorkerInfo) -> bool:
         """Note in the registry that a worker lives, or that it is going; whether it is to end."""
         return await self.worker_beat(
             who.worker, who.host, who.pid, who.agents, who.slots, who.status
@@ -544,5 +554,5 @@ class Engine:
 
         `registered_by` is the agent whose own token says so: `NotFound` for a worker of others.
         """
-        who = Presence(worker, host, pid, list(agents), slots, status)
+        who = WorkerInfo(worker, host, pid, list(agents), slots, status)
         return await workers.beat(self.core, self.workspace, who, registered_by)

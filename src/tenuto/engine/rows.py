@@ -8,9 +8,9 @@ from uuid import UUID
 import msgspec
 
 from tenuto.model import bounds
-from tenuto.model.tasks.commands import Command, Complete, Decide
+from tenuto.model.tasks.commands import Command, Complete, Resolve
 from tenuto.model.tasks.submission import NewTask
-from tenuto.model.tasks.task import Change, Status, Task, due_at, rank, watch_seconds
+from tenuto.model.tasks.task import Status, Task, TaskChange, due_at, rank, watch_seconds
 from tenuto.store.protocol import Row, Statement
 
 Rows = dict[str, list[tuple[Any, ...]]]
@@ -65,7 +65,7 @@ def task_of(row: Row) -> Task:
     return task
 
 
-def write_changes(decided: Sequence[tuple[Change, Command]]) -> Statement:
+def write_changes(decided: Sequence[tuple[TaskChange, Command]]) -> Statement:
     """The statement that writes decided changes with their events and ended attempts."""
     rows: dict[str, list[tuple[Any, ...]]] = {"changed": [], "ended": [], "noted": [], "result": []}
     for change, command in decided:
@@ -113,12 +113,12 @@ def write_changes(decided: Sequence[tuple[Change, Command]]) -> Statement:
                     end.unconfirmed,
                 )
             )
-        if isinstance(command, Complete | Decide) and (command.output or command.summary):
+        if isinstance(command, Complete | Resolve) and (command.output or command.summary):
             rows["result"].append((task.id, task.workspace, command.output, command.summary))
     return Statement("change", rows=rows)
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class FlowPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Where in a flow a task is made."""
 
     flow: UUID | None = None
@@ -129,7 +129,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     context: str | None = None
 
 
-NOWHERE = Place()
+NOWHERE = FlowPosition()
 
 
 def insert(query: str, rows: Rows, now: datetime) -> Statement:
@@ -170,7 +170,7 @@ def no_rows() -> Rows:
     return {name: [] for name in names}
 
 
-def add_words(rows: Rows, new: NewTask, task: UUID, workspace: UUID) -> None:
+def add_labels(rows: Rows, new: NewTask, task: UUID, workspace: UUID) -> None:
     """A task's labels, task tags and capabilities."""
     for name, words in (
         ("label", new.tags),
@@ -276,7 +276,7 @@ def body_row(
     actor: str | None,
     rerun_of: UUID | None,
     trace: str | None,
-    place: Place = NOWHERE,
+    place: FlowPosition = NOWHERE,
 ) -> tuple[Any, ...]:
     """The cold half of a new task."""
     return (

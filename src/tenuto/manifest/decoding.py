@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 from msgspec.structs import FieldInfo
 
-from tenuto.manifest.errors import Faults, unknown
+from tenuto.manifest.errors import ManifestErrors, unknown
 from tenuto.manifest.yaml_nodes import Node
 
 _WORDS = {
@@ -26,7 +26,7 @@ _EXPECTED = re.compile(r"Expected `([^`]*)`, got `([^`]*)`")
 _WAY = re.compile(r"\.([^.\[\]]+)|\[([0-9]+)\]")
 
 
-class Given:
+class MappingFields:
     """What a mapping says: good values by name, and where they stand."""
 
     def __init__(self, node: Node, where: str) -> None:
@@ -49,18 +49,18 @@ class Given:
         return f"{self.where}.{name}" if self.where else name
 
 
-class Reader:
+class ShapeDecoder:
     """Reads values into shapes and notes the faults."""
 
-    def __init__(self, faults: Faults) -> None:
+    def __init__(self, faults: ManifestErrors) -> None:
         self.faults = faults
 
-    def mapping(self, node: Node, shape: type[msgspec.Struct], where: str) -> Given | None:
+    def mapping(self, node: Node, shape: type[msgspec.Struct], where: str) -> MappingFields | None:
         """The fields of a mapping that fit; nothing when it is none at all."""
         if not node.is_map:
             self.faults.note(node.place, where, f"must be a mapping, not {_kind(node)}")
             return None
-        given = Given(node, where)
+        given = MappingFields(node, where)
         fields = types_of(shape)
         for name, entry in node.value.items():
             if name not in fields:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from tenuto.manifest.export import said_by
+from tenuto.manifest.export import to_plain
 from tenuto.model.flows.plan import Spec
 
 
@@ -19,7 +19,7 @@ class FieldChange(msgspec.Struct, frozen=True):
 
 def changes(before: Spec | None, after: Spec) -> list[FieldChange]:
     """The fields that differ, under the names of files, those of mappings one by one."""
-    return list(_compared("", {} if before is None else said_by(before), said_by(after)))
+    return list(_compared("", {} if before is None else to_plain(before), to_plain(after)))
 
 
 def same(before: Spec, after: Spec) -> bool:

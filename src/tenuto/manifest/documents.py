@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from tenuto.manifest.decoding import Given, Reader
-from tenuto.manifest.errors import Faults, prefix
+from tenuto.manifest.decoding import MappingFields, ShapeDecoder
+from tenuto.manifest.errors import ManifestErrors, prefix
 from tenuto.manifest.shapes import LISTS, NOT_YET, Lists, ScheduleShape, TriggerShape
 from tenuto.manifest.tasks import group_of, key_of, name_of, task_of
 from tenuto.manifest.yaml_nodes import (
@@ -14,8 +14,8 @@ from tenuto.manifest.yaml_nodes import (
     Composer,
     Entry,
     Node,
-    Place,
-    Unreadable,
+    SourceLocation,
+    YamlError,
     decoded,
     node_of,
 )
@@ -50,23 +50,23 @@ class Trigger(msgspec.Struct, frozen=True):
     filter: str | None = None
 
 
-class Draft:
+class ManifestDraft:
     """What files say, before it is joined with what is stored."""
 
     def __init__(self) -> None:
         self.specs: dict[str, Spec] = {}
-        self.given: dict[str, Given] = {}
-        self.schedules: list[tuple[Schedule, Place]] = []
-        self.triggers: list[tuple[Trigger, Place]] = []
+        self.given: dict[str, MappingFields] = {}
+        self.schedules: list[tuple[Schedule, SourceLocation]] = []
+        self.triggers: list[tuple[Trigger, SourceLocation]] = []
         self.starts: list[str] = []
         self.warnings: list[str] = []
 
-    def startings(self) -> Iterator[tuple[str, str, Place]]:
+    def start_rules(self) -> Iterator[tuple[str, str, SourceLocation]]:
         """Name, target and place of everything that starts something."""
         yield from ((each.name, each.target, place) for each, place in self.schedules)
         yield from ((each.name, each.target, place) for each, place in self.triggers)
 
-    def spoken_of(self) -> set[str]:
+    def declared_keys(self) -> set[str]:
         """The keys that are defined here, or children of a group that is."""
         groups = (spec for spec in self.specs.values() if isinstance(spec, GroupSpec))
         return set(self.specs) | {child for group in groups for child in group.children}
@@ -76,23 +76,23 @@ class Draft:
         said = {key for spec in self.specs.values() for key in targets(spec)}
         for given in self.given.values():
             said |= {key_of(each) for each in _links(given)}
-        said |= {target for _, target, _ in self.startings()}
+        said |= {target for _, target, _ in self.start_rules()}
         return said - set(self.specs)
 
 
 def texts_of(files: Files) -> dict[str, str]:
     """The files as text; raises `Invalid` with all that are none."""
-    faults, texts = Faults(), {}
+    faults, texts = ManifestErrors(), {}
     for file, content in files.items():
         try:
             texts[file] = decoded(file, content)
-        except Unreadable as error:
+        except YamlError as error:
             faults.unreadable(error)
     faults.raise_any()
     return texts
 
 
-def drafted(files: Files) -> Draft:
+def parse_files(files: Files) -> ManifestDraft:
     """What the files say, each thing checked by itself."""
     for file in files:
         bounds.text("the name of a file", file, MAX_FILE_NAME)
@@ -100,7 +100,7 @@ def drafted(files: Files) -> Draft:
         raise Invalid(f"{len(files):,} files; at most {MAX_FILES:,} are read", "too_large")
     if sum(len(content) for content in files.values()) > MAX_BYTES:
         raise Invalid(f"the files are larger than {MAX_BYTES:,} bytes together", "too_large")
-    drafting = _Drafting()
+    drafting = _DocumentReader()
     composer = Composer()
     for file, content in files.items():
         drafting.file(composer, file, content)
@@ -109,13 +109,13 @@ def drafted(files: Files) -> Draft:
     return drafting.draft
 
 
-class _Drafting:
+class _DocumentReader:
     """Goes through the files."""
 
     def __init__(self) -> None:
-        self.draft = Draft()
-        self.faults = Faults()
-        self._reader = Reader(self.faults)
+        self.draft = ManifestDraft()
+        self.faults = ManifestErrors()
+        self._reader = ShapeDecoder(self.faults)
 
     def file(self, composer: Composer, file: str, content: bytes | str) -> None:
         empty = True
@@ -124,7 +124,7 @@ class _Drafting:
                 if node.value is not None:
                     empty = False
                     self._document(node)
-        except Unreadable as error:
+        except YamlError as error:
             self.faults.unreadable(error)
         else:
             if empty:
@@ -169,7 +169,7 @@ class _Drafting:
         if group is not None:
             self._define(given, group)
 
-    def _define(self, given: Given, spec: Spec) -> None:
+    def _define(self, given: MappingFields, spec: Spec) -> None:
         assert spec.key is not None
         if (first := self.draft.given.get(spec.key)) is not None:
             name = name_of(given, "key")
@@ -186,7 +186,12 @@ class _Drafting:
             self._time(given, "schedule", spec, given.get("target"), given.get("name"))
 
     def _time(
-        self, given: Given, field: str, spec: ScheduleSpec, target: str, name: str | None = None
+        self,
+        given: MappingFields,
+        field: str,
+        spec: ScheduleSpec,
+        target: str,
+        name: str | None = None,
     ) -> None:
         """Note when something is to be started; one without a name of its own has its target's."""
         if spec.type == "immediate" and name is None:
@@ -227,7 +232,7 @@ def _shallow(node: Node) -> Node:
     return node_of([], node.place) if node.is_list else node
 
 
-def _links(given: Given) -> Iterator[Any]:
+def _links(given: MappingFields) -> Iterator[Any]:
     """What a definition says of those before and above it."""
     for name in ("previous_task", "previous", "group_id", "group"):
         if name in given:
@@ -236,16 +241,16 @@ def _links(given: Given) -> Iterator[Any]:
 
 def spec_from(kind: str, said: Any) -> Spec:
     """A definition from plain values under the names that files have; raises `Invalid`."""
-    faults = Faults()
-    reader = Reader(faults)
+    faults = ManifestErrors()
+    reader = ShapeDecoder(faults)
     try:
         node = node_of(said)
-    except Unreadable as error:
+    except YamlError as error:
         raise Invalid(error.why, error.code, field="spec") from error
     given, spec = group_of(reader, node, "") if kind == "group" else task_of(reader, node, "")
     for name in ("schedule", "group_id", "group", "previous_task", "previous"):
         if name in given:
-            faults.note(Place(), name, "is understood in files only")
+            faults.note(SourceLocation(), name, "is understood in files only")
     faults.raise_any()
     assert spec is not None
     return spec

@@ -5,17 +5,17 @@ from collections.abc import Iterable
 
 import msgspec
 
-from tenuto.manifest.yaml_nodes import Place, Unreadable
+from tenuto.manifest.yaml_nodes import SourceLocation, YamlError
 from tenuto.model.errors import Invalid
 
 MOST = 100
 """Faults that are told one by one."""
 
 
-class Fault(msgspec.Struct, frozen=True):
+class ManifestError(msgspec.Struct, frozen=True):
     """One thing that is wrong."""
 
-    place: Place
+    place: SourceLocation
     where: str
     why: str
     code: str
@@ -25,29 +25,29 @@ class Fault(msgspec.Struct, frozen=True):
         return f"{prefix(self.place)}{said}"
 
 
-def prefix(place: Place) -> str:
+def prefix(place: SourceLocation) -> str:
     """The beginning of a line about something there, as `flow.yaml:12:5: `."""
     said = ":".join(str(part) for part in (place.file, place.line, place.column) if part)
     return f"{said}: " if said else ""
 
 
-class Faults:
+class ManifestErrors:
     """A list to note faults in."""
 
     def __init__(self) -> None:
-        self._found: list[Fault] = []
+        self._found: list[ManifestError] = []
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
-    def note(self, place: Place, where: str, why: str, code: str = "yaml_invalid") -> None:
+    def note(self, place: SourceLocation, where: str, why: str, code: str = "yaml_invalid") -> None:
         """One more fault; `where` is the way to the value, if it has one."""
-        self._found.append(Fault(place, where, why, code))
+        self._found.append(ManifestError(place, where, why, code))
 
-    def unreadable(self, error: Unreadable) -> None:
+    def unreadable(self, error: YamlError) -> None:
         self.note(error.place, "", error.why, error.code)
 
-    def refused(self, place: Place, where: str, error: Invalid) -> None:
+    def refused(self, place: SourceLocation, where: str, error: Invalid) -> None:
         """What the model says of a value; it names the field first, as we do."""
         field = str(error.details.get("field", ""))
         why = error.message.removeprefix(f"{field} ") if field else error.message

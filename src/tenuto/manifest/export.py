@@ -29,7 +29,7 @@ def kind_of(spec: Spec) -> Literal["task", "group"]:
     return "group" if isinstance(spec, GroupSpec) else "task"
 
 
-def said_by(spec: Spec) -> dict[str, Any]:
+def to_plain(spec: Spec) -> dict[str, Any]:
     """What a definition says, as plain values; what is as it would be anyway is left out."""
     found = _group(spec) if isinstance(spec, GroupSpec) else _task(spec)
     return {name: value for name, value in found.items() if value is not None}
@@ -167,7 +167,7 @@ def dump(specs: Iterable[Spec]) -> str:
     tasks: list[dict[str, Any]] = []
     groups: list[dict[str, Any]] = []
     for spec in specs:
-        (groups if isinstance(spec, GroupSpec) else tasks).append(said_by(spec))
+        (groups if isinstance(spec, GroupSpec) else tasks).append(to_plain(spec))
     lists = {"tasks": tasks, "groups": groups}
     filled = {name: found for name, found in lists.items() if found}
     return yaml_of(filled) if filled else ""

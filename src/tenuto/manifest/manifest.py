@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
-from tenuto.manifest.decoding import Given
-from tenuto.manifest.documents import Draft, Files, Schedule, Trigger, drafted
-from tenuto.manifest.errors import Faults, prefix
+from tenuto.manifest.decoding import MappingFields
+from tenuto.manifest.documents import Files, ManifestDraft, Schedule, Trigger, parse_files
+from tenuto.manifest.errors import ManifestErrors, prefix
 from tenuto.manifest.shapes import ChildRef
 from tenuto.manifest.tasks import check_spec, key_of, name_of
-from tenuto.manifest.yaml_nodes import Place
+from tenuto.manifest.yaml_nodes import SourceLocation
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import GroupSpec
 from tenuto.model.flows.plan import Plan, Spec, check_plan, targets
@@ -38,23 +38,23 @@ def read(files: Files, stored: Mapping[str, Spec] | None = None) -> Manifest:
     `stored` has the definitions that the files may refer to, and the groups that have children
     which the files speak of.
     """
-    return linked(drafted(files), stored or {})
+    return link_draft(parse_files(files), stored or {})
 
 
-def linked(draft: Draft, stored: Mapping[str, Spec]) -> Manifest:
+def link_draft(draft: ManifestDraft, stored: Mapping[str, Spec]) -> Manifest:
     """The draft joined with what is stored, checked as a whole."""
-    return _Linking(draft, stored).manifest()
+    return _Linker(draft, stored).manifest()
 
 
-class _Linking:
+class _Linker:
     """Follows what definitions say of each other."""
 
-    def __init__(self, draft: Draft, stored: Mapping[str, Spec]) -> None:
+    def __init__(self, draft: ManifestDraft, stored: Mapping[str, Spec]) -> None:
         self._draft = draft
         self._stored = stored
         self._specs = dict(draft.specs)
         self._warnings = list(draft.warnings)
-        self._faults = Faults()
+        self._faults = ManifestErrors()
 
     def manifest(self) -> Manifest:
         for key, given in self._draft.given.items():
@@ -76,7 +76,7 @@ class _Linking:
     def _find(self, key: str) -> Spec | None:
         return self._specs.get(key) or self._stored.get(key)
 
-    def _follow(self, key: str, given: Given) -> None:
+    def _follow(self, key: str, given: MappingFields) -> None:
         """`previous_task: X` says that X leads here."""
         for name in ("previous_task", "previous"):
             if name not in given:
@@ -95,7 +95,7 @@ class _Linking:
             elif spec.next is None:
                 self._specs[before] = msgspec.structs.replace(spec, next=key)
 
-    def _join(self, key: str, given: Given) -> None:
+    def _join(self, key: str, given: MappingFields) -> None:
         """`group_id: G` puts a task behind the children that G has."""
         name = name_of(given, "group")
         if name not in given or isinstance(self._specs[key], GroupSpec):
@@ -127,7 +127,7 @@ class _Linking:
                     place, where = self._said(key, target)
                     why = f"{key!r} refers to {target!r}, which is not defined"
                     self._faults.note(place, where, why, "target_unknown")
-        for name, target, place in self._draft.startings():
+        for name, target, place in self._draft.start_rules():
             if self._find(target) is None:
                 why = f"{name!r} refers to {target!r}, which is not defined"
                 self._faults.note(place, "", why, "target_unknown")
@@ -155,14 +155,14 @@ class _Linking:
             check_plan(Plan("", tasks, groups))
         except Invalid as error:
             given = self._draft.given.get(_meant(error, self._draft.given) or "")
-            place = Place() if given is None else given.node.place
+            place = SourceLocation() if given is None else given.node.place
             self._faults.note(place, "" if given is None else given.where, str(error), error.code)
 
-    def _said(self, key: str, target: str) -> tuple[Place, str]:
+    def _said(self, key: str, target: str) -> tuple[SourceLocation, str]:
         """Where a definition names another one."""
         given = self._draft.given.get(key)
         if given is None:
-            return Place(), ""
+            return SourceLocation(), ""
         for name, value in given.values.items():
             if value == target or (isinstance(value, ChildRef) and value.child_id == target):
                 return given.at(name).place, given.way(name)
@@ -173,7 +173,7 @@ class _Linking:
         return given.node.place, given.where
 
 
-def _references(given: Given) -> Iterator[tuple[str, ChildRef]]:
+def _references(given: MappingFields) -> Iterator[tuple[str, ChildRef]]:
     """The references that say what they refer to, with the field that has them."""
     for name in ("children", "next", "next_task", "previous", "previous_task"):
         value = given.get(name)

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.manifest.decoding import Given, Reader, fields_of
+from tenuto.manifest.decoding import MappingFields, ShapeDecoder, fields_of
 from tenuto.manifest.shapes import ChildRef, GroupShape, RetryShape, TaskShape
 from tenuto.manifest.yaml_nodes import Node
 from tenuto.model import bounds
@@ -104,12 +104,14 @@ def check_spec(spec: Spec) -> None:
     references(spec.input)
 
 
-def task_of(reader: Reader, node: Node, where: str) -> tuple[Given, NewTask | None]:
+def task_of(reader: ShapeDecoder, node: Node, where: str) -> tuple[MappingFields, NewTask | None]:
     """What was said of a task, and the task, unless it has no key; faults are noted."""
     given = reader.mapping(node, TaskShape, where)
     if given is None:
-        return Given(node, where), None
-    fields = {name: found for name in NAMES if (found := one(reader, given, name)) is not None}
+        return MappingFields(node, where), None
+    fields = {
+        name: found for name in NAMES if (found := field_value(reader, given, name)) is not None
+    }
     fields.pop("group", None)
     _title(fields)
     _agent(reader, given, fields)
@@ -138,12 +140,14 @@ def task_of(reader: Reader, node: Node, where: str) -> tuple[Given, NewTask | No
     return given, made
 
 
-def group_of(reader: Reader, node: Node, where: str) -> tuple[Given, GroupSpec | None]:
+def group_of(
+    reader: ShapeDecoder, node: Node, where: str
+) -> tuple[MappingFields, GroupSpec | None]:
     """The same for a group."""
     given = reader.mapping(node, GroupShape, where)
     if given is None:
-        return Given(node, where), None
-    key, title = one(reader, given, "key"), one(reader, given, "title")
+        return MappingFields(node, where), None
+    key, title = field_value(reader, given, "key"), field_value(reader, given, "title")
     if key is None:
         if not any(node.get(name) for name in SECOND["key"]):
             reader.faults.note(node.place, where, "id is missing")
@@ -162,7 +166,7 @@ def group_of(reader: Reader, node: Node, where: str) -> tuple[Given, GroupSpec |
     return given, made
 
 
-def one(reader: Reader, given: Given, field: str) -> Any:
+def field_value(reader: ShapeDecoder, given: MappingFields, field: str) -> Any:
     """The value of a field of the model, under whichever of its names; several must agree."""
     said = [name for name in NAMES[field] if name in given]
     if not said:
@@ -175,7 +179,7 @@ def one(reader: Reader, given: Given, field: str) -> Any:
     return value
 
 
-def name_of(given: Given, field: str) -> str:
+def name_of(given: MappingFields, field: str) -> str:
     """The name that a field of the model has in what was given."""
     for name in NAMES.get(field, (field,)):
         if name in given:
@@ -194,7 +198,7 @@ def _title(fields: dict[str, Any]) -> None:
         fields["title"] = fields["key"]
 
 
-def _agent(reader: Reader, given: Given, fields: dict[str, Any]) -> None:
+def _agent(reader: ShapeDecoder, given: MappingFields, fields: dict[str, Any]) -> None:
     """The agent's id, which files have as text."""
     if (said := fields.get("target_agent")) is None:
         return
@@ -212,7 +216,7 @@ def _kind(fields: dict[str, Any]) -> None:
         del fields["task_type"]
 
 
-def _extras(reader: Reader, given: Given, fields: dict[str, Any]) -> None:
+def _extras(reader: ShapeDecoder, given: MappingFields, fields: dict[str, Any]) -> None:
     """What is kept in the metadata, and what is taken from there."""
     metadata = fields.get("metadata")
     if (tools := given.get(TOOLS)) is not None:
@@ -228,7 +232,7 @@ def _extras(reader: Reader, given: Given, fields: dict[str, Any]) -> None:
             fields["capabilities"] = [*named, *more]
 
 
-def _tries(given: Given) -> int | None:
+def _tries(given: MappingFields) -> int | None:
     """How often a task is tried; where several numbers are given, the smallest holds."""
     retry: RetryShape = given.get("retry") or RetryShape()
     said = [given.get("max_attempts"), given.get("attempts"), retry.attempts]
@@ -236,7 +240,7 @@ def _tries(given: Given) -> int | None:
     return min((n for n in said if n is not None), default=None)
 
 
-def _retry(given: Given) -> RetryPolicy | None:
+def _retry(given: MappingFields) -> RetryPolicy | None:
     """When to try again, if anything is said about it."""
     retry: RetryShape = given.get("retry") or RetryShape()
     said = {
@@ -251,7 +255,7 @@ def _retry(given: Given) -> RetryPolicy | None:
     return RetryPolicy(**said) if said else None
 
 
-def _control(reader: Reader, given: Given) -> Control | None:
+def _control(reader: ShapeDecoder, given: MappingFields) -> Control | None:
     """What a task does to its flow: at most one thing."""
     found: dict[str, Control | None] = {}
     for kind, names in CONTROLS.items():
@@ -268,7 +272,9 @@ def _control(reader: Reader, given: Given) -> Control | None:
     return next(iter(found.values()), None)
 
 
-def _made(reader: Reader, given: Given, kind: Any, said: dict[str, Any]) -> Control | None:
+def _made(
+    reader: ShapeDecoder, given: MappingFields, kind: Any, said: dict[str, Any]
+) -> Control | None:
     """A control of that kind; nothing where it has faults, which are noted."""
     names = CONTROLS.get(kind, {})
     first = names[next(iter(said))] if names else "approval"
@@ -288,7 +294,7 @@ def _made(reader: Reader, given: Given, kind: Any, said: dict[str, Any]) -> Cont
     return control
 
 
-def _checked(reader: Reader, given: Given, made: Spec) -> None:
+def _checked(reader: ShapeDecoder, given: MappingFields, made: Spec) -> None:
     """Note everything that the model says about a definition.
 
     It stops at the first fault, so it is asked again without the field that had it.

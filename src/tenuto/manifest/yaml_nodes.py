@@ -31,7 +31,7 @@ it: the name is empty then, and its own fields follow. The first of them is no f
 _STR, _SEQ, _MAP = f"{_YAML}str", f"{_YAML}seq", f"{_YAML}map"
 
 
-class Place(msgspec.Struct, frozen=True):
+class SourceLocation(msgspec.Struct, frozen=True):
     """Where something stands; lines and columns count from 1, and 0 is nowhere."""
 
     file: str = ""
@@ -39,10 +39,10 @@ class Place(msgspec.Struct, frozen=True):
     column: int = 0
 
 
-class Unreadable(Exception):
+class YamlError(Exception):
     """Text that is no YAML of ours, and where."""
 
-    def __init__(self, why: str, place: Place, code: str = "yaml_invalid") -> None:
+    def __init__(self, why: str, place: SourceLocation, code: str = "yaml_invalid") -> None:
         super().__init__(why)
         self.why = why
         self.place = place
@@ -53,7 +53,7 @@ class Node(msgspec.Struct):
     """A value and its place. A list's `value` has nodes, a mapping's has `Entry` by name."""
 
     value: Any
-    place: Place
+    place: SourceLocation
     size: int = 1
     height: int = 0
 
@@ -82,14 +82,14 @@ class Node(msgspec.Struct):
 class Entry(msgspec.Struct, frozen=True):
     """A name in a mapping, where it stands, and what it has."""
 
-    place: Place
+    place: SourceLocation
     node: Node
 
 
-def node_of(value: Any, place: Place = Place(), depth: int = 0) -> Node:  # noqa: B008  it is frozen
+def node_of(value: Any, place: SourceLocation = SourceLocation(), depth: int = 0) -> Node:  # noqa: B008  it is frozen
     """A plain value as a tree, all of it at one place."""
     if depth > MAX_DEPTH:
-        raise Unreadable(f"nested deeper than {MAX_DEPTH}", place, "too_deep")
+        raise YamlError(f"nested deeper than {MAX_DEPTH}", place, "too_deep")
     deeper = depth + 1
     if isinstance(value, dict):
         return Node({k: Entry(place, node_of(v, place, deeper)) for k, v in value.items()}, place)
@@ -101,33 +101,33 @@ def node_of(value: Any, place: Place = Place(), depth: int = 0) -> Node:  # noqa
 def decoded(file: str, content: bytes | str) -> str:
     """A file's text; `Unreadable` for what is not text or too large."""
     if len(content) > MAX_BYTES:
-        raise Unreadable(f"is larger than {MAX_BYTES:,} bytes", Place(file), "too_large")
+        raise YamlError(f"is larger than {MAX_BYTES:,} bytes", SourceLocation(file), "too_large")
     if isinstance(content, bytes):
         try:
             text = content.decode()
         except UnicodeDecodeError as error:
             place = _place_in(file, content[: error.start].decode(errors="replace"))
-            raise Unreadable("is not UTF-8 text", place, "text_invalid") from error
+            raise YamlError("is not UTF-8 text", place, "text_invalid") from error
     else:
         text = content
     for bad in re.finditer("[\x00\ud800-\udfff]", text):
         place = _place_in(file, text[: bad.start()])
-        raise Unreadable("a NUL or lone surrogate character", place, "text_invalid")
+        raise YamlError("a NUL or lone surrogate character", place, "text_invalid")
     return text.removeprefix("\ufeff")
 
 
-def _place_in(file: str, before: str) -> Place:
+def _place_in(file: str, before: str) -> SourceLocation:
     line = before.count("\n") + 1
-    return Place(file, line, len(before) - (before.rfind("\n") + 1) + 1)
+    return SourceLocation(file, line, len(before) - (before.rfind("\n") + 1) + 1)
 
 
-class _Open:
+class _OpenNode:
     """A list or mapping whose end has not come yet."""
 
     def __init__(self, node: Node, anchor: str | None) -> None:
         self.node = node
         self.anchor = anchor
-        self.name: tuple[str, Place] | None = None
+        self.name: tuple[str, SourceLocation] | None = None
         self.last: str | None = None
         """The name that was filled last."""
         self.inner: tuple[Node, tuple[str, ...]] | None = None
@@ -141,7 +141,7 @@ class Composer:
         self.warnings: list[str] = []
         self._left = MAX_NODES
         self._file = ""
-        self._stack: list[_Open] = []
+        self._stack: list[_OpenNode] = []
         self._anchors: dict[str, Node | None] = {}
         self._root: Node | None = None
 
@@ -160,12 +160,12 @@ class Composer:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             said = error.problem or error.context or "cannot be understood"
-            raise Unreadable(said, self._place(mark)) from error
+            raise YamlError(said, self._place(mark)) from error
         except yaml.YAMLError as error:
-            raise Unreadable(str(error).splitlines()[0], Place(file)) from error
+            raise YamlError(str(error).splitlines()[0], SourceLocation(file)) from error
 
-    def _place(self, mark: Any) -> Place:
-        return Place(self._file) if mark is None else _at(self._file, mark)
+    def _place(self, mark: Any) -> SourceLocation:
+        return SourceLocation(self._file) if mark is None else _at(self._file, mark)
 
     def _take(self, event: Any) -> None:
         place = self._place(event.start_mark)
@@ -181,10 +181,10 @@ class Composer:
                 self._anchors[done.anchor] = done.node
             self._put(done.node)
 
-    def _scalar(self, event: Any, place: Place) -> None:
+    def _scalar(self, event: Any, place: SourceLocation) -> None:
         if self._names_next():
             if event.value == "<<" and event.implicit[0]:
-                raise Unreadable("merging by << is not supported: repeat the fields", place)
+                raise YamlError("merging by << is not supported: repeat the fields", place)
             self._stack[-1].name = (self._name(event.value, place), place)
             return
         tag = event.tag
@@ -199,27 +199,27 @@ class Composer:
             self._anchors[event.anchor] = node
         self._put(node)
 
-    def _begin(self, event: Any, place: Place) -> None:
+    def _begin(self, event: Any, place: SourceLocation) -> None:
         is_map = isinstance(event, yaml.MappingStartEvent)
         if event.tag not in (None, "!", _MAP if is_map else _SEQ):
             raise _forbidden(event.tag, place)
         if self._names_next():
-            raise Unreadable("a name must be text, not a list or mapping", place)
+            raise YamlError("a name must be text, not a list or mapping", place)
         self._count(1, place)
         self._check_depth(len(self._stack) + 1, place)
         if event.anchor is not None:
             self._anchors[event.anchor] = None
-        self._stack.append(_Open(Node({} if is_map else [], place), event.anchor))
+        self._stack.append(_OpenNode(Node({} if is_map else [], place), event.anchor))
 
-    def _alias(self, anchor: str, place: Place) -> None:
+    def _alias(self, anchor: str, place: SourceLocation) -> None:
         if anchor not in self._anchors:
-            raise Unreadable(f"there is no anchor &{anchor} before it", place)
+            raise YamlError(f"there is no anchor &{anchor} before it", place)
         target = self._anchors[anchor]
         if target is None:
-            raise Unreadable(f"*{anchor} stands inside of what it refers to", place)
+            raise YamlError(f"*{anchor} stands inside of what it refers to", place)
         if self._names_next():
             if not isinstance(target.value, str):
-                raise Unreadable("a name must be text, not a list or mapping", place)
+                raise YamlError("a name must be text, not a list or mapping", place)
             self._stack[-1].name = (self._name(target.value, place), place)
             return
         self._count(target.size, place)
@@ -229,14 +229,14 @@ class Composer:
     def _names_next(self) -> bool:
         return bool(self._stack) and self._stack[-1].node.is_map and self._stack[-1].name is None
 
-    def _name(self, name: str, place: Place) -> str:
+    def _name(self, name: str, place: SourceLocation) -> str:
         fields = self._owner(self._stack[-1], name, place).value
         if name in fields:
             first = fields[name].place
-            raise Unreadable(f"{name!r} stands twice, first in line {first.line}", place)
+            raise YamlError(f"{name!r} stands twice, first in line {first.line}", place)
         return name
 
-    def _owner(self, open_: _Open, name: str, place: Place) -> Node:
+    def _owner(self, open_: _OpenNode, name: str, place: SourceLocation) -> Node:
         """The mapping that a name belongs to: the open one, or one in it without indentation."""
         if open_.inner is not None and name in open_.inner[1]:
             return open_.inner[0]
@@ -271,26 +271,26 @@ class Composer:
             owner.value[name] = Entry(place, node)
             above.name, above.last = None, name
 
-    def _count(self, size: int, place: Place) -> None:
+    def _count(self, size: int, place: SourceLocation) -> None:
         self._left -= size
         if self._left < 0:
-            raise Unreadable(f"more than {MAX_NODES:,} values", place, "too_large")
+            raise YamlError(f"more than {MAX_NODES:,} values", place, "too_large")
 
-    def _check_depth(self, depth: int, place: Place) -> None:
+    def _check_depth(self, depth: int, place: SourceLocation) -> None:
         if depth > MAX_DEPTH:
-            raise Unreadable(f"nested deeper than {MAX_DEPTH}", place, "too_deep")
+            raise YamlError(f"nested deeper than {MAX_DEPTH}", place, "too_deep")
 
 
-def _at(file: str, mark: Any) -> Place:
-    return Place(file, mark.line + 1, mark.column + 1)
+def _at(file: str, mark: Any) -> SourceLocation:
+    return SourceLocation(file, mark.line + 1, mark.column + 1)
 
 
-def _forbidden(tag: str, place: Place) -> Unreadable:
+def _forbidden(tag: str, place: SourceLocation) -> YamlError:
     shown = "!!" + tag.removeprefix(_YAML) if tag.startswith(_YAML) else tag
-    return Unreadable(f"the tag {shown[:100]} is not allowed", place)
+    return YamlError(f"the tag {shown[:100]} is not allowed", place)
 
 
-def _resolved(text: str, place: Place) -> Any:
+def _resolved(text: str, place: SourceLocation) -> Any:
     """What a scalar without quotes stands for."""
     if text in _NULL:
         return None
@@ -300,7 +300,7 @@ def _resolved(text: str, place: Place) -> Any:
         return float(text.replace(".", "", 1))
     if len(text) > MAX_NUMBER:
         if text.isascii() and text.isdigit():
-            raise Unreadable("a number with too many digits; put text in quotes", place)
+            raise YamlError("a number with too many digits; put text in quotes", place)
         return text
     if INT.fullmatch(text):
         # A leading zero is no sign of octal here.

@@ -71,7 +71,7 @@ def next_try(tries: int, now: datetime, roll: float) -> datetime | None:
     return now + timedelta(seconds=backoff(RETRY, tries, roll))
 
 
-class Health(msgspec.Struct, frozen=True):
+class EndpointHealth(msgspec.Struct, frozen=True):
     """How an endpoint has answered lately: failures in a row, and until when it is left alone."""
 
     failures: int = 0
@@ -83,7 +83,7 @@ class Health(msgspec.Struct, frozen=True):
         return self.failures >= TRIP_AFTER
 
 
-def after_failure(health: Health, now: datetime, *, probe: bool) -> Health:
+def after_failure(health: EndpointHealth, now: datetime, *, probe: bool) -> EndpointHealth:
     """The endpoint's health after one more failure.
 
     Of a tripped endpoint only the probe counts: what was sent before it tripped tells nothing new.
@@ -92,6 +92,6 @@ def after_failure(health: Health, now: datetime, *, probe: bool) -> Health:
         return health
     failures = health.failures + 1
     if failures < TRIP_AFTER:
-        return Health(failures)
+        return EndpointHealth(failures)
     rest = backoff(REST, failures - TRIP_AFTER + 1, 0.5)
-    return Health(failures, now + timedelta(seconds=rest))
+    return EndpointHealth(failures, now + timedelta(seconds=rest))

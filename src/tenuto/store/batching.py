@@ -13,7 +13,7 @@ import msgspec
 
 from tenuto.crash_points import crash_point
 from tenuto.model.errors import Conflict, Unavailable
-from tenuto.periodic import Turn
+from tenuto.periodic import NextTick
 from tenuto.store.protocol import Script, Store
 
 Answers = Sequence[Any]
@@ -24,7 +24,7 @@ _LONELY = 8
 """After so many callers without company only one of as many looks for it."""
 
 
-class Kind(msgspec.Struct, frozen=True, eq=False):
+class WriteKind(msgspec.Struct, frozen=True, eq=False):
     """A write that many callers can share: a script over all their items."""
 
     name: str
@@ -44,8 +44,8 @@ class Kind(msgspec.Struct, frozen=True, eq=False):
     """The same for one item in one statement, where that may do; `None` if it did not."""
 
 
-class _Waiting(msgspec.Struct, eq=False):
-    kind: Kind
+class _QueuedWrite(msgspec.Struct, eq=False):
+    kind: WriteKind
     item: Any
     key: int | None
     future: "asyncio.Future[Any]"
@@ -57,54 +57,54 @@ class Batcher:
     def __init__(self, store: Store, most: int = 1000) -> None:
         self._store = store
         self._most = most
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_QueuedWrite] = deque()
         self._running: set[object] = set()
         """Batches under way, and callers that write without one."""
         self._starting = False
         self._lonely = 0
         """Callers in a row that had no company."""
 
-    def submit(self, kind: Kind, item: Any, key: int | None = None) -> Awaitable[Any]:
+    def submit(self, kind: WriteKind, item: Any, key: int | None = None) -> Awaitable[Any]:
         """The answer to the item once its transaction is durable.
 
         Two items with one key never share a statement. Keys are hashed a lot: ids come as numbers.
         """
-        if self._queue or not (self._needs_nobody(kind) or self._may_lead(kind)):
+        if self._queue or not (self._skips_batch(kind) or self._can_wait_for_batch(kind)):
             return self._queued(kind, item, key)
         return self._first(kind, item, key)
 
-    def _queued(self, kind: Kind, item: Any, key: int | None) -> "asyncio.Future[Any]":
+    def _queued(self, kind: WriteKind, item: Any, key: int | None) -> "asyncio.Future[Any]":
         """The answer to an item that waits for its batch."""
         self._lonely = 0
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._queue.append(_Waiting(kind, item, key, future))
+        self._queue.append(_QueuedWrite(kind, item, key, future))
         if kind.leads:  # the claim for a slot comes a turn after the end of what had the slot
             loop.call_soon(self._start)
         else:
             self._start()
         return future
 
-    async def _first(self, kind: Kind, item: Any, key: int | None) -> Any:
+    async def _first(self, kind: WriteKind, item: Any, key: int | None) -> Any:
         """The answer to an item that came first: without a batch, unless others come, too."""
         if self._queue:
             return await self._queued(kind, item, key)
-        if self._needs_nobody(kind):
-            return await self._alone(kind, item)
-        if self._may_lead(kind):
+        if self._skips_batch(kind):
+            return await self._run_single(kind, item)
+        if self._can_wait_for_batch(kind):
             self._lonely += 1
             if self._lonely > _LONELY and self._lonely % _LONELY:
-                return await self._alone(kind, item)
-            await self._look_for_company()
+                return await self._run_single(kind, item)
+            await self._wait_one_tick()
             if not self._running:
-                return await self._alone(kind, item)
+                return await self._run_single(kind, item)
         return await self._queued(kind, item, key)
 
-    async def _look_for_company(self) -> None:
+    async def _wait_one_tick(self) -> None:
         """Over after a turn of the loop; whoever came meanwhile is under way by then."""
         self._starting = True
         try:
-            await Turn()
+            await NextTick()
         except asyncio.CancelledError:
             self._starting = False
             self._start()  # they go without us
@@ -112,18 +112,18 @@ class Batcher:
         self._starting = False
         self._start()
 
-    def _needs_nobody(self, kind: Kind) -> bool:
+    def _skips_batch(self, kind: WriteKind) -> bool:
         """Whether an item had better not wait a turn for company."""
         if kind.alone and not self._store.mixes:
             return len(self._running) < self._store.writers
         return kind.at_once and not self._store.mixes and not self._running
 
-    def _may_lead(self, kind: Kind) -> bool:
+    def _can_wait_for_batch(self, kind: WriteKind) -> bool:
         """Whether a caller may look for company by itself: where kinds mix and nobody writes."""
         idle = not (self._starting or self._running)
         return idle and self._store.mixes and not kind.leads
 
-    async def _alone(self, kind: Kind, item: Any) -> Any:
+    async def _run_single(self, kind: WriteKind, item: Any) -> Any:
         """The answer to an item that shares nothing: without a batch, in the caller's own task."""
         caller = object()
         self._running.add(caller)
@@ -164,9 +164,9 @@ class Batcher:
             task.result()
         self._start()
 
-    def _take(self) -> list[_Waiting]:
-        batch: list[_Waiting] = []
-        later: list[_Waiting] = []
+    def _take(self) -> list[_QueuedWrite]:
+        batch: list[_QueuedWrite] = []
+        later: list[_QueuedWrite] = []
         keys: set[int | None] = set()
         while self._queue and len(batch) < self._most:
             waiting = self._queue.popleft()
@@ -181,7 +181,7 @@ class Batcher:
         self._queue.extendleft(reversed(later))
         return batch
 
-    def _joins(self, waiting: _Waiting, batch: list[_Waiting]) -> bool:
+    def _joins(self, waiting: _QueuedWrite, batch: list[_QueuedWrite]) -> bool:
         if self._store.mixes:
             return True
         first = batch[0].kind
@@ -189,7 +189,7 @@ class Batcher:
             return not first.alone
         return first.leads and waiting.kind.alone and len(batch) == 1
 
-    async def _run(self, batch: list[_Waiting]) -> None:
+    async def _run(self, batch: list[_QueuedWrite]) -> None:
         try:
             await self._commit(batch)
         except Unavailable as error:
@@ -204,10 +204,10 @@ class Batcher:
             _refuse(batch, asyncio.CancelledError())
             raise
 
-    async def _commit(self, batch: list[_Waiting]) -> None:
+    async def _commit(self, batch: list[_QueuedWrite]) -> None:
         if not self._store.mixes and await self._singly(batch[0], batch[1:]):
             return
-        groups: dict[Kind, list[_Waiting]] = {}
+        groups: dict[WriteKind, list[_QueuedWrite]] = {}
         for waiting in batch:
             groups.setdefault(waiting.kind, []).append(waiting)
         items = [(kind, [waiting.item for waiting in group]) for kind, group in groups.items()]
@@ -220,7 +220,7 @@ class Batcher:
             for waiting, answer in zip(group, answers, strict=True):
                 _settle(waiting.future, answer)
 
-    async def _singly(self, first: _Waiting, others: list[_Waiting]) -> bool:
+    async def _singly(self, first: _QueuedWrite, others: list[_QueuedWrite]) -> bool:
         """Whether the first could be written in one statement; then the others are written, too."""
         make = first.kind.single
         if make is None or (others and others[0].kind is first.kind):
@@ -241,7 +241,7 @@ class Batcher:
             await self._run(others)
         return True
 
-    def _begun(self, items: list[tuple[Kind, list[Any]]]) -> Awaitable[list[Answers]]:
+    def _begun(self, items: list[tuple[WriteKind, list[Any]]]) -> Awaitable[list[Answers]]:
         """The transaction of the items, about to run."""
         crash_point("engine.before_commit")
         plain = len(items) == 1 and items[0][0].one_statement
@@ -249,7 +249,7 @@ class Batcher:
         return run(lambda: _scripts(items, single=self._store.mixes))
 
 
-def _scripts(items: list[tuple[Kind, list[Any]]], *, single: bool) -> Script[list[Answers]]:
+def _scripts(items: list[tuple[WriteKind, list[Any]]], *, single: bool) -> Script[list[Answers]]:
     answers: list[Answers] = []
     for kind, group in items:
         answer = None
@@ -269,7 +269,7 @@ def _settle(future: "asyncio.Future[Any]", answer: Any) -> None:
         future.set_result(answer)
 
 
-def _refuse(batch: list[_Waiting], error: BaseException) -> None:
+def _refuse(batch: list[_QueuedWrite], error: BaseException) -> None:
     for waiting in batch:
         if isinstance(error, asyncio.CancelledError):
             waiting.future.cancel()

@@ -149,7 +149,7 @@ def load(dialect: Dialect) -> dict[str, Query]:
         elif match[2] in (None, dialect.name):
             fragments[match[1]] = _strip(chunk)
     for chunk in named:
-        query = _parse(chunk, lambda text: _spell(text, dialect, fragments))
+        query = _parse(chunk, lambda text: _render(text, dialect, fragments))
         assert query.name not in queries, f"two queries named {query.name}"
         queries[query.name] = query
     return queries
@@ -160,7 +160,7 @@ def _strip(chunk: str) -> str:
     return "\n".join(lines).strip().rstrip(";")
 
 
-def _spell(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
+def _render(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
     plain = {
         "greatest": dialect.greatest,
         "lock": dialect.lock,
@@ -185,7 +185,7 @@ def _spell(text: str, dialect: Dialect, fragments: dict[str, str]) -> str:
         return plain.get(macro, match[0])
 
     spelled = _MACRO.sub(replace, text)
-    return spelled if spelled == text else _spell(spelled, dialect, fragments)
+    return spelled if spelled == text else _render(spelled, dialect, fragments)
 
 
 def _parse(chunk: str, spell: Callable[[str], str]) -> Query:
@@ -209,7 +209,7 @@ def _parse(chunk: str, spell: Callable[[str], str]) -> Query:
         steps=steps,
         answer=label,
         columns=wanted,
-        twins=_twins(said),
+        twins=_shared_columns(said),
     )
 
 
@@ -227,7 +227,7 @@ def _rowset(text: str) -> tuple[str, list[tuple[str, str, str]]]:
     return name.strip(), found
 
 
-def _twins(
+def _shared_columns(
     said: dict[str, list[tuple[str, str, str]]],
 ) -> dict[tuple[str, int], tuple[str, int]]:
     places = {

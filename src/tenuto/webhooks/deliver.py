@@ -4,10 +4,10 @@ import asyncio
 import logging
 
 from tenuto.crash_points import crash_point
-from tenuto.engine.webhooks.deliveries import BATCH, LEASE_S, Deliveries, Due
-from tenuto.metrics import HERE
+from tenuto.engine.webhooks.deliveries import BATCH, LEASE_S, Deliveries, DueDelivery
+from tenuto.metrics import PROCESS_METRICS
 from tenuto.model.errors import TenutoError
-from tenuto.periodic import repeat
+from tenuto.periodic import run_periodically
 from tenuto.webhooks import signature
 from tenuto.webhooks.sender import Sender
 
@@ -26,7 +26,7 @@ async def deliver_once(deliveries: Deliveries, sender: Sender, slots: int = SLOT
     return len(taken)
 
 
-async def _deliver(deliveries: Deliveries, sender: Sender, due: Due) -> None:
+async def _deliver(deliveries: Deliveries, sender: Sender, due: DueDelivery) -> None:
     """Send one message and record what came of it; unrecorded, it is sent again after its lease."""
     headers = signature.headers(due.secrets, str(due.id), deliveries.clock.now(), due.body)
     answer = await sender.post(due.url, headers, due.body)
@@ -34,11 +34,11 @@ async def _deliver(deliveries: Deliveries, sender: Sender, due: Due) -> None:
     if answer.error is None:
         assert answer.status is not None
         await deliveries.delivered(due, answer.status)
-        HERE.count("tenuto_webhook_deliveries_total", "delivered")
+        PROCESS_METRICS.count("tenuto_webhook_deliveries_total", "delivered")
     else:
         log.info("message %s was not delivered: attempt %d", due.id, due.attempt)
         await deliveries.failed(due, answer.error, answer.status)
-        HERE.count("tenuto_webhook_deliveries_total", "failed")
+        PROCESS_METRICS.count("tenuto_webhook_deliveries_total", "failed")
 
 
 class Deliverer:
@@ -55,12 +55,14 @@ class Deliverer:
         self._sender = sender
         self._tick_s = tick_s
         self._slots = slots
-        self._under_way: dict[asyncio.Task[None], Due] = {}
+        self._under_way: dict[asyncio.Task[None], DueDelivery] = {}
         self._poke = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Deliver until `stop`, then let what is under way end."""
-        await repeat(self._guarded, lambda: self._tick_s, stop, self._deliveries.clock, self._poke)
+        await run_periodically(
+            self._guarded, lambda: self._tick_s, stop, self._deliveries.clock, self._poke
+        )
         await self.settle()
 
     async def settle(self) -> None:
@@ -91,7 +93,7 @@ class Deliverer:
             task.add_done_callback(self._ended)
         return len(taken)
 
-    async def _send(self, due: Due) -> None:
+    async def _send(self, due: DueDelivery) -> None:
         try:
             await _deliver(self._deliveries, self._sender, due)
         except TenutoError as error:

@@ -12,7 +12,7 @@ from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 from tenuto.model.webhooks import MAX_SAID
 from tenuto.tls import trusted
-from tenuto.webhooks.url_guard import Address, Checked, Guard
+from tenuto.webhooks.url_guard import Address, CheckedUrl, UrlGuard
 
 DEADLINE_S = 10.0
 MAX_READ = 64 * 1024
@@ -20,58 +20,60 @@ _MOST_ADDRESSES = 3
 _NO_ANSWER = (httpx2.TransportError, OSError)
 
 
-class Answer(msgspec.Struct, frozen=True):
+class SendResult(msgspec.Struct, frozen=True):
     """What came of it: the status if there was one, and why it is no success."""
 
     status: int | None = None
     error: str | None = None
 
 
-class _Heard:
+class _PartialResponse:
     """What has arrived so far, for when time is up."""
 
     def __init__(self) -> None:
         self.status: int | None = None
         self.body = b""
 
-    def answer(self) -> Answer:
+    def answer(self) -> SendResult:
         assert self.status is not None
         if 200 <= self.status < 300:
-            return Answer(self.status)
+            return SendResult(self.status)
         said = bounds.clean(self.body.decode("utf-8", "replace"), MAX_SAID)
-        return Answer(self.status, f"HTTP {self.status}: {said}" if said else f"HTTP {self.status}")
+        return SendResult(
+            self.status, f"HTTP {self.status}: {said}" if said else f"HTTP {self.status}"
+        )
 
 
 class Sender:
     """Posts messages where the guard lets them go."""
 
     def __init__(
-        self, guard: Guard, deadline_s: float = DEADLINE_S, tls: ssl.SSLContext | None = None
+        self, guard: UrlGuard, deadline_s: float = DEADLINE_S, tls: ssl.SSLContext | None = None
     ) -> None:
         self._guard = guard
         self.deadline_s = deadline_s
         self._tls = tls
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> SendResult:
         """Post the body; whatever the other side does is an answer, within the deadline."""
-        heard = _Heard()
+        heard = _PartialResponse()
         try:
             async with asyncio.timeout(self.deadline_s):
                 checked = await self._guard.look_up(url)
                 await self._post(checked, headers, body, heard)
         except Invalid as error:
-            return Answer(error=error.message)
+            return SendResult(error=error.message)
         except TimeoutError:
             if heard.status is None:
-                return Answer(error=f"no answer within {self.deadline_s:g} s")
+                return SendResult(error=f"no answer within {self.deadline_s:g} s")
         except _NO_ANSWER as error:
             if heard.status is None:
                 said = bounds.clean(str(error) or type(error).__name__, MAX_SAID)
-                return Answer(error=f"cannot be reached: {said}")
+                return SendResult(error=f"cannot be reached: {said}")
         return heard.answer()
 
     async def _post(
-        self, checked: Checked, headers: Mapping[str, str], body: bytes, heard: _Heard
+        self, checked: CheckedUrl, headers: Mapping[str, str], body: bytes, heard: _PartialResponse
     ) -> None:
         *others, last = checked.addresses[:_MOST_ADDRESSES]
         for address in others:
@@ -86,10 +88,10 @@ class Sender:
     async def _post_to(
         self,
         address: Address,
-        checked: Checked,
+        checked: CheckedUrl,
         headers: Mapping[str, str],
         body: bytes,
-        heard: _Heard,
+        heard: _PartialResponse,
     ) -> None:
         target = checked.target
         place = f"[{address}]" if isinstance(address, IPv6Address) else str(address)
@@ -119,7 +121,7 @@ class Sender:
                 await response.aclose()
 
 
-async def _read(response: httpx2.Response, heard: _Heard) -> None:
+async def _read(response: httpx2.Response, heard: _PartialResponse) -> None:
     """Read a part of the answer, as it is: nothing is unpacked."""
     size = 0
     async for part in response.aiter_raw():

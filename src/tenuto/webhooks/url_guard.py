@@ -80,7 +80,7 @@ _METADATA = frozenset(
 """Where clouds hand out credentials: no operator can allow these."""
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class ParsedUrl(msgspec.Struct, frozen=True, kw_only=True):
     """A URL in parts. `host` is ASCII, lower case, without a dot at the end."""
 
     scheme: str
@@ -103,10 +103,10 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-class Checked(msgspec.Struct, frozen=True):
+class CheckedUrl(msgspec.Struct, frozen=True):
     """A target, and the only addresses that may be connected to for it."""
 
-    target: Target
+    target: ParsedUrl
     addresses: tuple[Address, ...]
 
 
@@ -157,7 +157,7 @@ def _pass_on(done: Future[list[str]], waiter: asyncio.Future[list[str]]) -> None
         waiter.set_result(done.result())
 
 
-def parse(url: str) -> Target:
+def parse(url: str) -> ParsedUrl:
     """The URL in parts; `Invalid` unless it is one that every program reads alike."""
     match = _URL.fullmatch(url) if len(url) <= MAX_URL else None
     if match is None:
@@ -171,7 +171,9 @@ def parse(url: str) -> Target:
     if not 1 <= port <= 65_535:
         raise _invalid("has a port out of range")
     path = match["path"] or "/"
-    return Target(scheme=scheme, host=host, port=port, path=path if path[0] == "/" else f"/{path}")
+    return ParsedUrl(
+        scheme=scheme, host=host, port=port, path=path if path[0] == "/" else f"/{path}"
+    )
 
 
 def _host_v6(literal: str) -> str:
@@ -200,7 +202,7 @@ def _host(name: str) -> str:
     return host
 
 
-class Guard:
+class UrlGuard:
     """Decides where webhooks may lead."""
 
     def __init__(
@@ -229,7 +231,7 @@ class Guard:
             port = target.port if re.search(r":[0-9]+$", entry) else None
             self._names.add((target.host, port))
 
-    async def look_up(self, url: str) -> Checked:
+    async def look_up(self, url: str) -> CheckedUrl:
         """Where the URL leads, for one connection; `Invalid` when it must not be called."""
         target = parse(url)
         addresses = tuple([target.literal] if target.literal else await self._addresses(target))
@@ -243,9 +245,9 @@ class Guard:
             raise _forbidden("must use port 443, 80 or one above 1023")
         for address in addresses:
             self._check(address, named=named)
-        return Checked(target, addresses)
+        return CheckedUrl(target, addresses)
 
-    async def _addresses(self, target: Target) -> list[Address]:
+    async def _addresses(self, target: ParsedUrl) -> list[Address]:
         try:
             async with asyncio.timeout(self._patience_s):
                 found = await self._resolve(target.host, target.port)
@@ -268,7 +270,7 @@ class Guard:
             raise _forbidden("leads to an address that webhooks must not call")
 
 
-def _named(entry: str) -> Target:
+def _named(entry: str) -> ParsedUrl:
     wrong = Invalid(f"webhook_allow has a wrong entry: {entry[:100]}")
     try:
         target = parse(f"http://{entry}/")

@@ -9,7 +9,7 @@ from typing import Any
 
 from tenuto import tracing
 from tenuto.crash_points import crash_point
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.logs import TASK
 from tenuto.model.bounds import MAX_ERROR, MAX_STACK, clean
 from tenuto.model.errors import Conflict, Invalid
@@ -19,10 +19,10 @@ from tenuto.model.tasks.task import TIMEOUT_SLACK_S
 from tenuto.model.tenancy.redact import NOTHING, Redactor
 from tenuto.settings import Settings
 from tenuto.worker.context import Context
-from tenuto.worker.engine_protocol import WorkEngine
+from tenuto.worker.engine_protocol import WorkerEngine
 from tenuto.worker.handler_waits import Parked
-from tenuto.worker.leases import Held, Leases, Reason
-from tenuto.worker.retry_store import LATER, patience
+from tenuto.worker.leases import HeldLease, HeldLeases, Reason
+from tenuto.worker.retry_store import LATER, retry_delays
 from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart, Runtime
 
 log = logging.getLogger("tenuto.worker")
@@ -39,15 +39,15 @@ _LATE_S = 1.0
 """A timer that comes so much later than it should stood still with the whole process."""
 
 
-class Attempt:
+class AttemptRunner:
     """Runs one claimed task to an outcome that the store knows, or until it is not ours."""
 
     def __init__(
         self,
-        engine: WorkEngine,
-        work: Work,
+        engine: WorkerEngine,
+        work: ClaimedTask,
         runtime: Runtime,
-        leases: Leases,
+        leases: HeldLeases,
         settings: Settings,
         session_ended: Callable[[], None] = lambda: None,
         ended: Ended = lambda _: None,
@@ -62,7 +62,7 @@ class Attempt:
         # The engine strikes secrets from all that is stored. Struck here is what the worker cuts
         # into pieces first, in which nobody would know a secret again.
         self._redactor = Redactor(work.secrets) if work.secrets else NOTHING
-        self._held = Held(work.fence, self.stop, warn=self.warn)
+        self._held = HeldLease(work.fence, self.stop, warn=self.warn)
         self._task: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -118,9 +118,9 @@ class Attempt:
                     self._session_ended()
                 self._held.ended = True
                 if self._context.said is not None:
-                    await self._context.heard()
+                    await self._context.flush()
                 if not self._context.parked:  # else the store has heard all there is
-                    await self._insist(tell)
+                    await self._report_until_stored(tell)
         except Exception:
             log.exception("an attempt ended in a fault")
         finally:
@@ -146,11 +146,11 @@ class Attempt:
         except asyncio.CancelledError:
             if self._held.reason is not None:
                 return self._stopped
-            if _torn_down():
+            if _is_cancelled_by_worker():
                 raise
             failed = AttemptFailed(Failure(message="the handler cancelled itself"))
         except CannotStart as error:
-            failure = self._sayable(error.failure)
+            failure = self._storable_failure(error.failure)
             return lambda: self._engine.not_started(self._work.fence, failure)
         except Parked:
             return _nothing
@@ -187,12 +187,12 @@ class Attempt:
 
     async def _fail(self, error: AttemptFailed) -> None:
         crash_point("worker.before_fail")
-        failure = self._sayable(error.failure)
+        failure = self._storable_failure(error.failure)
         at = error.resume_at
         known = at if isinstance(at, datetime) and at.tzinfo is not None else None
         await self._engine.fail(self._work.fence, failure, known)
 
-    def _sayable(self, told: Failure) -> Failure:
+    def _storable_failure(self, told: Failure) -> Failure:
         """A failure as the store takes it: struck, and no longer than may be."""
         struck = self._redactor.text
         return Failure(
@@ -221,12 +221,12 @@ class Attempt:
                 log.warning("attempt %d of %s was lost", fence.attempt, fence.task)
                 await self._engine.confirm_gone(fence, self._receipt or {"state": "ended"})
 
-    async def _insist(self, tell: Tell) -> None:  # noqa: C901  one answer per kind of refusal
+    async def _report_until_stored(self, tell: Tell) -> None:  # noqa: C901  one answer per kind of refusal
         """Tell until the store has heard, or says that the task is no longer ours.
 
         Of a lost attempt only the end of its session is told.
         """
-        pauses = patience()
+        pauses = retry_delays()
         told_plainly = False
         while True:
             if self._held.reason == "lost":
@@ -244,20 +244,20 @@ class Attempt:
                     return
                 tell = self._stopped
             except asyncio.CancelledError:
-                if _torn_down() and self._held.reason is None:
+                if _is_cancelled_by_worker() and self._held.reason is None:
                     raise  # else: asked to stop while telling, and what is told decides
             except Exception as error:  # refused, or a fault: neither gets better by waiting
                 if told_plainly:
                     log.exception("outcome of %s refused", self._work.fence.task)
                     return
                 told_plainly = not self._completing
-                tell = self._refused(error)
+                tell = self._report_invalid_outcome(error)
             else:
                 if self._completing:
                     crash_point("worker.complete_answered")
                 return
 
-    def _refused(self, error: Exception) -> Tell:
+    def _report_invalid_outcome(self, error: Exception) -> Tell:
         """What cannot be stored as it was told is told as a plain failure.
 
         A result that nobody can store is no better the next time.
@@ -292,7 +292,7 @@ def _silent() -> None:
     """Warns an attempt that has ended already."""
 
 
-def _torn_down() -> bool:
+def _is_cancelled_by_worker() -> bool:
     """Whether this very task is being cancelled, by whoever ends the worker."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -20,7 +20,7 @@ _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 
 
-class Room:
+class SessionCapacity:
     """What is left for sessions.
 
     After a start that failed for the machine's sake only one is tried at a time, after pauses that
@@ -64,7 +64,7 @@ class Room:
         self._pause = min(max(_FIRST_PAUSE_S, 2 * self._pause), _LONGEST_PAUSE_S)
         self._next = self._now() + self._pause
 
-    def unused(self) -> None:
+    def release_reservation(self) -> None:
         """Who was let through found nothing to start: the next one may try at once."""
         if self._tried:
             self._tried = False

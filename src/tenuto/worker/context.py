@@ -13,15 +13,15 @@ from uuid import UUID
 import msgspec
 
 from tenuto.crash_points import crash_point
-from tenuto.engine.agents.subtasks import Asked, Question
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.agents.subtasks import AskResult, Question
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.errors import Conflict
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tenancy.redact import Redactor
-from tenuto.worker.engine_protocol import WorkEngine
-from tenuto.worker.handler_waits import Calls, Child, Decision, Names, Parked, decision_of
-from tenuto.worker.retry_store import LATER, patience
+from tenuto.worker.engine_protocol import WorkerEngine
+from tenuto.worker.handler_waits import Child, Decision, Names, Parked, WaitKeys, decision_of
+from tenuto.worker.retry_store import LATER, retry_delays
 from tenuto.worker.transcript import Transcript
 
 T = TypeVar("T")
@@ -30,7 +30,9 @@ T = TypeVar("T")
 class Context:
     """One attempt, as an async handler sees it."""
 
-    def __init__(self, engine: WorkEngine, work: Work, room: int, redactor: Redactor) -> None:
+    def __init__(
+        self, engine: WorkerEngine, work: ClaimedTask, room: int, redactor: Redactor
+    ) -> None:
         self._engine = engine
         self._work = work
         self._room = room
@@ -55,13 +57,13 @@ class Context:
         return asyncio.Lock()
 
     @cached_property
-    def _doing(self) -> defaultdict[str, asyncio.Lock]:
+    def _step_locks(self) -> defaultdict[str, asyncio.Lock]:
         """Steps by key: one that is asked for twice at once is done once."""
         return defaultdict(asyncio.Lock)
 
     @cached_property
-    def _calls(self) -> Calls:
-        return Calls()
+    def _calls(self) -> WaitKeys:
+        return WaitKeys()
 
     @property
     def task_id(self) -> UUID:
@@ -86,7 +88,7 @@ class Context:
         return self._work.previous
 
     @property
-    def work(self) -> Work:
+    def work(self) -> ClaimedTask:
         """Everything the claim brought: title, prompt, metadata and more."""
         return self._work
 
@@ -96,7 +98,7 @@ class Context:
         return str(self._work.fence.task)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the attempt's transcript takes no more."""
         return self.said is not None and self.said.full
 
@@ -106,14 +108,16 @@ class Context:
             self.said = Transcript(self._engine, self._work.fence, self._room, self.redactor)
         self.said.add(level, text)
 
-    async def heard(self) -> None:
+    async def flush(self) -> None:
         """Everything said so far is stored, unless the store refuses."""
         if self.said is not None:
             await self.said.close()
 
     async def progress(self, percent: float | None = None, step: str | None = None) -> None:
         """Say how far the attempt is."""
-        await self._insist(lambda: self._engine.progress(self._work.fence, percent, step))
+        await self._retry_while_unavailable(
+            lambda: self._engine.progress(self._work.fence, percent, step)
+        )
 
     async def used(
         self,
@@ -134,7 +138,7 @@ class Context:
                 cost_usd=cost_usd,
                 number=self._reports,
             )
-            await self._insist(lambda: self._engine.used(self._work.fence, usage))
+            await self._retry_while_unavailable(lambda: self._engine.used(self._work.fence, usage))
 
     async def save(self, checkpoint: Any) -> None:
         """Keep a checkpoint; the next attempt starts with it."""
@@ -142,18 +146,22 @@ class Context:
         # Numbered here: of two saves whose answers are lost, the later one must win in any order.
         self._saves += 1
         number = self._saves
-        await self._insist(lambda: self._engine.checkpoint(self._work.fence, checkpoint, number))
+        await self._retry_while_unavailable(
+            lambda: self._engine.checkpoint(self._work.fence, checkpoint, number)
+        )
         self.checkpoint = checkpoint
         crash_point("worker.checkpoint_saved")
 
     async def step(self, key: str, work: Callable[[], Awaitable[T] | T]) -> T:
         """The value of `work`, done once per key, as JSON has it: every attempt gets the same."""
-        async with self._doing[key]:
+        async with self._step_locks[key]:
             steps = await self._recorded()
             if not self._is_done(steps, key):
                 result = work()
                 done = await result if isawaitable(result) else result
-                await self._insist(lambda: self._engine.record_step(self._work.fence, key, done))
+                await self._retry_while_unavailable(
+                    lambda: self._engine.record_step(self._work.fence, key, done)
+                )
                 steps[key] = (msgspec.json.decode(msgspec.json.encode(done)), None)
             value: T = steps[key][0]
             return value
@@ -170,7 +178,9 @@ class Context:
         steps = await self._recorded()
         if key in steps and steps[key][1] is not None:
             return steps[key][1]  # type: ignore[return-value]  # checked on the line above
-        child = await self._insist(lambda: self._engine.spawn(self._work.fence, key, new))
+        child = await self._retry_while_unavailable(
+            lambda: self._engine.spawn(self._work.fence, key, new)
+        )
         steps[key] = (None, child)
         return child
 
@@ -225,35 +235,41 @@ class Context:
         self, children: list[UUID | str] | None, seconds: float | None
     ) -> list[Child]:
         name = self._calls.name(children)
-        await self.heard()  # nothing more is heard of an attempt that is over
+        await self.flush()  # nothing more is heard of an attempt that is over
         fence = self._work.fence
-        waited = await self._insist(lambda: self._engine.wait(fence, children, seconds, name))
-        self._stop_if(waited.parked)
+        waited = await self._retry_while_unavailable(
+            lambda: self._engine.wait(fence, children, seconds, name)
+        )
+        self._raise_if_parked(waited.parked)
         return waited.children
 
     async def _answer(self, key: str, question: Question) -> Any:
-        await self.heard()
+        await self.flush()
         fence = self._work.fence
-        asked: Asked = await self._insist(lambda: self._engine.ask(fence, key, question))
-        self._stop_if(asked.parked)
+        asked: AskResult = await self._retry_while_unavailable(
+            lambda: self._engine.ask(fence, key, question)
+        )
+        self._raise_if_parked(asked.parked)
         return asked.answer
 
-    def _stop_if(self, parked: bool) -> None:
+    def _raise_if_parked(self, parked: bool) -> None:
         if parked:
             self.parked = True
             raise Parked
 
     async def _recorded(self) -> dict[str, tuple[Any, UUID | None]]:
         if self._steps is None:
-            self._steps = await self._insist(lambda: self._engine.steps(self._work.fence.task))
+            self._steps = await self._retry_while_unavailable(
+                lambda: self._engine.steps(self._work.fence.task)
+            )
         return self._steps
 
-    async def _insist(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_while_unavailable(self, call: Callable[[], Awaitable[T]]) -> T:
         """The store's answer, however long it is away: a handler is not to run again for that.
 
         Whatever an attempt says can be said twice: it is known by its fence, number or key.
         """
-        pauses = patience()
+        pauses = retry_delays()
         while True:
             try:
                 return await call()
@@ -293,7 +309,7 @@ class SyncContext:
         self._context.stopping = value
 
     def log(self, text: str, level: str = "INFO") -> None:
-        if not self._context.full:
+        if not self._context.is_full:
             self._loop.call_soon_threadsafe(self._context.log, text, level)
 
     def progress(self, percent: float | None = None, step: str | None = None) -> None:

@@ -7,9 +7,9 @@ from uuid import UUID
 
 from tenuto.broker.protocol import Listener
 from tenuto.clock import Clock
-from tenuto.engine.agents.subtasks import Asked, Question, Waited
-from tenuto.engine.tasks.claim import Work
-from tenuto.engine.tasks.report import Beat, Presence
+from tenuto.engine.agents.subtasks import AskResult, Question, WaitResult
+from tenuto.engine.tasks.claim import ClaimedTask
+from tenuto.engine.tasks.report import HeartbeatResult, WorkerInfo
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.tasks.commands import Failure
@@ -18,7 +18,7 @@ from tenuto.model.tasks.task import Fence
 from tenuto.model.tasks.transcript import Line
 
 
-class WorkEngine(Protocol):
+class WorkerEngine(Protocol):
     """The agents' side of an engine; contracts as `Engine` has them."""
 
     workspace: UUID
@@ -34,13 +34,19 @@ class WorkEngine(Protocol):
 
     def subscribe(self, listener: Listener) -> Callable[[], None]: ...
 
-    async def claim(self, agent: AgentProfile, worker: str, n: int, lease_s: int) -> list[Work]: ...
+    async def claim(
+        self, agent: AgentProfile, worker: str, n: int, lease_s: int
+    ) -> list[ClaimedTask]: ...
 
-    async def beat(self, who: Presence, fences: Sequence[Fence], lease_s: int) -> Beat: ...
+    async def worker_heartbeat(
+        self, who: WorkerInfo, fences: Sequence[Fence], lease_s: int
+    ) -> HeartbeatResult: ...
 
-    async def present(self, who: Presence) -> bool: ...
+    async def record_worker(self, who: WorkerInfo) -> bool: ...
 
-    async def sweep(self, worker: str, host: str, runs: Callable[[str, UUID], bool]) -> int: ...
+    async def confirm_gone_sessions(
+        self, worker: str, host: str, runs: Callable[[str, UUID], bool]
+    ) -> int: ...
 
     async def progress(
         self, fence: Fence, percent: float | None = None, step: str | None = None
@@ -64,9 +70,9 @@ class WorkEngine(Protocol):
         children: Sequence[UUID | str] | None = None,
         timeout_s: float | None = None,
         key: str | None = None,
-    ) -> Waited: ...
+    ) -> WaitResult: ...
 
-    async def ask(self, fence: Fence, key: str, question: Question) -> Asked: ...
+    async def ask(self, fence: Fence, key: str, question: Question) -> AskResult: ...
 
     async def complete(self, fence: Fence, output: Any = None) -> None: ...
 

@@ -28,7 +28,7 @@ class Decision(msgspec.Struct, frozen=True):
         return self.approved
 
 
-class Calls:
+class WaitKeys:
     """Names for a handler's waits: the same in every attempt that makes the same calls."""
 
     def __init__(self) -> None:
@@ -47,4 +47,4 @@ def decision_of(value: Any) -> Decision:
     return Decision(value["decision"] == "approved", value.get("by"), value.get("comment"))
 
 
-__all__ = ["Calls", "Child", "Decision", "Names", "Parked", "decision_of"]
+__all__ = ["Child", "Decision", "Names", "Parked", "WaitKeys", "decision_of"]

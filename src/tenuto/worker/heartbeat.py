@@ -18,13 +18,13 @@ from uuid import UUID
 
 from tenuto.clock import Clock
 from tenuto.crash_points import crash_point
-from tenuto.engine.tasks.report import Beat, Presence
-from tenuto.metrics import HERE
+from tenuto.engine.tasks.report import HeartbeatResult, WorkerInfo
+from tenuto.metrics import PROCESS_METRICS
 from tenuto.model.errors import TenutoError, Unavailable
-from tenuto.periodic import repeat
+from tenuto.periodic import run_periodically
 from tenuto.settings import Settings
-from tenuto.worker.engine_protocol import WorkEngine
-from tenuto.worker.leases import Held, Leases, Reason
+from tenuto.worker.engine_protocol import WorkerEngine
+from tenuto.worker.leases import HeldLease, HeldLeases, Reason
 
 log = logging.getLogger("tenuto.worker")
 
@@ -39,16 +39,16 @@ def lease_seconds(settings: Settings) -> int:
     return max(settings.lease_s, math.ceil(3 * settings.heartbeat_s))
 
 
-class Heart:
+class HeartbeatLoop:
     """Beats for one worker."""
 
     def __init__(
         self,
-        engine: WorkEngine,
-        leases: Leases,
-        who: Presence,
+        engine: WorkerEngine,
+        leases: HeldLeases,
+        who: WorkerInfo,
         settings: Settings,
-        tell: Callable[[Held, Reason], None],
+        tell: Callable[[HeldLease, Reason], None],
         die: Callable[[], None] = lambda: os._exit(STUCK_EXIT),
         drain: Callable[[], None] = lambda: None,
         ending: Callable[[], float | None] = lambda: None,
@@ -66,39 +66,43 @@ class Heart:
         self._beats = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        await repeat(self.beat_once, self._pause, stop, self._engine.clock, self.poke)
+        await run_periodically(
+            self.heartbeat_once, self._pause, stop, self._engine.clock, self.poke
+        )
 
     def _pause(self) -> float:
         # While something has to stop, look every second whether it has.
         stopping = any(held.reason is not None for held in self._leases.all())
         return min(1.0, self._settings.heartbeat_s) if stopping else self._settings.heartbeat_s
 
-    async def beat_once(self) -> None:
+    async def heartbeat_once(self) -> None:
         """Renew everything; a store that does not answer is asked again at the next beat."""
         held = self._leases.all()
-        beat: Beat | None = None
+        beat: HeartbeatResult | None = None
         if held:
             crash_point("worker.before_heartbeat")
         try:
             # A beat that hangs must not keep the next one from trying another connection.
             async with asyncio.timeout(self._settings.heartbeat_s):
                 fences = [each.fence for each in held]
-                beat = await self._engine.beat(self._who, fences, lease_seconds(self._settings))
+                beat = await self._engine.worker_heartbeat(
+                    self._who, fences, lease_seconds(self._settings)
+                )
             if held:
                 crash_point("worker.heartbeat_answered")
-            self._pass_on(held, beat)
+            self._apply_reply(held, beat)
             async with asyncio.timeout(self._settings.heartbeat_s):
-                await self._look_after()
+                await self._register_and_sweep()
         except (Unavailable, TimeoutError) as error:
             if beat is None:
-                HERE.count("tenuto_lease_renew_failures_total", by=len(held))
+                PROCESS_METRICS.count("tenuto_lease_renew_failures_total", by=len(held))
             log.warning("heartbeat failed: %s", str(error) or "the store does not answer in time")
         self._end_drain()
-        await self._end_stuck()
+        await self._exit_if_stuck()
 
-    def _pass_on(self, held: list[Held], beat: Beat) -> None:
+    def _apply_reply(self, held: list[HeldLease], beat: HeartbeatResult) -> None:
         lost = {(fence.task, fence.attempt) for fence in beat.lost}
-        HERE.count("tenuto_lease_renew_failures_total", by=len(lost))
+        PROCESS_METRICS.count("tenuto_lease_renew_failures_total", by=len(lost))
         for each in held:
             task = each.fence.task
             if (task, each.fence.attempt) in lost:
@@ -111,11 +115,11 @@ class Heart:
                 each.warned = True
                 each.warn()
 
-    async def _look_after(self) -> None:
-        if await self._engine.present(self._who):
+    async def _register_and_sweep(self) -> None:
+        if await self._engine.record_worker(self._who):
             self._drain()
         if self._beats % SWEEP_EVERY == 0:
-            await self._engine.sweep(self._who.worker, self._who.host, self._runs)
+            await self._engine.confirm_gone_sessions(self._who.worker, self._who.host, self._runs)
         self._beats += 1
 
     def _runs(self, worker: str, task: UUID) -> bool:
@@ -128,7 +132,7 @@ class Heart:
         pid = worker.removeprefix(f"{self._who.host}:").partition(":")[0]
         return not pid.isdigit() or _is_alive(int(pid))
 
-    def _ask(self, held: Held, reason: Reason) -> None:
+    def _ask(self, held: HeldLease, reason: Reason) -> None:
         # A lost lease overrules what was asked before: there is nothing left to confirm.
         if not self._leases.holds(held) or held.reason in (reason, "lost"):
             return
@@ -149,7 +153,7 @@ class Heart:
             if held.reason is None and not held.ended:
                 self._ask(held, "drain")
 
-    async def _end_stuck(self) -> None:
+    async def _exit_if_stuck(self) -> None:
         now = self._engine.clock.elapsed()
         stopping = [each for each in self._leases.all() if each.reason and not each.ended]
         for each in stopping:
@@ -161,12 +165,12 @@ class Heart:
             await self._give_back(stuck)
             self._die()
 
-    def _is_stuck(self, held: Held, now: float) -> bool:
+    def _is_stuck(self, held: HeldLease, now: float) -> bool:
         # Both by the clock and by looks: a machine that slept gave the handler no time to stop.
         limit = min(self._settings.grace_s, held.longest_grace_s) + 2.0
         return now - held.asked_at > limit and held.looks > limit / self._pause()
 
-    async def _give_back(self, stuck: list[Held]) -> None:
+    async def _give_back(self, stuck: list[HeldLease]) -> None:
         receipt = {"state": "killed", "how": "the worker process ended itself"}
         for held in self._leases.all():
             if held.ended:
@@ -183,20 +187,20 @@ class Heart:
                     await self._engine.time_out(fence, receipt)
 
 
-class HeartThread:
+class HeartbeatThread:
     """A heart on a thread, an event loop and an engine of its own."""
 
     def __init__(
         self,
-        connect: Callable[[], AbstractAsyncContextManager[WorkEngine]],
-        make: Callable[[WorkEngine], Heart],
+        connect: Callable[[], AbstractAsyncContextManager[WorkerEngine]],
+        make: Callable[[WorkerEngine], HeartbeatLoop],
         clock: Clock,
     ) -> None:
         self._connect = connect
         self._make = make
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._heart: Heart | None = None
+        self._heart: HeartbeatLoop | None = None
         self._stop: asyncio.Event | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._main, name="tenuto-heart", daemon=True)

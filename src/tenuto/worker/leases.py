@@ -16,7 +16,7 @@ def _nobody() -> None:
     """Warns a session that has ended."""
 
 
-class Held(msgspec.Struct, eq=False):
+class HeldLease(msgspec.Struct, eq=False):
     """One running attempt: its fence, and why and since when it has to stop."""
 
     fence: Fence
@@ -34,13 +34,13 @@ class Held(msgspec.Struct, eq=False):
     warned: bool = False
 
 
-class Leases:
+class HeldLeases:
     """The attempts a worker runs, by task. Single operations on it are atomic between threads."""
 
     def __init__(self) -> None:
-        self._held: dict[int, tuple[Held, ...]] = {}
+        self._held: dict[int, tuple[HeldLease, ...]] = {}
 
-    def add(self, held: Held) -> None:
+    def add(self, held: HeldLease) -> None:
         """Hold an attempt; earlier ones of the same task are lost, though they were ours."""
         task = held.fence.task.int
         before = self._held.get(task, ())
@@ -48,7 +48,7 @@ class Leases:
         for each in before:
             each.stop("lost")
 
-    def remove(self, held: Held) -> None:
+    def remove(self, held: HeldLease) -> None:
         task = held.fence.task.int
         mine = self._held.get(task, ())
         if mine == (held,):
@@ -56,14 +56,14 @@ class Leases:
         elif mine:
             self._held[task] = tuple(each for each in mine if each is not held)
 
-    def holds(self, held: Held) -> bool:
+    def holds(self, held: HeldLease) -> bool:
         return held in self._held.get(held.fence.task.int, ())
 
     def runs(self, task: UUID) -> bool:
         """Whether any attempt of the task is held."""
         return task.int in self._held
 
-    def all(self) -> list[Held]:
+    def all(self) -> list[HeldLease]:
         return [held for attempts in list(self._held.values()) for held in attempts]
 
     def __len__(self) -> int:

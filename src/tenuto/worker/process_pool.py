@@ -10,7 +10,7 @@ import sys
 from tenuto.engine.engine import Engine
 from tenuto.engine.tasks.maintenance import BATCH, EVERY_LEASE
 from tenuto.model.errors import TenutoError
-from tenuto.periodic import wait_any
+from tenuto.periodic import wait_first_event
 from tenuto.settings import Settings
 
 log = logging.getLogger("tenuto")
@@ -25,7 +25,7 @@ HANDED_ON = (
 """The settings that flags of the parent may have changed."""
 
 
-class Children:
+class WorkerPool:
     """So many workers, each started again when it ends unasked."""
 
     def __init__(self, engine: Engine, settings: Settings, n: int) -> None:
@@ -46,24 +46,24 @@ class Children:
             except OSError as error:  # no memory, no descriptors: the others go on meanwhile
                 log.warning("cannot start worker %d: %s", number, error)
                 pause = min(pause * 2, LONGEST_PAUSE_S)
-                await wait_any([stop], pause, self._engine.clock)
+                await wait_first_event([stop], pause, self._engine.clock)
                 continue
             ended = asyncio.Event()
             watch = asyncio.get_running_loop().create_task(_announce_end(child, ended))
-            await wait_any([stop, ended], float(10**9), self._engine.clock)
+            await wait_first_event([stop, ended], float(10**9), self._engine.clock)
             if stop.is_set():
                 await self._drain(child, ended)
                 await watch
                 return
             if child.returncode == 0 and await self._was_drained(child.pid):
                 log.warning("worker %d (pid %d) ended as it was asked to", number, child.pid)
-                await wait_any([stop], float(10**9), self._engine.clock)
+                await wait_first_event([stop], float(10**9), self._engine.clock)
                 return
             log.error("worker %d (pid %d) ended with %s", number, child.pid, child.returncode)
-            await self._bury(child.pid)
+            await self._expire_leases_of(child.pid)
             healthy = self._engine.clock.elapsed() - started > HEALTHY_S
             pause = 0.5 if healthy else min(pause * 2, LONGEST_PAUSE_S)
-            await wait_any([stop], pause, self._engine.clock)
+            await wait_first_event([stop], pause, self._engine.clock)
 
     async def _start(self) -> asyncio.subprocess.Process:
         env = os.environ | {"TENUTO_PARENT_PIPE": "1", "TENUTO_DATABASE": self._settings.url()}
@@ -91,7 +91,7 @@ class Children:
         if child.returncode is None:
             child.send_signal(signal.SIGTERM)
         patience = self._settings.drain_s + self._settings.grace_s + 35
-        await wait_any([ended], patience, self._engine.clock)
+        await wait_first_event([ended], patience, self._engine.clock)
         if child.returncode is None:
             child.kill()
 
@@ -105,7 +105,7 @@ class Children:
         mine = (row for row in rows if row["host"] == host and row["pid"] == pid)
         return any(row["drain_requested_at"] is not None for row in mine)
 
-    async def _bury(self, pid: int) -> None:
+    async def _expire_leases_of(self, pid: int) -> None:
         """Expire what the dead worker held, now instead of at the end of its leases."""
         host, upkeep = socket.gethostname(), self._engine.upkeep
         try:

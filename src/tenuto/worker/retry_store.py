@@ -9,7 +9,7 @@ LATER = (Unavailable, TooMany)
 _LONGEST_PAUSE_S = 5.0
 
 
-def patience() -> Iterator[float]:
+def retry_delays() -> Iterator[float]:
     """How long to wait before each time that something is said again."""
     pause = 0.1
     while True:

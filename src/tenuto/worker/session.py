@@ -45,7 +45,7 @@ class SessionEnd(msgspec.Struct, frozen=True):
     receipt: dict[str, Any]
 
 
-class _Wires(NamedTuple):
+class _SessionFds(NamedTuple):
     """The worker's ends of what joins it to one session."""
 
     control: socket.socket
@@ -60,7 +60,7 @@ class _Zygote(NamedTuple):
     socket: socket.socket
 
 
-class _Control(NamedTuple):
+class _ControlChannel(NamedTuple):
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
@@ -98,7 +98,7 @@ class _Pipes(NamedTuple):
 class Session:
     """One running command; the caller drains its pipes."""
 
-    def __init__(self, pid: int, pipes: _Pipes, control: _Control) -> None:
+    def __init__(self, pid: int, pipes: _Pipes, control: _ControlChannel) -> None:
         self.pid = pid
         self.stdout, self.stderr, self.report = pipes.readers
         self._transports = pipes.transports
@@ -190,7 +190,9 @@ class Supervisor:
         for session in sessions:
             session.drop()
 
-    async def _connect(self, undo: contextlib.ExitStack, *, feed: bool) -> tuple[_Wires, _Control]:
+    async def _connect(
+        self, undo: contextlib.ExitStack, *, feed: bool
+    ) -> tuple[_SessionFds, _ControlChannel]:
         """A session supervisor that is ready for its command.
 
         Before it says so nothing has run, so a zygote found dead is replaced and asked again.
@@ -201,7 +203,7 @@ class Supervisor:
                 wires = await _send_wires(attempt, zygote, feed=feed)
                 if wires is None:
                     continue
-                control = _Control(
+                control = _ControlChannel(
                     *await asyncio.open_unix_connection(sock=wires.control, limit=CONTROL_LIMIT)
                 )
                 attempt.callback(control.writer.close)
@@ -253,7 +255,9 @@ async def _started_zygote() -> _Zygote:
     return _Zygote(process, ours)
 
 
-async def _send_wires(undo: contextlib.ExitStack, zygote: _Zygote, *, feed: bool) -> _Wires | None:
+async def _send_wires(
+    undo: contextlib.ExitStack, zygote: _Zygote, *, feed: bool
+) -> _SessionFds | None:
     """Sends the session's ends to the zygote and keeps ours; None when the zygote is dead."""
     try:
         with contextlib.ExitStack() as theirs:
@@ -269,7 +273,7 @@ async def _send_wires(undo: contextlib.ExitStack, zygote: _Zygote, *, feed: bool
 
 def _open_wires(
     ours: contextlib.ExitStack, theirs: contextlib.ExitStack, *, feed: bool
-) -> tuple[_Wires, list[int]]:
+) -> tuple[_SessionFds, list[int]]:
     """Our ends, and the descriptors of theirs in the supervisor's order."""
 
     def pipe(reads: contextlib.ExitStack, writes: contextlib.ExitStack) -> tuple[FileIO, FileIO]:
@@ -284,7 +288,7 @@ def _open_wires(
     their_stdin, stdin = pipe(theirs, ours) if feed else (FileIO(os.devnull), None)
     theirs.callback(their_stdin.close)
     (stdout, out), (stderr, err), (report, rep) = (pipe(ours, theirs) for _ in range(3))
-    wires = _Wires(control, stdin, stdout, stderr, report)
+    wires = _SessionFds(control, stdin, stdout, stderr, report)
     return wires, [end.fileno() for end in (their_stdin, out, err, rep, their_control)]
 
 
@@ -294,7 +298,7 @@ def _close(file: FileIO) -> None:
         file.close()
 
 
-async def _start_command(control: _Control, request: dict[str, Any]) -> int:
+async def _start_command(control: _ControlChannel, request: dict[str, Any]) -> int:
     """The pid of the command that the ready session supervisor has started."""
     control.send(request)
     line = await control.receive()
@@ -307,7 +311,7 @@ async def _start_command(control: _Control, request: dict[str, Any]) -> int:
 
 
 async def _open_pipes(
-    undo: contextlib.ExitStack, wires: _Wires, stdin: bytes, limit: int
+    undo: contextlib.ExitStack, wires: _SessionFds, stdin: bytes, limit: int
 ) -> _Pipes:
     """Streams over our ends of the pipes; `stdin` is fed as fast as the command reads it."""
     loop = asyncio.get_running_loop()

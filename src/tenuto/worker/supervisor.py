@@ -208,7 +208,7 @@ def oom_counter(path: str) -> int:
     return int(counters.get("oom_kill", 0))
 
 
-class Pace:
+class ScanBackoff:
     """When /proc may be walked again: at once, then ever less often."""
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ def launch(argv: list[str], cwd: str | None, env: dict[str, str]) -> subprocess.
         raise SpawnRefused("spawn_failed", "the command", error) from None
 
 
-class Control:
+class ControlChannel:
     """Lines of JSON to and from the worker; `open` until a read finds the worker gone."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -286,7 +286,7 @@ class Control:
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
 
-class Tree:
+class ProcessTree:
     """A command and everything it started: exactly the children of this subreaper.
 
     Without a subreaper (`exact` False) it is the command's process group.
@@ -325,10 +325,10 @@ class Tree:
         return [process.pid for process in descendants()] if self.exact else []
 
 
-class Session:
+class SessionSupervisor:
     """The supervision of one command until nothing of it is left."""
 
-    def __init__(self, tree: Tree, control: Control, events: int) -> None:
+    def __init__(self, tree: ProcessTree, control: ControlChannel, events: int) -> None:
         self._tree = tree
         self._control = control
         self._events = events
@@ -336,7 +336,7 @@ class Session:
         self._kill_at: float | None = None
         self._asked = False
         self._how = "exited"
-        self._pace = Pace()
+        self._pace = ScanBackoff()
 
     def run(self) -> bool:
         """Returns when nothing is left of the tree, or False when the rest cannot be killed."""
@@ -437,7 +437,7 @@ def release_descriptors() -> None:
 def run_session(fds: list[int]) -> int:
     """Runs one command; 0 when nothing of it is left."""
     take_descriptors(fds)
-    control = Control(socket.socket(fileno=CONTROL_FD))
+    control = ControlChannel(socket.socket(fileno=CONTROL_FD))
     control.send({"ready": True})
     request = control.receive_first()
     if request is None:
@@ -451,7 +451,7 @@ def run_session(fds: list[int]) -> int:
         return 0
     release_descriptors()
     control.send({"pid": process.pid})
-    session = Session(Tree(process, exact=exact), control, events)
+    session = SessionSupervisor(ProcessTree(process, exact=exact), control, events)
     gone = session.run()
     control.send(session.result(gone=gone))
     return 0 if gone else 1
@@ -467,7 +467,7 @@ class Zygote:
         self._supervisors: set[int] = set()
         self._worker_gone = False
         self._give_up = math.inf
-        self._strays: Pace | None = None
+        self._strays: ScanBackoff | None = None
 
     def run(self) -> None:
         """Returns after the worker has gone and every child with it."""
@@ -481,7 +481,7 @@ class Zygote:
         failed = [pid for pid, status in ended.items() if status and pid in self._supervisors]
         self._supervisors -= ended.keys()
         if failed and self._exact:
-            self._strays = Pace()
+            self._strays = ScanBackoff()
         return gone
 
     def _sweep(self) -> float | None:
@@ -518,7 +518,7 @@ class Zygote:
         self._give_up = time.monotonic() + GIVE_UP
         if self._exact:
             self._supervisors.clear()
-            self._strays = Pace()
+            self._strays = ScanBackoff()
 
     def _fork(self, fds: list[int]) -> None:
         try:

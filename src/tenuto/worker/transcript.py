@@ -8,8 +8,8 @@ from tenuto.model.errors import TenutoError
 from tenuto.model.tasks.task import Fence
 from tenuto.model.tasks.transcript import Line, full_text
 from tenuto.model.tenancy.redact import Redactor
-from tenuto.worker.engine_protocol import WorkEngine
-from tenuto.worker.retry_store import LATER, patience
+from tenuto.worker.engine_protocol import WorkerEngine
+from tenuto.worker.retry_store import LATER, retry_delays
 
 log = logging.getLogger("tenuto.worker")
 
@@ -22,7 +22,9 @@ MOST_LINES = 500
 class Transcript:
     """What one attempt said."""
 
-    def __init__(self, engine: WorkEngine, fence: Fence, most_kb: int, redactor: Redactor) -> None:
+    def __init__(
+        self, engine: WorkerEngine, fence: Fence, most_kb: int, redactor: Redactor
+    ) -> None:
         self._engine = engine
         self._fence = fence
         self._redactor = redactor
@@ -75,7 +77,7 @@ class Transcript:
                 return
 
     async def _flush(self) -> None:
-        pauses = patience()
+        pauses = retry_delays()
         while self._waiting:
             lines = self._waiting[:MOST_LINES]
             try:

@@ -15,17 +15,17 @@ import msgspec
 
 from tenuto.broker.protocol import EVERYTHING
 from tenuto.crash_points import crash_point
-from tenuto.engine.tasks.claim import Work
-from tenuto.engine.tasks.report import Presence
-from tenuto.metrics import HERE
-from tenuto.model.agents.matching import AgentProfile, Means
+from tenuto.engine.tasks.claim import ClaimedTask
+from tenuto.engine.tasks.report import WorkerInfo
+from tenuto.metrics import PROCESS_METRICS
+from tenuto.model.agents.matching import AgentProfile, SupportedWork
 from tenuto.model.errors import Forbidden, TenutoError
-from tenuto.periodic import Turn, wait_any
+from tenuto.periodic import NextTick, wait_first_event
 from tenuto.settings import Settings
-from tenuto.worker.attempt import Attempt
-from tenuto.worker.engine_protocol import WorkEngine
-from tenuto.worker.heartbeat import Heart, HeartThread, lease_seconds
-from tenuto.worker.leases import Held, Leases, Reason
+from tenuto.worker.attempt import AttemptRunner
+from tenuto.worker.engine_protocol import WorkerEngine
+from tenuto.worker.heartbeat import HeartbeatLoop, HeartbeatThread, lease_seconds
+from tenuto.worker.leases import HeldLease, HeldLeases, Reason
 from tenuto.worker.runtime.function import FunctionRuntime, Handler
 from tenuto.worker.runtime.protocol import Runtime
 
@@ -40,10 +40,10 @@ _PORTION = 100
 _SIGN_OFF_S = 5.0
 """How long a worker that ends waits to say so: a store that hangs must not keep it."""
 
-Connect = Callable[[], AbstractAsyncContextManager[WorkEngine]]
+Connect = Callable[[], AbstractAsyncContextManager[WorkerEngine]]
 
 
-class Hosted(msgspec.Struct, frozen=True):
+class HostedAgent(msgspec.Struct, frozen=True):
     """An agent and how its attempts are run."""
 
     profile: AgentProfile
@@ -55,7 +55,7 @@ class Worker:
 
     def __init__(
         self,
-        engine: WorkEngine,
+        engine: WorkerEngine,
         settings: Settings | None = None,
         *,
         connect: Connect | None = None,
@@ -68,12 +68,12 @@ class Worker:
         self.id = name or f"{host}:{pid}:{engine.clock.new_id()}"
         self._connect = connect
         self._die = die
-        self._hosted: list[Hosted] = []
-        self._leases = Leases()
+        self._hosted: list[HostedAgent] = []
+        self._leases = HeldLeases()
         self._running: set[asyncio.Task[None]] = set()
         self._sessions = 0
-        self._who = Presence(self.id, host, pid)
-        self._heart: Heart | HeartThread | None = None
+        self._who = WorkerInfo(self.id, host, pid)
+        self._heart: HeartbeatLoop | HeartbeatThread | None = None
         self._claims: set[asyncio.Task[None]] = set()
         self._asking = 0
         """Claims that have not been answered."""
@@ -103,7 +103,7 @@ class Worker:
                 known.name,
                 shlex.quote(known.name),
             )
-        self._hosted.append(Hosted(known, runtime))
+        self._hosted.append(HostedAgent(known, runtime))
         self._who.agents.append(known.name)
         return known
 
@@ -134,14 +134,14 @@ class Worker:
         )
         return await self.host(profile, runtime)
 
-    def end_soon(self) -> None:
+    def request_drain(self) -> None:
         """Note that this worker is to end. For any thread, and for the handler of a signal.
 
         A busy event loop does not hear of it in time; the heart does.
         """
         if self._ending is None:
             self._ending = self.engine.clock.elapsed()
-        if isinstance(self._heart, HeartThread):
+        if isinstance(self._heart, HeartbeatThread):
             self._heart.poke()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -149,13 +149,13 @@ class Worker:
         self._who.slots = self._usable_slots()
         self._context = copy_context()
         self._loop = asyncio.get_running_loop()
-        unsubscribe = self.engine.subscribe(self._hear)
+        unsubscribe = self.engine.subscribe(self._on_hint)
         self._start_heart()
         try:
             ends = [stop, self._asked]
             while not any(each.is_set() for each in ends):
-                self._reach()
-                if not await wait_any(ends, self.settings.poll_s, self.engine.clock):
+                self._start_claims()
+                if not await wait_first_event(ends, self.settings.poll_s, self.engine.clock):
                     self._look_again()
         finally:
             unsubscribe()
@@ -166,7 +166,7 @@ class Worker:
         """Slots that the machine has room for, with a warning where there are more."""
         slots, usable = self.settings.slots, []
         for hosted in self._hosted:
-            room = hosted.runtime.room(0)
+            room = hosted.runtime.free_sessions(0)
             usable.append(slots if room is None else min(slots, room))
             if usable[-1] < slots:
                 log.warning(
@@ -177,7 +177,7 @@ class Worker:
                 )
         return max(usable, default=slots)
 
-    def _reach(self) -> None:
+    def _start_claims(self) -> None:
         """Start to claim for the free slots, unless every agent was just left without a task.
 
         A second claim may be under way while the queue is full: the store works while we do.
@@ -210,7 +210,7 @@ class Worker:
 
     def _startable(self, index: int, n: int) -> int:
         """As many of n sessions as the agent's runtime can start now."""
-        room = self._hosted[index].runtime.room(self._sessions + self._reserved)
+        room = self._hosted[index].runtime.free_sessions(self._sessions + self._reserved)
         return n if room is None else min(n, room)
 
     def _next_agent(self) -> int | None:
@@ -228,27 +228,29 @@ class Worker:
     async def _claim(self, index: int, n: int) -> None:
         """Claim up to n tasks for an agent and start them."""
         hosted, hints = self._hosted[index], self._hints
-        works = self._fitting(hosted.profile.means, await self._claimed(index, n))
+        works = self._release_unsupported(hosted.profile.means, await self._claimed(index, n))
         self._asking -= 1
         self._reserved -= n
         if not works:
-            hosted.runtime.unused()
+            hosted.runtime.release_reservation()
         if self._stopping:
-            await self._give_all_back(works)
+            await self._release_all(works)
             return
         self._sessions += len(works)
         self._plenty = len(works) == n
         if not self._plenty and hints == self._hints:
             self._dry.add(index)
-        self._reach()  # first: the store takes the next ones while we start these
+        self._start_claims()  # first: the store takes the next ones while we start these
         await self._start_all(works, hosted.runtime)
 
-    def _fitting(self, means: Means | None, works: list[Work]) -> list[Work]:
+    def _release_unsupported(
+        self, means: SupportedWork | None, works: list[ClaimedTask]
+    ) -> list[ClaimedTask]:
         """What can be run here; what cannot goes back, though no store should have given it."""
         if means is None:
             return works
         kinds = {_kind(work) for work in works}
-        lacking = {kind: lacks for kind in kinds if (lacks := means.lacks(*kind))}
+        lacking = {kind: lacks for kind in kinds if (lacks := means.missing_support(*kind))}
         if not lacking:
             return works
         for work in works:
@@ -259,7 +261,7 @@ class Worker:
                 giving.add_done_callback(self._claims.discard)
         return [work for work in works if _kind(work) not in lacking]
 
-    async def _claimed(self, index: int, n: int) -> list[Work]:
+    async def _claimed(self, index: int, n: int) -> list[ClaimedTask]:
         """What the store has for an agent; nothing when it does not answer."""
         hosted = self._hosted[index]
         try:
@@ -270,36 +272,36 @@ class Worker:
             crash_point("worker.claimed")
         except Forbidden as error:
             # Not before somebody changes the agent: said once, not at every look.
-            HERE.count("tenuto_claims_total", "error")
+            PROCESS_METRICS.count("tenuto_claims_total", "error")
             if index not in self._refused:
                 log.warning("agent %s takes nothing: %s", hosted.profile.name, error)
             self._refused.add(index)
         except TenutoError as error:
-            HERE.count("tenuto_claims_total", "error")
+            PROCESS_METRICS.count("tenuto_claims_total", "error")
             log.warning("cannot claim: %s", error)
         except Exception:
-            HERE.count("tenuto_claims_total", "error")
+            PROCESS_METRICS.count("tenuto_claims_total", "error")
             log.exception("a fault while claiming; the next look goes on")
         else:
             if not works:
-                HERE.count("tenuto_claims_total", "empty")
+                PROCESS_METRICS.count("tenuto_claims_total", "empty")
             return works
         return []
 
-    async def _start_all(self, works: list[Work], runtime: Runtime) -> None:
+    async def _start_all(self, works: list[ClaimedTask], runtime: Runtime) -> None:
         """Start them; a store within this process is heard, and given work, every so many."""
         portion = _PORTION if self.engine.within else CLAIM_MOST
         for at in range(0, len(works), portion):
             if at > 0:
-                await Turn()
+                await NextTick()
             if self._stopping:
-                await self._give_all_back(works[at:])
+                await self._release_all(works[at:])
                 return
             for work in works[at : at + portion]:
                 self._start(work, runtime)
 
-    def _start(self, work: Work, runtime: Runtime) -> None:
-        attempt = Attempt(
+    def _start(self, work: ClaimedTask, runtime: Runtime) -> None:
+        attempt = AttemptRunner(
             self.engine,
             work,
             runtime,
@@ -320,22 +322,22 @@ class Worker:
         self._look_again()  # an agent that had reached its own limit may take one more
         self._reach_soon()
 
-    def _hear(self, topic: str) -> None:
+    def _on_hint(self, topic: str) -> None:
         if topic == f"worker:{self.id}":
             if self._heart is not None:
-                self._poke()
+                self._wake_heartbeat()
         elif topic.startswith("lane:") or topic == EVERYTHING:
             self._look_again()
-            self._reach()
+            self._start_claims()
 
     def _reach_soon(self) -> None:
         """Reach once for all who end at this turn of the loop."""
         if not self._reaching:
             self._reaching = True
-            self._loop.call_soon(self._reach)
+            self._loop.call_soon(self._start_claims)
 
-    def _poke(self) -> None:
-        if isinstance(self._heart, HeartThread):
+    def _wake_heartbeat(self) -> None:
+        if isinstance(self._heart, HeartbeatThread):
             self._heart.poke()
         elif self._heart is not None:
             self._heart.poke.set()
@@ -343,28 +345,28 @@ class Worker:
     def _start_heart(self) -> None:
         loop = self._loop
 
-        def tell(held: Held, reason: Reason) -> None:
+        def tell(held: HeldLease, reason: Reason) -> None:
             loop.call_soon_threadsafe(held.stop, reason)
 
         def drain() -> None:
             if not self._asked.is_set():
-                self.end_soon()
+                self.request_drain()
                 loop.call_soon_threadsafe(self._asked.set)
 
-        def make(engine: WorkEngine) -> Heart:
+        def make(engine: WorkerEngine) -> HeartbeatLoop:
             die: dict[str, Any] = {} if self._die is None else {"die": self._die}
             means = {"drain": drain, "ending": lambda: self._ending, **die}
-            return Heart(engine, self._leases, self._who, self.settings, tell, **means)
+            return HeartbeatLoop(engine, self._leases, self._who, self.settings, tell, **means)
 
         if self._connect is None:
             self._heart = make(self.engine)
             self._beating = asyncio.Event()
             self._heart_task = loop.create_task(self._keep_beating(self._heart))
         else:
-            self._heart = HeartThread(self._connect, make, self.engine.clock)
+            self._heart = HeartbeatThread(self._connect, make, self.engine.clock)
             self._heart.start()
 
-    async def _keep_beating(self, heart: Heart) -> None:
+    async def _keep_beating(self, heart: HeartbeatLoop) -> None:
         """Beat until the end, whatever comes up: without beats every task is lost."""
         while not self._beating.is_set():
             try:
@@ -378,21 +380,21 @@ class Worker:
 
     async def _stop_heart(self) -> None:
         self._who.status = "STOPPED"
-        if isinstance(self._heart, HeartThread):
+        if isinstance(self._heart, HeartbeatThread):
             await self._heart.close()
         elif self._heart is not None:
             self._beating.set()
             await self._heart_task
         try:
             async with asyncio.timeout(_SIGN_OFF_S):
-                await self.engine.present(self._who)
+                await self.engine.record_worker(self._who)
         except (TenutoError, TimeoutError) as error:
             log.warning("cannot sign off: %s", str(error) or "the store does not answer in time")
 
-    async def _give_all_back(self, works: Sequence[Work]) -> None:
+    async def _release_all(self, works: Sequence[ClaimedTask]) -> None:
         await asyncio.gather(*(self._give_back(work) for work in works))
 
-    async def _give_back(self, work: Work) -> None:
+    async def _give_back(self, work: ClaimedTask) -> None:
         """Release a task that was claimed and not begun."""
         try:
             await self.engine.release(work.fence)
@@ -402,7 +404,7 @@ class Worker:
     async def _drain(self) -> None:
         """No new claims; what runs may finish for a while, then goes back with its try."""
         self._stopping = True
-        self.end_soon()
+        self.request_drain()
         self._who.status = "DRAINING"
         crash_point("worker.draining")
         if self._running:
@@ -431,6 +433,6 @@ class Worker:
         return self._leases.runs(task)
 
 
-def _kind(work: Work) -> tuple[str, bool]:
+def _kind(work: ClaimedTask) -> tuple[str, bool]:
     """What running a task takes: its type, and whether it brings a command."""
     return work.task_type, work.command is not None

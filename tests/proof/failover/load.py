@@ -17,11 +17,11 @@ from tests.waiting import eventually
 
 from tenuto import app
 from tenuto.chaos.checker import Verdict, judge
-from tenuto.chaos.recorder import FILE, Record
+from tenuto.chaos.recorder import FILE, Recorder
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import ALERTS
-from tenuto.engine.operations.audit import Proof
-from tenuto.periodic import wait_any
+from tenuto.engine.operations.audit import AuditReader
+from tenuto.periodic import wait_first_event
 from tenuto.settings import Settings, environment_without_settings
 from tenuto.store.postgres.admin import make_database
 
@@ -39,7 +39,7 @@ WITNESS_S = 2.0
 INSERT = "insert into witness values ($1)"
 
 
-class TimedRecord(Record):
+class TimedRecord(Recorder):
     """A record that also holds when each submit was acknowledged."""
 
     def __init__(self, path: Path) -> None:
@@ -128,7 +128,7 @@ class Load:
         await self.acknowledged(1.0)
         await self._submitter.ended()
         async with app.connect(Settings(database=url)) as engine:
-            proof = Proof(engine.system)
+            proof = AuditReader(engine.system)
 
             async def rested() -> bool:
                 return not await proof.open() and not await proof.untold(ALERTS, errors=True)
@@ -218,12 +218,12 @@ class Witness:
                         self._number += 1
                         await connection.execute(INSERT, self._number, timeout=WITNESS_S)
                         self._acknowledged.append(self._number)
-                        await wait_any([self._stop], PAUSE_S, self._clock)
+                        await wait_first_event([self._stop], PAUSE_S, self._clock)
                 finally:
                     connection.terminate()
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 self.refused += 1
-                await wait_any([self._stop], PAUSE_S, self._clock)
+                await wait_first_event([self._stop], PAUSE_S, self._clock)
 
 
 async def ask(url: str, statements: str) -> Any:

@@ -14,7 +14,7 @@ from tenuto.chaos.recorder import note
 from tenuto.engine.engine import Engine
 from tenuto.model.errors import Unavailable
 from tenuto.model.tasks.submission import NewTask
-from tenuto.periodic import wait_any
+from tenuto.periodic import wait_first_event
 from tenuto.settings import load
 
 LANES = 8
@@ -46,7 +46,7 @@ async def submit(engine: Engine, new: NewTask) -> None:
         try:
             made = await engine.submit(new)
         except Unavailable:
-            await wait_any([], AGAIN_S, engine.clock)
+            await wait_first_event([], AGAIN_S, engine.clock)
             continue
         note(f"ack {new.idempotency_key} {made.id}", f"at {engine.clock.elapsed()}")
         return
@@ -56,7 +56,7 @@ async def lane(engine: Engine, first: int, count: int, rate: float) -> None:
     """Submit every task of one lane, never faster than its share of the rate."""
     due = engine.clock.elapsed() + first / rate
     for number in range(first, count, LANES):
-        await wait_any([], max(0.0, due - engine.clock.elapsed()), engine.clock)
+        await wait_first_event([], max(0.0, due - engine.clock.elapsed()), engine.clock)
         await submit(engine, task(number))
         due = max(due + LANES / rate, engine.clock.elapsed())
 

@@ -10,7 +10,7 @@ from tests.proof.crash.system import ROOT
 from tests.proof.planted_chaos import PLANTS
 from tests.proof.test_chaos import HURRY, hold
 
-from tenuto.chaos.plan import EVERY_S, ON_OWN_SERVER, Plan
+from tenuto.chaos.plan import EVERY_S, ON_OWN_SERVER, ChaosPlan
 from tenuto.chaos.report import lines
 from tenuto.chaos.run import perform
 
@@ -39,7 +39,7 @@ UNDER: dict[str, dict[str, Any]] = {
 
 
 def test_a_run_on_a_private_postgres_holds_under_every_fault() -> None:
-    plan = Plan(tasks=150, database="postgresql:", seed=5, every_s=EVERY_S | HURRY)
+    plan = ChaosPlan(tasks=150, database="postgresql:", seed=5, every_s=EVERY_S | HURRY)
     report = perform(plan, lambda _: None)
     hold(report)
     assert set(report.faults) == set(ON_OWN_SERVER)
@@ -57,7 +57,7 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
     staff = {"worker": 3, "coordinator": 1, "client": 1}
     program = ("tests.proof.planted_chaos", name)
     for seed in (1, 2, 3):  # faults strike by chance: a run may miss what the next one meets
-        plan = Plan(program=program, staff=staff, seed=seed, **options)
+        plan = ChaosPlan(program=program, staff=staff, seed=seed, **options)
         if not (report := perform(plan, lambda _: None)).holds:
             break
     assert not report.holds

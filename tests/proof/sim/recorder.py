@@ -11,12 +11,12 @@ from tests.proof.sim.loop import Process, VirtualLoop
 
 from tenuto.engine.agents.subtasks import Child
 from tenuto.engine.engine import Engine
-from tenuto.engine.tasks.claim import Work
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.engine.tasks.maintenance import APART
-from tenuto.engine.tasks.report import Beat
+from tenuto.engine.tasks.report import HeartbeatResult
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.limits.budgets import Usage
-from tenuto.model.tasks.commands import Fenced
+from tenuto.model.tasks.commands import AttemptCommand
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import DEFAULT_LEASE_S, TERMINAL, Fence
 from tenuto.store.protocol import Row
@@ -80,7 +80,7 @@ class Recorder:
         self.broken: list[tuple[str, str]] = []
         self.submits: list[Submit] = []
         self.controls: list[Control] = []
-        self.works: dict[UUID, list[tuple[Work, int]]] = defaultdict(list)
+        self.works: dict[UUID, list[tuple[ClaimedTask, int]]] = defaultdict(list)
         self.outputs: dict[tuple[UUID, int], Any] = {}
         self.accepted: list[Write] = []
         self.asked_to_save: dict[UUID, list[Any]] = defaultdict(list)
@@ -111,7 +111,7 @@ class Recorder:
         self.note("WRONG", f"{invariant}: {what}")
         self.broken.append((invariant, what))
 
-    def claimed(self, n: int, works: list[Work]) -> None:
+    def claimed(self, n: int, works: list[ClaimedTask]) -> None:
         if len(works) > n:
             self.wrong("I8", f"a claim for {n} answered {len(works)}")
         if len({work.fence.task for work in works}) < len(works):
@@ -156,7 +156,7 @@ class Watched(Engine):
 
     recorder: Recorder
 
-    async def _report(self, command: Fenced, *rest: Any) -> None:
+    async def _report(self, command: AttemptCommand, *rest: Any) -> None:
         began = self.recorder.tick()
         await super()._report(command, *rest)
         self.recorder.wrote(command.name, command.fence, began)
@@ -168,12 +168,14 @@ class Watched(Engine):
         n: int = 1,
         lease_s: int = DEFAULT_LEASE_S,
         token: str | None = None,
-    ) -> list[Work]:
+    ) -> list[ClaimedTask]:
         works = await super().claim(agent, worker, n, lease_s, token)
         self.recorder.claimed(n, works)
         return works
 
-    async def heartbeat(self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S) -> Beat:
+    async def heartbeat(
+        self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S
+    ) -> HeartbeatResult:
         began = self.recorder.tick()
         beat = await super().heartbeat(fences, lease_s)
         for fence in fences:

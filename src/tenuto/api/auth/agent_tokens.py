@@ -6,19 +6,19 @@ Whatever else there is looks missing. A person's or program's token is not asked
 from collections.abc import Sequence
 from uuid import UUID
 
-from tenuto.api.service import Desk
+from tenuto.api.service import RequestContext
 from tenuto.model.errors import NotFound
 from tenuto.model.tasks.task import Fence
 from tenuto.store.protocol import Statement
 
 
-async def check_task(desk: Desk, task: UUID) -> None:
+async def check_task(desk: RequestContext, task: UUID) -> None:
     """Raise `NotFound` for a task that the caller's agent neither runs nor ran."""
     if desk.caller.agent is not None and not await _tasks(desk, desk.caller.agent, [task]):
         raise NotFound(f"no task {task}")
 
 
-async def check_worker(desk: Desk, worker: str) -> None:
+async def check_worker(desk: RequestContext, worker: str) -> None:
     """Raise `NotFound` for a worker that the caller's agent did not register; a new one is fine."""
     if desk.caller.agent is None:
         return
@@ -28,7 +28,7 @@ async def check_worker(desk: Desk, worker: str) -> None:
         raise NotFound(f"no worker {worker!r}")
 
 
-async def check_names(desk: Desk, names: Sequence[str]) -> None:
+async def check_names(desk: RequestContext, names: Sequence[str]) -> None:
     """Raise `NotFound` for a name that is not the caller's agent's."""
     if desk.caller.agent is None or not names:
         return
@@ -38,7 +38,7 @@ async def check_names(desk: Desk, names: Sequence[str]) -> None:
             raise NotFound(f"no agent {name!r}")
 
 
-async def own_fences(desk: Desk, fences: Sequence[Fence]) -> list[Fence]:
+async def own_fences(desk: RequestContext, fences: Sequence[Fence]) -> list[Fence]:
     """Those fences that are of tasks which the caller's agent runs or ran."""
     if desk.caller.agent is None or not fences:
         return list(fences)
@@ -46,7 +46,7 @@ async def own_fences(desk: Desk, fences: Sequence[Fence]) -> list[Fence]:
     return [fence for fence in fences if fence.task in mine]
 
 
-async def _tasks(desk: Desk, agent: UUID, tasks: Sequence[UUID]) -> set[UUID]:
+async def _tasks(desk: RequestContext, agent: UUID, tasks: Sequence[UUID]) -> set[UUID]:
     params = {"workspace": desk.workspace, "agent": agent, "ids": list(tasks)}
     rows = await desk.engine.core.store.fetch(Statement("tasks_of_agent", params))
     return {row["id"] for row in rows}

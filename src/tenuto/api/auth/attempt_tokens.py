@@ -12,7 +12,7 @@ import jwt
 import msgspec
 
 from tenuto.clock import Clock
-from tenuto.encryption_keys import Vault
+from tenuto.encryption_keys import KeyRing
 from tenuto.model import bounds
 from tenuto.model.errors import Forbidden, Incompatible, Invalid, Unauthenticated
 from tenuto.model.tasks.task import Fence
@@ -43,7 +43,7 @@ class _Claims(msgspec.Struct, frozen=True):
 class AttemptTokens:
     """Issues and reads them, with keys of the vault's ring."""
 
-    def __init__(self, vault: Vault, clock: Clock) -> None:
+    def __init__(self, vault: KeyRing, clock: Clock) -> None:
         self._vault = vault
         self._clock = clock
 

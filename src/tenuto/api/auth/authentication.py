@@ -13,7 +13,7 @@ REMEMBERED = 10_000
 LONGEST_TOKEN = 4096
 
 
-class Callers:
+class TokenCache:
     """Who bears which token, believed for a moment."""
 
     def __init__(self, identity: Identity, attempts: AttemptTokens) -> None:

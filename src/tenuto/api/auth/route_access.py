@@ -12,12 +12,12 @@ from litestar.handlers import BaseRouteHandler
 
 from tenuto.api.auth import agent_tokens
 from tenuto.api.edge import idempotency
-from tenuto.api.service import Desk, service_of
+from tenuto.api.service import RequestContext, service_of
 from tenuto.model.errors import Forbidden, Invalid, NotFound, Unauthenticated
 from tenuto.model.tenancy.access import Caller, Role, Scope
 
 
-class Access(msgspec.Struct, frozen=True):
+class RouteAccess(msgspec.Struct, frozen=True):
     """What a caller needs for a route.
 
     `own`: an agent's token does, for its own agent or task. `attempt`: an attempt's does, too.
@@ -30,15 +30,15 @@ class Access(msgspec.Struct, frozen=True):
 
 
 PUBLIC = None
-_SEE = Access(Role.VIEWER, "read")
-_USE = Access(Role.MEMBER, "write")
-_WORK = Access(Role.MEMBER, "work", own=True, attempt=True)
-_HOST = Access(Role.MEMBER, "work", own=True)
-_RULE = Access(Role.ADMIN, "admin")
-_OWN = Access(Role.OWNER, "admin")
+_SEE = RouteAccess(Role.VIEWER, "read")
+_USE = RouteAccess(Role.MEMBER, "write")
+_WORK = RouteAccess(Role.MEMBER, "work", own=True, attempt=True)
+_HOST = RouteAccess(Role.MEMBER, "work", own=True)
+_RULE = RouteAccess(Role.ADMIN, "admin")
+_OWN = RouteAccess(Role.OWNER, "admin")
 
 V1 = "/api/v1"
-ROUTES: dict[str, Access | None] = {
+ROUTES: dict[str, RouteAccess | None] = {
     "GET /health/live": PUBLIC,
     "GET /health/ready": PUBLIC,
     "GET /health/coordinator": PUBLIC,
@@ -46,9 +46,9 @@ ROUTES: dict[str, Access | None] = {
     "GET /openapi.json": PUBLIC,
     "GET /docs": PUBLIC,
     f"POST {V1}/login": PUBLIC,
-    f"POST {V1}/logout": Access(Role.VIEWER, "read"),
+    f"POST {V1}/logout": RouteAccess(Role.VIEWER, "read"),
     f"GET {V1}/me": _SEE,
-    f"PUT {V1}/me/password": Access(Role.VIEWER, "read"),
+    f"PUT {V1}/me/password": RouteAccess(Role.VIEWER, "read"),
     f"POST {V1}/agent-tasks": _USE,
     f"POST {V1}/agent-tasks/bulk": _USE,
     f"POST {V1}/agent-tasks/actions": _USE,
@@ -193,7 +193,7 @@ ROUTES: dict[str, Access | None] = {
 }
 
 
-async def admit(scope: Any) -> Access | None:
+async def admit(scope: Any) -> RouteAccess | None:
     """Let a request through that its route's row of the table allows, and say who asks.
 
     This looks at nothing but the head of the request: the body of a stranger is not read.
@@ -228,7 +228,9 @@ def _methods(template: str) -> str:
 async def _repeatable(scope: Any, route: str, key: str) -> None:
     """Answer as before, or see to it that the answer is kept."""
     desk = desk_of(scope)
-    answers = idempotency.Answers(desk.engine.core.store, desk.service.vault, desk.workspace)
+    answers = idempotency.IdempotencyStore(
+        desk.engine.core.store, desk.service.vault, desk.workspace
+    )
     await answers.begin(key, route, scope["path"], scope["state"]["body"])
 
     async def end(status: int, body: bytes) -> None:
@@ -237,13 +239,13 @@ async def _repeatable(scope: Any, route: str, key: str) -> None:
     scope["state"]["answered"] = end
 
 
-async def _admit(connection: ASGIConnection[Any, Any, Any, Any], access: Access) -> None:
+async def _admit(connection: ASGIConnection[Any, Any, Any, Any], access: RouteAccess) -> None:
     service = service_of(connection.scope)
     token = _token(connection)
     caller = await service.callers.of(token, _wanted(connection))
     service.rates.request(caller.key)
     _check(caller, access, connection.path_params)
-    desk = connection.scope["state"]["desk"] = service.desk(caller, token)
+    desk = connection.scope["state"]["desk"] = service.request_context(caller, token)
     if caller.fence is None and "task_id" in connection.path_params:
         await agent_tokens.check_task(desk, connection.path_params["task_id"])
 
@@ -269,7 +271,7 @@ def query_names(app: Litestar) -> dict[str, frozenset[str]]:
     return found
 
 
-def _check(caller: Caller, access: Access, path: dict[str, Any]) -> None:
+def _check(caller: Caller, access: RouteAccess, path: dict[str, Any]) -> None:
     if not caller.may(access.role, access.scope):
         raise Forbidden(f"this needs the role {access.role.name} and the scope {access.scope!r}")
     if caller.agent is None:
@@ -303,7 +305,7 @@ def _wanted(connection: ASGIConnection[Any, Any, Any, Any]) -> UUID | None:
         raise Forbidden("no such workspace of yours") from None
 
 
-def desk_of(scope: Any) -> Desk:
+def desk_of(scope: Any) -> RequestContext:
     """The means that the guard gave a request."""
-    desk: Desk = scope["state"]["desk"]
+    desk: RequestContext = scope["state"]["desk"]
     return desk

@@ -31,7 +31,7 @@ class _Usage(msgspec.Struct):
 Look = Callable[[], Awaitable[Quota]]
 
 
-class Rates:
+class RequestThrottle:
     """What was asked of late, in this process."""
 
     def __init__(self, clock: Clock, settings: Settings) -> None:

@@ -10,7 +10,7 @@ from uuid import UUID
 from tenuto.clock import Clock
 from tenuto.engine.tasks.maintenance import Sink
 from tenuto.model.errors import TenutoError
-from tenuto.periodic import repeat
+from tenuto.periodic import run_periodically
 from tenuto.store.protocol import Row, Rows, Statement, Store
 
 log = logging.getLogger("tenuto.api")
@@ -23,7 +23,7 @@ LOOK_S = 1.0
 BATCH = 500
 
 
-class Reader:
+class StreamSubscriber:
     """One open stream: what it has not been sent yet."""
 
     def __init__(self, workspace: UUID, task: UUID | None) -> None:
@@ -61,13 +61,13 @@ class Reader:
                 self.sending.cancel()
 
 
-class Hub:
+class EventHub:
     """Reads the events of all workspaces for all readers of this process."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._readers: defaultdict[UUID, set[Reader]] = defaultdict(set)
-        self._watched: defaultdict[UUID, set[Reader]] = defaultdict(set)
+        self._readers: defaultdict[UUID, set[StreamSubscriber]] = defaultdict(set)
+        self._watched: defaultdict[UUID, set[StreamSubscriber]] = defaultdict(set)
         self._seen: dict[UUID, Any] = {}
         self._sinks: list[Sink] = []
         self._place: tuple[int, int] | None = None
@@ -79,7 +79,7 @@ class Hub:
         """How many streams are open."""
         return sum(len(each) for each in (*self._readers.values(), *self._watched.values()))
 
-    async def add(self, reader: Reader) -> None:
+    async def add(self, reader: StreamSubscriber) -> None:
         """Let a reader hear what happens from now on."""
         if self._place is None:
             self._place = await self._end()
@@ -100,7 +100,7 @@ class Hub:
             for reader in each:
                 reader.ready.set()
 
-    def drop(self, reader: Reader) -> None:
+    def drop(self, reader: StreamSubscriber) -> None:
         """Forget a reader."""
         for kept, key in ((self._readers, reader.workspace), (self._watched, reader.task)):
             if key is not None and key in kept:
@@ -113,7 +113,7 @@ class Hub:
 
     async def run(self, stop: asyncio.Event, clock: Clock) -> None:
         """Read for the readers until `stop`."""
-        await repeat(self._guarded, lambda: TICK_S, stop, clock, self.poke)
+        await run_periodically(self._guarded, lambda: TICK_S, stop, clock, self.poke)
 
     async def _guarded(self) -> None:
         if self._place is None:

@@ -14,7 +14,7 @@ import msgspec
 from litestar import Request, Response
 
 from tenuto.api.edge.problems import FAULT
-from tenuto.encryption_keys import Vault
+from tenuto.encryption_keys import KeyRing
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Unavailable
 from tenuto.store.protocol import Row, Script, Statement, Store
@@ -44,25 +44,25 @@ ROUTES = frozenset(
 )
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredResponse(msgspec.Struct, frozen=True):
     """An answer that was given before."""
 
     status: int
     body: bytes
 
 
-class Repeated(Exception):
+class RepeatedRequest(Exception):
     """The request was answered before."""
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: StoredResponse) -> None:
         super().__init__("answered before")
         self.kept = kept
 
 
-class Answers:
+class IdempotencyStore:
     """The answers of one workspace."""
 
-    def __init__(self, store: Store, vault: Vault, workspace: UUID) -> None:
+    def __init__(self, store: Store, vault: KeyRing, workspace: UUID) -> None:
         self._store = store
         self._vault = vault
         self._workspace = workspace
@@ -110,7 +110,7 @@ class Answers:
                 "the request was answered before, at a length that is not kept",
                 "idempotency_conflict",
             )
-        raise Repeated(Kept(row["status"], row["body"].encode()))
+        raise RepeatedRequest(StoredResponse(row["status"], row["body"].encode()))
 
     async def end(self, key: str, route: str, status: int, body: bytes) -> None:
         """Keep the answer, unless it is too long; forget a request that was refused.
@@ -133,7 +133,7 @@ class Answers:
             log.warning("an answer is not kept: %s", error)
 
 
-def repeated(request: Request[Any, Any, Any], error: Repeated) -> Response[bytes]:
+def repeated(request: Request[Any, Any, Any], error: RepeatedRequest) -> Response[bytes]:
     """The answer that was given before."""
     del request
     return Response(

@@ -8,29 +8,29 @@ from uuid import UUID
 
 from litestar import Request
 
-from tenuto.api.service import AtDesk
-from tenuto.engine.tasks.claim import Work
+from tenuto.api.service import InjectedContext
+from tenuto.engine.tasks.claim import ClaimedTask
 from tenuto.model.errors import Unauthenticated
 from tenuto.model.tenancy.access import Role
-from tenuto.periodic import wait_any
+from tenuto.periodic import wait_first_event
 
-Take = Callable[[], Awaitable[list[Work]]]
+Take = Callable[[], Awaitable[list[ClaimedTask]]]
 
 
 RECHECK_S = 1.0
 """Seconds between looks whether the agent may still claim."""
 
 
-class Poll:
+class LongPoll:
     """One request that waits: `heard` is set by a hint, `left` by the end of its connection."""
 
-    def __init__(self, desk: AtDesk, agent: UUID) -> None:
+    def __init__(self, desk: InjectedContext, agent: UUID) -> None:
         self._desk = desk
         self._agent = agent
         self.heard = asyncio.Event()
         self.left = asyncio.Event()
 
-    async def until(self, wait_s: float, take: Take) -> list[Work]:
+    async def until(self, wait_s: float, take: Take) -> list[ClaimedTask]:
         """What `take` finds, tried with each hint until the time is up or the caller has left.
 
         A caller or an agent that may claim no more meanwhile is refused as it would be at first.
@@ -39,7 +39,7 @@ class Poll:
         with ExitStack() as waiting:
             return await self._until(until, take, waiting)
 
-    async def _until(self, until: float, take: Take, waiting: ExitStack) -> list[Work]:
+    async def _until(self, until: float, take: Take, waiting: ExitStack) -> list[ClaimedTask]:
         service = self._desk.service
         checked = service.clock.elapsed()
         counted = False
@@ -52,12 +52,12 @@ class Poll:
             if not counted:
                 waiting.callback(self._count())
                 counted = True
-            await wait_any([self.heard, self.left, service.stopping], pause, service.clock)
-            if not await service.still_holds(self._desk, Role.MEMBER, "work"):
+            await wait_first_event([self.heard, self.left, service.stopping], pause, service.clock)
+            if not await service.is_still_allowed(self._desk, Role.MEMBER, "work"):
                 raise Unauthenticated("the token does not hold")
             if service.clock.elapsed() - checked >= RECHECK_S:
                 checked = service.clock.elapsed()
-                await self._desk.registry.claimant(self._agent)
+                await self._desk.registry.profile_for_claim(self._agent)
         return []
 
     def _count(self) -> Callable[[], None]:
@@ -68,10 +68,10 @@ class Poll:
 
 @asynccontextmanager
 async def polling(
-    desk: AtDesk, request: Request[Any, Any, Any], agent: UUID
-) -> AsyncIterator[Poll]:
+    desk: InjectedContext, request: Request[Any, Any, Any], agent: UUID
+) -> AsyncIterator[LongPoll]:
     """A poll that hears of hints and of the end of the connection while the block runs."""
-    poll = Poll(desk, agent)
+    poll = LongPoll(desk, agent)
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -18,11 +18,11 @@ from tenuto.api.service import Service, service_of
 from tenuto.clock import Clock
 from tenuto.coordinator.coordinator import ALERTS, NAME
 from tenuto.engine.core import Core
-from tenuto.engine.operations.metrics import Counting, sample_once
+from tenuto.engine.operations.metrics import MetricsRecorder, sample_once
 from tenuto.logs import REQUEST
-from tenuto.metrics import HERE, OTHER
+from tenuto.metrics import OTHER, PROCESS_METRICS
 from tenuto.model.errors import TenutoError, Unauthenticated
-from tenuto.periodic import repeat
+from tenuto.periodic import run_periodically
 
 log = logging.getLogger("tenuto.api")
 access_log = logging.getLogger("tenuto.access")
@@ -44,24 +44,24 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[str]:
         given = request.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {wanted}".encode()):
             raise Unauthenticated("send the token of the metrics: Authorization: Bearer ...")
-    return Response(HERE.text().decode(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(PROCESS_METRICS.text().decode(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 async def watch(service: Service, stop: asyncio.Event) -> "asyncio.Task[None]":
     """Count every event from now on and sample the gauges, until `stop`; answers who does."""
     core = Core(service.store, service.wakeups)
-    await service.hub.listen(Counting(core, HERE).hear)
+    await service.hub.listen(MetricsRecorder(core, PROCESS_METRICS).process_events)
 
     async def sample() -> None:
         try:
-            await sample_once(core, HERE, NAME, ALERTS)
+            await sample_once(core, PROCESS_METRICS, NAME, ALERTS)
         except TenutoError as error:
             log.warning("no sample of metrics: %s", error)
 
-    return asyncio.create_task(repeat(sample, lambda: SAMPLE_S, stop, service.clock))
+    return asyncio.create_task(run_periodically(sample, lambda: SAMPLE_S, stop, service.clock))
 
 
-class Watch:
+class RequestMiddleware:
     """Gives each request an id and a place in its trace; logs and measures how it ended."""
 
     def __init__(self, app: ASGIApp, clock: Clock) -> None:
@@ -85,7 +85,7 @@ class Watch:
 
         token = REQUEST.set(request)
         try:
-            with tracing.continued(given.get(b"traceparent", b"").decode("latin-1") or None):
+            with tracing.use_parent_trace(given.get(b"traceparent", b"").decode("latin-1") or None):
                 await self._app(scope, receive, told)
         except Exception:
             status = FAULT
@@ -101,7 +101,7 @@ class Watch:
         state: Any = scope
         method = state["method"] if state["method"] in _METHODS else OTHER
         route = state.get("path_template") or NOWHERE
-        HERE.observe("tenuto_http_request_seconds", seconds, method, route, str(status))
+        PROCESS_METRICS.observe("tenuto_http_request_seconds", seconds, method, route, str(status))
         desk = state.get("state", {}).get("desk")
         actor = "-" if desk is None else desk.caller.actor
         ms = round(seconds * 1000, 1)

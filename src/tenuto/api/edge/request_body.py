@@ -17,7 +17,7 @@ SMALL_BYTES = 64 * 1024
 """Bytes that a body may have where no token is needed, or one of a VIEWER does: no work is sent."""
 
 
-class Gate:
+class BodyLimit:
     """Lets in who may, then reads a body up to its limit and refuses what is not clear JSON."""
 
     def __init__(self, app: ASGIApp) -> None:

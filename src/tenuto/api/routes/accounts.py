@@ -20,14 +20,14 @@ from tenuto.api.routes.bodies import (
     WorkspaceBody,
 )
 from tenuto.api.routes.tasks import IfMatch, Limit, version_of
-from tenuto.api.service import AtDesk, service_of
+from tenuto.api.service import InjectedContext, service_of
 from tenuto.engine.tenancy.accounts import worth_of
 from tenuto.engine.tenancy.views import (
+    CallerView,
     LoginToken,
-    Me,
     MemberView,
+    NewTokenView,
     NewWorkspace,
-    Token,
     TokenView,
     WorkspaceView,
 )
@@ -63,7 +63,7 @@ def _address(request: Request[Any, Any, Any]) -> str:
 
 
 @post("/logout", status_code=204)
-async def logout(desk: AtDesk) -> None:
+async def logout(desk: InjectedContext) -> None:
     """End the login whose token this is."""
     if desk.caller.session is None:
         raise Conflict("this token is not a login; revoke it instead")
@@ -72,10 +72,10 @@ async def logout(desk: AtDesk) -> None:
 
 
 @get("/me")
-async def me(desk: AtDesk) -> Me:
+async def me(desk: InjectedContext) -> CallerView:
     """Who the caller is, and where."""
     caller = desk.caller
-    return Me(
+    return CallerView(
         actor=caller.actor,
         workspace_id=caller.workspace,
         role=caller.role.name,
@@ -87,7 +87,7 @@ async def me(desk: AtDesk) -> Me:
 
 @put("/me/password", status_code=204)
 async def change_password(
-    request: Request[Any, Any, Any], desk: AtDesk, data: JSONBody[PasswordBody]
+    request: Request[Any, Any, Any], desk: InjectedContext, data: JSONBody[PasswordBody]
 ) -> None:
     """Change the caller's own password; every login of the caller ends, this one too."""
     user = desk.caller.user
@@ -100,7 +100,7 @@ async def change_password(
 
 
 @get("/workspaces")
-async def workspaces(desk: AtDesk) -> Sequence[WorkspaceView]:
+async def workspaces(desk: InjectedContext) -> Sequence[WorkspaceView]:
     """The workspaces that the caller belongs to."""
     caller = desk.caller
     if caller.session is None:
@@ -110,7 +110,7 @@ async def workspaces(desk: AtDesk) -> Sequence[WorkspaceView]:
     return [_workspace(desk, row, caller.role) for row in rows]
 
 
-def _workspace(desk: AtDesk, row: Any, role: Role) -> WorkspaceView:
+def _workspace(desk: InjectedContext, row: Any, role: Role) -> WorkspaceView:
     return WorkspaceView(
         id=row["id"],
         name=row["name"],
@@ -121,7 +121,7 @@ def _workspace(desk: AtDesk, row: Any, role: Role) -> WorkspaceView:
 
 
 @post("/workspaces")
-async def make_workspace(desk: AtDesk, data: JSONBody[WorkspaceBody]) -> NewWorkspace:
+async def make_workspace(desk: InjectedContext, data: JSONBody[WorkspaceBody]) -> NewWorkspace:
     """A new tenant, owned by the caller; a caller that is no user gets an owner's token for it."""
     check_lasting(desk.caller)
     identity, user = desk.service.identity, desk.caller.user
@@ -139,14 +139,16 @@ async def make_workspace(desk: AtDesk, data: JSONBody[WorkspaceBody]) -> NewWork
 
 
 @get("/workspaces/{workspace_id:uuid}")
-async def workspace(desk: AtDesk, workspace_id: FromPath[UUID]) -> WorkspaceView:
+async def workspace(desk: InjectedContext, workspace_id: FromPath[UUID]) -> WorkspaceView:
     """The caller's workspace."""
     [row] = await _own(desk, workspace_id)
     return _workspace(desk, row, desk.caller.role)
 
 
 @put("/workspaces/{workspace_id:uuid}/quota")
-async def quota(desk: AtDesk, workspace_id: FromPath[UUID], data: JSONBody[Quota]) -> WorkspaceView:
+async def quota(
+    desk: InjectedContext, workspace_id: FromPath[UUID], data: JSONBody[Quota]
+) -> WorkspaceView:
     """What the workspace may use; no more than the operator allows any."""
     await _own(desk, workspace_id)
     data.check()
@@ -157,14 +159,14 @@ async def quota(desk: AtDesk, workspace_id: FromPath[UUID], data: JSONBody[Quota
     return _workspace(desk, row, desk.caller.role)
 
 
-async def _own(desk: AtDesk, workspace_id: UUID) -> Sequence[Any]:
+async def _own(desk: InjectedContext, workspace_id: UUID) -> Sequence[Any]:
     if workspace_id != desk.workspace:
         raise NotFound(f"no workspace {workspace_id}")
     return await desk.service.identity.workspaces(only=workspace_id)
 
 
 @get("/users")
-async def users(desk: AtDesk) -> Sequence[MemberView]:
+async def users(desk: InjectedContext) -> Sequence[MemberView]:
     """Who belongs to the workspace."""
     rows = await desk.service.identity.members(desk.workspace)
     return [_shown(row) for row in rows]
@@ -181,7 +183,7 @@ def _shown(row: Row) -> MemberView:
 
 
 @post("/users")
-async def make_user(desk: AtDesk, data: JSONBody[UserBody]) -> MemberView:
+async def make_user(desk: InjectedContext, data: JSONBody[UserBody]) -> MemberView:
     """A new user who belongs to the workspace, with all scopes of the role."""
     role = Role[data.role]
     check_reach(desk.caller, "give", role, SCOPES)
@@ -193,7 +195,7 @@ async def make_user(desk: AtDesk, data: JSONBody[UserBody]) -> MemberView:
 
 @patch("/users/{user_id:uuid}")
 async def change_user(
-    desk: AtDesk, user_id: FromPath[UUID], data: JSONBody[UserPatch]
+    desk: InjectedContext, user_id: FromPath[UUID], data: JSONBody[UserPatch]
 ) -> MemberView:
     """Change as what somebody belongs to the workspace."""
     if data.role is not None:
@@ -204,18 +206,18 @@ async def change_user(
 
 
 @delete("/users/{user_id:uuid}")
-async def drop_user(desk: AtDesk, user_id: FromPath[UUID]) -> None:
+async def drop_user(desk: InjectedContext, user_id: FromPath[UUID]) -> None:
     """Take somebody out of the workspace; the user's tokens there hold no more."""
     await desk.service.identity.drop_member(desk.caller, user_id)
     desk.service.callers.forget()
 
 
-async def _member(desk: AtDesk, user_id: UUID) -> MemberView:
+async def _member(desk: InjectedContext, user_id: UUID) -> MemberView:
     return _shown(await desk.service.identity.member(desk.workspace, user_id))
 
 
 @get("/tokens")
-async def tokens(desk: AtDesk) -> Sequence[TokenView]:
+async def tokens(desk: InjectedContext) -> Sequence[TokenView]:
     """The tokens of the workspace, without themselves."""
     rows = await desk.service.identity.tokens(desk.workspace)
     return [_token(row) for row in rows]
@@ -239,7 +241,7 @@ def _token(row: Row) -> TokenView:
 
 
 @post("/tokens")
-async def make_token(desk: AtDesk, data: JSONBody[TokenBody]) -> Token:
+async def make_token(desk: InjectedContext, data: JSONBody[TokenBody]) -> NewTokenView:
     """A program's key to the workspace, shown once; never more than the caller may itself.
 
     One that a token makes ends with it, and no later.
@@ -252,44 +254,46 @@ async def make_token(desk: AtDesk, data: JSONBody[TokenBody]) -> Token:
         maker=desk.caller,
         expires_at=data.expires_at,
     )
-    return Token(made.id, made.token, made.expires_at)
+    return NewTokenView(made.id, made.token, made.expires_at)
 
 
 @delete("/tokens/{token_id:uuid}")
-async def revoke_token(desk: AtDesk, token_id: FromPath[UUID]) -> None:
+async def revoke_token(desk: InjectedContext, token_id: FromPath[UUID]) -> None:
     """End a token, at once, and all that were made with it."""
     await desk.service.identity.revoke_token(desk.caller, token_id)
     desk.service.callers.forget()
 
 
 @get("/secrets")
-async def secrets(desk: AtDesk) -> Sequence[SecretView]:
+async def secrets(desk: InjectedContext) -> Sequence[SecretView]:
     """The named secrets, without their values."""
     return await desk.engine.secrets.list()
 
 
 @put("/secrets/{name:str}", status_code=204)
-async def put_secret(desk: AtDesk, name: FromPath[str], data: JSONBody[SecretBody]) -> None:
+async def put_secret(
+    desk: InjectedContext, name: FromPath[str], data: JSONBody[SecretBody]
+) -> None:
     """Keep a value that only running attempts get to see, and say who may use it."""
     await desk.engine.secrets.put(name, data.value, data.use)
 
 
 @delete("/secrets/{name:str}")
-async def drop_secret(desk: AtDesk, name: FromPath[str]) -> None:
+async def drop_secret(desk: InjectedContext, name: FromPath[str]) -> None:
     """Forget a named secret."""
     await desk.engine.secrets.delete(name)
 
 
 @get("/webhooks")
 async def webhooks(
-    desk: AtDesk, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
+    desk: InjectedContext, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
 ) -> WebhookPage:
     """The endpoints that hear of events, newest first."""
     return await desk.hooks.page(desk.workspace, limit, cursor)
 
 
 @post("/webhooks")
-async def make_webhook(desk: AtDesk, data: JSONBody[WebhookBody]) -> WebhookSecret:
+async def make_webhook(desk: InjectedContext, data: JSONBody[WebhookBody]) -> WebhookSecret:
     """Tell an endpoint of events from now on; the answer holds the secret, once."""
     return await desk.hooks.create(
         data.url, data.events, desk.workspace, desk.caller.actor, data.description
@@ -297,14 +301,17 @@ async def make_webhook(desk: AtDesk, data: JSONBody[WebhookBody]) -> WebhookSecr
 
 
 @get("/webhooks/{webhook_id:uuid}")
-async def webhook(desk: AtDesk, webhook_id: FromPath[UUID]) -> WebhookView:
+async def webhook(desk: InjectedContext, webhook_id: FromPath[UUID]) -> WebhookView:
     """One endpoint."""
     return await desk.hooks.show(webhook_id, desk.workspace)
 
 
 @patch("/webhooks/{webhook_id:uuid}")
 async def change_webhook(
-    desk: AtDesk, webhook_id: FromPath[UUID], data: JSONBody[WebhookPatch], if_match: IfMatch = None
+    desk: InjectedContext,
+    webhook_id: FromPath[UUID],
+    data: JSONBody[WebhookPatch],
+    if_match: IfMatch = None,
 ) -> WebhookView:
     """Change an endpoint, or turn it off and on."""
     given = {
@@ -317,20 +324,20 @@ async def change_webhook(
 
 
 @delete("/webhooks/{webhook_id:uuid}")
-async def drop_webhook(desk: AtDesk, webhook_id: FromPath[UUID]) -> None:
+async def drop_webhook(desk: InjectedContext, webhook_id: FromPath[UUID]) -> None:
     """Tell an endpoint nothing more."""
     await desk.hooks.delete(webhook_id, desk.workspace)
 
 
 @post("/webhooks/{webhook_id:uuid}/rotate-secret", status_code=200)
-async def rotate_webhook(desk: AtDesk, webhook_id: FromPath[UUID]) -> WebhookSecret:
+async def rotate_webhook(desk: InjectedContext, webhook_id: FromPath[UUID]) -> WebhookSecret:
     """A new secret; messages are signed with the old one as well for now."""
     return await desk.hooks.rotate_secret(webhook_id, desk.workspace)
 
 
 @get("/webhooks/{webhook_id:uuid}/deliveries")
 async def deliveries(
-    desk: AtDesk,
+    desk: InjectedContext,
     webhook_id: FromPath[UUID],
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
@@ -340,7 +347,7 @@ async def deliveries(
 
 
 @post("/webhooks/deliveries/{delivery_id:uuid}/redeliver", status_code=200)
-async def redeliver(desk: AtDesk, delivery_id: FromPath[UUID]) -> DeliveryView:
+async def redeliver(desk: InjectedContext, delivery_id: FromPath[UUID]) -> DeliveryView:
     """Send a message again."""
     return await desk.hooks.redeliver(delivery_id, desk.workspace)
 

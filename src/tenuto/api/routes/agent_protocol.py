@@ -13,10 +13,10 @@ from litestar.params import FromPath, JSONBody
 from tenuto.api.auth import agent_tokens
 from tenuto.api.edge.long_poll import polling
 from tenuto.api.routes.bodies import (
+    AttemptBody,
     ClaimBody,
     CompleteBody,
     FailBody,
-    Fenced,
     HeartbeatBody,
     ParkBody,
     ProgressBody,
@@ -24,13 +24,13 @@ from tenuto.api.routes.bodies import (
     TranscriptBody,
     WorkerBeatBody,
 )
-from tenuto.api.service import AtDesk
+from tenuto.api.service import InjectedContext
 from tenuto.engine.agents.push import lease_of as pushed_lease
-from tenuto.engine.agents.registry import Felt
-from tenuto.engine.agents.subtasks import Child, Waited
+from tenuto.engine.agents.registry import HealthSample
+from tenuto.engine.agents.subtasks import Child, WaitResult
 from tenuto.engine.limits.budgets import spend_owner
-from tenuto.engine.tasks.claim import Work
-from tenuto.engine.tasks.report import Pulse
+from tenuto.engine.tasks.claim import ClaimedTask
+from tenuto.engine.tasks.report import LeaseStatus
 from tenuto.engine.tenancy.output_redaction import check_progress
 from tenuto.model import bounds
 from tenuto.model.agents.matching import AgentProfile
@@ -49,7 +49,7 @@ PLAIN = frozenset({"healthy", "degraded", "unhealthy"})
 """What an agent may say of itself without saying what task it is at."""
 
 
-class Claimed(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ClaimedTaskView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A task that is the agent's now. `token` speaks for this attempt alone."""
 
     id: UUID
@@ -80,13 +80,13 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     secrets: list[str]
 
 
-class Claims(msgspec.Struct, frozen=True):
+class ClaimReply(msgspec.Struct, frozen=True):
     """What was claimed; nothing when the wait was in vain."""
 
-    tasks: list[Claimed]
+    tasks: list[ClaimedTaskView]
 
 
-class Alive(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class AgentHeartbeatReply(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What a heartbeat brings back."""
 
     lease_until: datetime | None = None
@@ -98,7 +98,7 @@ class Alive(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     token: str | None = None
 
 
-class Held(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class WorkerHeartbeatReply(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What a worker still holds, has lost, and is asked to end."""
 
     lost: list[UUID]
@@ -110,14 +110,14 @@ class Held(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     drain: bool = False
 
 
-class Ended(msgspec.Struct, frozen=True):
+class TaskStatusReply(msgspec.Struct, frozen=True):
     """What became of the task."""
 
     id: UUID
     status: str
 
 
-class Parked(msgspec.Struct, frozen=True):
+class ParkReply(msgspec.Struct, frozen=True):
     """Whether the attempt is over; if not, how the children ended that it asked for."""
 
     id: UUID
@@ -126,7 +126,7 @@ class Parked(msgspec.Struct, frozen=True):
     children: list[Child] = []
 
 
-class Saved(msgspec.Struct, frozen=True, rename="camel"):
+class ProgressReply(msgspec.Struct, frozen=True, rename="camel"):
     """The number of the checkpoint that is kept, if one was sent."""
 
     checkpoint_seq: int | None = None
@@ -135,10 +135,10 @@ class Saved(msgspec.Struct, frozen=True, rename="camel"):
 @post("/agents/{agent_id:uuid}/claim", status_code=200)
 async def claim(
     request: Request[Any, Any, Any],
-    desk: AtDesk,
+    desk: InjectedContext,
     agent_id: FromPath[UUID],
     data: JSONBody[ClaimBody | None] = None,
-) -> Claims:
+) -> ClaimReply:
     """Take up to `limit` tasks for the agent, waiting up to `waitSeconds` for the first.
 
     An agent that leaves while it waits is given nothing.
@@ -148,29 +148,29 @@ async def claim(
     bounds.number("waitSeconds", wish.wait_seconds, 0, LONGEST_WAIT_S)
     if wish.worker is not None:
         await agent_tokens.check_worker(desk, wish.worker)
-    agent = await desk.registry.claimant(agent_id)
+    agent = await desk.registry.profile_for_claim(agent_id)
     worker = wish.worker or f"http:{agent.name}"
     lease_s = lease_of(desk, agent, wish.lease_seconds)
 
-    def take() -> Awaitable[list[Work]]:
+    def take() -> Awaitable[list[ClaimedTask]]:
         return desk.engine.claim(agent, worker, wish.limit, lease_s)
 
     async with polling(desk, request, agent.id) as poll:
-        await desk.registry.seen(agent_id)
+        await desk.registry.record_heartbeat(agent_id)
         found = await poll.until(wish.wait_seconds, take)
         if poll.left.is_set():
             await _give_back(desk, found)
-    return Claims([claimed(desk, agent_id, work) for work in found])
+    return ClaimReply([claimed(desk, agent_id, work) for work in found])
 
 
-async def _give_back(desk: AtDesk, works: list[Work]) -> None:
+async def _give_back(desk: InjectedContext, works: list[ClaimedTask]) -> None:
     """Release what nobody will hear of, each with its try; where that fails, its lease runs out."""
     for work in works:
         with suppress(TenutoError):
             await desk.engine.release(work.fence)
 
 
-def lease_of(desk: AtDesk, agent: AgentProfile, asked: int | None) -> int:
+def lease_of(desk: InjectedContext, agent: AgentProfile, asked: int | None) -> int:
     """Seconds that a lease holds: three heartbeats of the agent's, or until it counts as stale."""
     beats = 3 * (agent.heartbeat_interval_s or 0)
     least = max(desk.service.settings.lease_s, beats)
@@ -182,10 +182,10 @@ def lease_of(desk: AtDesk, agent: AgentProfile, asked: int | None) -> int:
     return max(asked, beats)
 
 
-def claimed(desk: AtDesk, agent: UUID, work: Work) -> Claimed:
+def claimed(desk: InjectedContext, agent: UUID, work: ClaimedTask) -> ClaimedTaskView:
     """A claimed task as its agent gets it."""
     token, _ = desk.service.attempts.issue(agent, desk.workspace, work.fence)
-    return Claimed(
+    return ClaimedTaskView(
         id=work.fence.task,
         attempt=work.fence.attempt,
         lease_token=work.fence.token,
@@ -215,7 +215,7 @@ def claimed(desk: AtDesk, agent: UUID, work: Work) -> Claimed:
     )
 
 
-def fence_of(desk: AtDesk, task: UUID, said: Fenced | None) -> Fence:
+def fence_of(desk: InjectedContext, task: UUID, said: AttemptBody | None) -> Fence:
     """The fence that a report carries, in its token or in its body."""
     mine = desk.caller.fence
     attempt = said.attempt if said is not None else None
@@ -231,7 +231,7 @@ def fence_of(desk: AtDesk, task: UUID, said: Fenced | None) -> Fence:
     return Fence(task, attempt, token)
 
 
-async def check_current(desk: AtDesk) -> None:
+async def check_current(desk: InjectedContext) -> None:
     """Raise `Conflict` when an attempt asks that owns its task no more: its token died with it."""
     mine = desk.caller.fence
     if mine is None:
@@ -240,7 +240,9 @@ async def check_current(desk: AtDesk) -> None:
         raise Conflict("the attempt no longer owns the task", "lease_lost")
 
 
-async def begun(desk: AtDesk, fence: Fence, report: Callable[[], Awaitable[T]]) -> T:
+async def ensure_started(
+    desk: InjectedContext, fence: Fence, report: Callable[[], Awaitable[T]]
+) -> T:
     """Take a report. A session that reports has begun, though its gateway is still to say so."""
     try:
         return await report()
@@ -253,7 +255,9 @@ async def begun(desk: AtDesk, fence: Fence, report: Callable[[], Awaitable[T]]) 
 
 
 @patch("/agent-tasks/{task_id:uuid}/progress")
-async def progress(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ProgressBody]) -> Saved:
+async def progress(
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ProgressBody]
+) -> ProgressReply:
     """Say how far the attempt is, and keep what the next one would need.
 
     Of a report in which something is wrong nothing is kept.
@@ -270,29 +274,29 @@ async def progress(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[Progres
     await desk.engine.progress(
         fence, data.progress_percent, data.current_step, data.estimated_completion_at
     )
-    return Saved(seq)
+    return ProgressReply(seq)
 
 
 @post("/agent-tasks/{task_id:uuid}/complete", status_code=200)
 async def complete(
-    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[CompleteBody | None] = None
-) -> Ended:
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[CompleteBody | None] = None
+) -> TaskStatusReply:
     """Finish the task with its result; repeated by the same attempt, it is one result."""
     wish = data or CompleteBody()
     fence = fence_of(desk, task_id, wish)
     engine = desk.engine
-    await begun(
+    await ensure_started(
         desk, fence, lambda: engine.complete(fence, wish.result(), wish.summary, wish.usage)
     )
-    return Ended(task_id, "COMPLETED")
+    return TaskStatusReply(task_id, "COMPLETED")
 
 
-async def ended(desk: AtDesk, task: UUID) -> Ended:
+async def ended(desk: InjectedContext, task: UUID) -> TaskStatusReply:
     """What became of a task."""
-    return Ended(task, (await desk.engine.show(task)).status)
+    return TaskStatusReply(task, (await desk.engine.show(task)).status)
 
 
-async def _check_silence(desk: AtDesk) -> None:
+async def _require_escalation(desk: InjectedContext) -> None:
     """Raise `Invalid` for an agent that says it can tell people what is wrong, and does not."""
     if desk.caller.agent is None:
         return
@@ -306,38 +310,44 @@ async def _check_silence(desk: AtDesk) -> None:
 
 
 @post("/agent-tasks/{task_id:uuid}/fail", status_code=200)
-async def fail(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[FailBody]) -> Ended:
+async def fail(
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[FailBody]
+) -> TaskStatusReply:
     """End the attempt without a result; the error class decides what follows."""
     fence = fence_of(desk, task_id, data)
     if data.escalation is None:
-        await _check_silence(desk)
+        await _require_escalation(desk)
     engine = desk.engine
-    await begun(desk, fence, lambda: engine.fail(fence, data.failure(), data.resume_at, data.usage))
+    await ensure_started(
+        desk, fence, lambda: engine.fail(fence, data.failure(), data.resume_at, data.usage)
+    )
     return await ended(desk, task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/park", status_code=200)
-async def park(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ParkBody]) -> Parked:
+async def park(
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ParkBody]
+) -> ParkReply:
     """Give the slot up until something happens; the try is given back.
 
     Children that have all ended are answered at once, and the attempt goes on.
     """
     fence, engine = fence_of(desk, task_id, data), desk.engine
-    waited = Waited(parked=True)
+    waited = WaitResult(parked=True)
     if data.children is not None or data.hold == "children":
         seconds = _seconds(desk, data)
-        waited = await begun(
+        waited = await ensure_started(
             desk, fence, lambda: engine.wait(fence, data.children, seconds, data.key)
         )
     else:
-        await begun(
+        await ensure_started(
             desk, fence, lambda: engine.park(fence, data.hold, data.resume_at, data.wait_until)
         )
     status = (await ended(desk, task_id)).status
-    return Parked(task_id, status, waited.parked, waited.children)
+    return ParkReply(task_id, status, waited.parked, waited.children)
 
 
-def _seconds(desk: AtDesk, said: ParkBody) -> float | None:
+def _seconds(desk: InjectedContext, said: ParkBody) -> float | None:
     """How long a wait is to take; `waitUntil` says it as an instant."""
     bounds.instant("waitUntil", said.wait_until)
     if said.wait_until is None:
@@ -347,15 +357,17 @@ def _seconds(desk: AtDesk, said: ParkBody) -> float | None:
 
 @post("/agent-tasks/{task_id:uuid}/release", status_code=200)
 async def release(
-    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ReleaseBody | None] = None
-) -> Ended:
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReleaseBody | None] = None
+) -> TaskStatusReply:
     """Give the task back unharmed; the try is given back."""
     await desk.engine.release(fence_of(desk, task_id, data))
     return await ended(desk, task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/transcript", status_code=204)
-async def say(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[TranscriptBody]) -> None:
+async def append_transcript(
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[TranscriptBody]
+) -> None:
     """Add lines to the attempt's transcript; a number that is there already is kept as it is."""
     bounds.number("the number of lines", len(data.lines), 0, bounds.MAX_PAGE)
     lines = [Line(line.number, line.level, line.text) for line in data.lines]
@@ -364,27 +376,29 @@ async def say(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[TranscriptBo
 
 @post("/agents/{agent_id:uuid}/heartbeat", status_code=200)
 async def heartbeat(
-    desk: AtDesk, agent_id: FromPath[UUID], data: JSONBody[HeartbeatBody | None] = None
-) -> Alive:
+    desk: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[HeartbeatBody | None] = None
+) -> AgentHeartbeatReply:
     """The agent lives; the lease of its task holds on, and it hears what is asked of it."""
     said = data or HeartbeatBody()
     agent = await desk.registry.profile(agent_id)
     if said.current_task_id is None and desk.caller.fence is None:
-        return Alive(messages=await desk.registry.seen(agent_id, _felt(said, None)))
+        return AgentHeartbeatReply(
+            messages=await desk.registry.record_heartbeat(agent_id, _felt(said, None))
+        )
     try:
         fence, pulse = await _renewed(desk, agent, said)
         redactor = await desk.engine.sealing.redactor(fence)
     except TenutoError:
-        await desk.registry.seen(agent_id, _felt(said, None))
+        await desk.registry.record_heartbeat(agent_id, _felt(said, None))
         raise
-    messages = await desk.registry.seen(agent_id, _felt(said, redactor))
+    messages = await desk.registry.record_heartbeat(agent_id, _felt(said, redactor))
     if not pulse.begun:
         with suppress(Conflict):  # its gateway told it meanwhile, or it is to stop
             await desk.engine.begin(fence)
     if said.progress_percent is not None or said.current_step is not None:
         await desk.engine.progress(fence, said.progress_percent, said.current_step)
     token, _ = desk.service.attempts.issue(agent_id, desk.workspace, fence)
-    return Alive(
+    return AgentHeartbeatReply(
         lease_until=pulse.lease_until,
         cancel=pulse.cancel,
         pause=pulse.pause,
@@ -394,7 +408,9 @@ async def heartbeat(
     )
 
 
-async def _renewed(desk: AtDesk, agent: AgentProfile, said: HeartbeatBody) -> tuple[Fence, Pulse]:
+async def _renewed(
+    desk: InjectedContext, agent: AgentProfile, said: HeartbeatBody
+) -> tuple[Fence, LeaseStatus]:
     """The attempt that an agent is at, and what is asked of it; its lease holds on."""
     mine, task = desk.caller.fence, said.current_task_id
     if mine is not None and task not in (None, mine.task):
@@ -409,7 +425,7 @@ async def _renewed(desk: AtDesk, agent: AgentProfile, said: HeartbeatBody) -> tu
     return fence, pulse
 
 
-def _felt(said: HeartbeatBody, redactor: Redactor | None) -> Felt:
+def _felt(said: HeartbeatBody, redactor: Redactor | None) -> HealthSample:
     """How an agent says it is, with its task's secrets struck; no words of its own without one.
 
     Without its task nobody knows what it was ever handed, and may be saying.
@@ -419,7 +435,7 @@ def _felt(said: HeartbeatBody, redactor: Redactor | None) -> Felt:
         status = redactor.text(status)
     elif status not in PLAIN:
         status = "unknown"
-    return Felt(
+    return HealthSample(
         status=status,
         current_task_id=said.current_task_id,
         progress_percent=said.progress_percent,
@@ -437,8 +453,8 @@ def _known(task: UUID | None) -> UUID:
 
 @post("/workers/{worker_id:str}/heartbeat", status_code=200)
 async def worker_beat(
-    desk: AtDesk, worker_id: FromPath[str], data: JSONBody[WorkerBeatBody | None] = None
-) -> Held:
+    desk: InjectedContext, worker_id: FromPath[str], data: JSONBody[WorkerBeatBody | None] = None
+) -> WorkerHeartbeatReply:
     """A worker lives; all its leases hold on, in one request."""
     said = data or WorkerBeatBody()
     bounds.number("the number of leases", len(said.leases), 0, bounds.MAX_CLAIM)
@@ -459,7 +475,7 @@ async def worker_beat(
     beat = await desk.engine.heartbeat(mine, lease_s)
     held = beat.held
     foreign = [fence for fence in fences if fence not in mine]
-    return Held(
+    return WorkerHeartbeatReply(
         lost=[fence.task for fence in (*beat.lost, *foreign)],
         cancel=[task for task, pulse in held.items() if pulse.cancel],
         pause=[task for task, pulse in held.items() if pulse.pause],
@@ -477,7 +493,7 @@ HANDLERS = [
     fail,
     park,
     release,
-    say,
+    append_transcript,
     heartbeat,
     worker_beat,
 ]

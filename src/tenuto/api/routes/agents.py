@@ -9,7 +9,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from tenuto.api.routes.bodies import AgentBody, TerminateBody
 from tenuto.api.routes.tasks import Limit, TaskPage
-from tenuto.api.service import AtDesk
+from tenuto.api.service import InjectedContext
 from tenuto.engine.agents.eligibility import AgentExplanation
 from tenuto.engine.agents.registry import AgentHealth, AgentToken, AgentView
 from tenuto.engine.tasks.query import Filter
@@ -28,7 +28,7 @@ class AgentPage(msgspec.Struct, frozen=True, rename="camel"):
 
 @get("/agents")
 async def find(
-    desk: AtDesk,
+    desk: InjectedContext,
     limit: Limit = 100,
     cursor: Annotated[str | None, QueryParameter(max_length=255)] = None,
     status: FromQuery[str | None] = None,
@@ -47,12 +47,12 @@ async def find(
 
 
 @get("/agents/{agent_id:uuid}")
-async def show(desk: AtDesk, agent_id: FromPath[UUID]) -> AgentView:
+async def show(desk: InjectedContext, agent_id: FromPath[UUID]) -> AgentView:
     """One agent."""
     return await desk.registry.show(agent_id)
 
 
-def profile_of(desk: AtDesk, agent_id: UUID, data: AgentBody) -> AgentProfile:
+def profile_of(desk: InjectedContext, agent_id: UUID, data: AgentBody) -> AgentProfile:
     """What matching is to know of an agent."""
     return AgentProfile(
         id=agent_id,
@@ -80,7 +80,9 @@ def profile_of(desk: AtDesk, agent_id: UUID, data: AgentBody) -> AgentProfile:
 
 
 @put("/agents/{agent_id:uuid}")
-async def put_agent(desk: AtDesk, agent_id: FromPath[UUID], data: JSONBody[AgentBody]) -> AgentView:
+async def put_agent(
+    desk: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[AgentBody]
+) -> AgentView:
     """Register an agent, or change it."""
     profile = profile_of(desk, agent_id, data)
     if not profile.runtimes:
@@ -97,26 +99,26 @@ async def put_agent(desk: AtDesk, agent_id: FromPath[UUID], data: JSONBody[Agent
 
 
 @delete("/agents/{agent_id:uuid}")
-async def drop(desk: AtDesk, agent_id: FromPath[UUID]) -> None:
+async def drop(desk: InjectedContext, agent_id: FromPath[UUID]) -> None:
     """Forget an agent that runs nothing."""
     await desk.registry.forget(agent_id)
 
 
 @get("/agents/{agent_id:uuid}/health")
-async def health(desk: AtDesk, agent_id: FromPath[UUID], limit: Limit = 60) -> AgentHealth:
+async def health(desk: InjectedContext, agent_id: FromPath[UUID], limit: Limit = 60) -> AgentHealth:
     """Whether the agent lives, and how it said it was within the last hour, newest first."""
     return await desk.registry.health(agent_id, limit)
 
 
 @get("/agents/{agent_id:uuid}/explain")
-async def explain(desk: AtDesk, agent_id: FromPath[UUID]) -> AgentExplanation:
+async def explain(desk: InjectedContext, agent_id: FromPath[UUID]) -> AgentExplanation:
     """What the agent may take, what waits for it, and why it takes nothing else."""
     return await desk.engine.explain_agent(agent_id)
 
 
 @get("/agents/{agent_id:uuid}/tasks")
 async def tasks(
-    desk: AtDesk,
+    desk: InjectedContext,
     agent_id: FromPath[UUID],
     status: FromQuery[str | None] = None,
     limit: Limit = 100,
@@ -131,7 +133,7 @@ async def tasks(
 
 @post("/agents/{agent_id:uuid}/terminate", status_code=200)
 async def terminate(
-    desk: AtDesk, agent_id: FromPath[UUID], data: JSONBody[TerminateBody | None] = None
+    desk: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[TerminateBody | None] = None
 ) -> AgentView:
     """Let the agent take no more tasks; unless gracefully, its running ones are cancelled.
 
@@ -143,7 +145,7 @@ async def terminate(
 
 
 @post("/agents/{agent_id:uuid}/token")
-async def token(desk: AtDesk, agent_id: FromPath[UUID]) -> AgentToken:
+async def token(desk: InjectedContext, agent_id: FromPath[UUID]) -> AgentToken:
     """A key for the agent's own process: it may claim and report for this agent, nothing else."""
     agent = await desk.registry.show(agent_id)
     made = await desk.service.identity.make_token(

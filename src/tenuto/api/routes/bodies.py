@@ -33,11 +33,11 @@ class Written(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_field
     """A resource that people write: a name nobody knows is refused."""
 
 
-class Said(msgspec.Struct, kw_only=True, rename="camel"):
+class LenientBody(msgspec.Struct, kw_only=True, rename="camel"):
     """What an agent says: a name nobody knows is ignored, so that agents and servers may differ."""
 
 
-class RetryBody(Written):
+class RetryPolicyBody(Written):
     """When to try again; unset: the defaults."""
 
     base_s: float | None = None
@@ -78,7 +78,7 @@ class TaskBody(Written):
     max_attempts: int | None = None
     max_retries: int | None = None
     attempts: int | None = None
-    retry: RetryBody | None = None
+    retry: RetryPolicyBody | None = None
     retry_backoff_seconds: float | None = None
     timeout_s: int | None = None
     timeout_seconds: int | None = None
@@ -325,7 +325,7 @@ class TerminateBody(Written):
     graceful: bool = True
 
 
-class ClaimBody(Said):
+class ClaimBody(LenientBody):
     """What an agent asks for."""
 
     limit: int = 1
@@ -334,14 +334,14 @@ class ClaimBody(Said):
     lease_seconds: int | None = None
 
 
-class Fenced(Said):
+class AttemptBody(LenientBody):
     """What an attempt says; without an attempt's token it names its attempt and lease itself."""
 
     attempt: int | None = None
     lease_token: str | None = None
 
 
-class ProgressBody(Fenced):
+class ProgressBody(AttemptBody):
     """How far the attempt is, and what the next one would need."""
 
     progress_percent: float | None = None
@@ -352,7 +352,7 @@ class ProgressBody(Fenced):
     usage: Usage | None = None
 
 
-class CompleteBody(Fenced):
+class CompleteBody(AttemptBody):
     """The result."""
 
     output_result: Any = None
@@ -364,7 +364,7 @@ class CompleteBody(Fenced):
         return one("outputResult", outputResult=self.output_result, output=self.output)
 
 
-class FailBody(Fenced, kw_only=True):
+class FailBody(AttemptBody, kw_only=True):
     """Why there is no result."""
 
     error: str
@@ -395,13 +395,13 @@ class AssignBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fie
     agent_id: UUID | None
 
 
-class RetryWish(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+class RetryTaskBody(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     """How far a retry reaches."""
 
     cascade: bool = False
 
 
-class ParkBody(Fenced):
+class ParkBody(AttemptBody):
     """What the attempt waits for without a slot."""
 
     hold: Literal["quota", "input", "children"] = "quota"
@@ -414,11 +414,11 @@ class ParkBody(Fenced):
     """The name of a wait with a timeout: its time does not begin anew under the same name."""
 
 
-class ReleaseBody(Fenced):
+class ReleaseBody(AttemptBody):
     """The task goes back unharmed."""
 
 
-class LineBody(Said):
+class LineBody(LenientBody):
     """One line of a transcript."""
 
     number: int
@@ -426,13 +426,13 @@ class LineBody(Said):
     level: str = "INFO"
 
 
-class TranscriptBody(Fenced, kw_only=True):
+class TranscriptBody(AttemptBody, kw_only=True):
     """What an attempt printed or logged."""
 
     lines: list[LineBody]
 
 
-class HeartbeatBody(Fenced):
+class HeartbeatBody(AttemptBody):
     """An agent lives, and how its task is."""
 
     status: str | None = None
@@ -444,7 +444,7 @@ class HeartbeatBody(Fenced):
     lease_seconds: int | None = None
 
 
-class LeaseBody(Said):
+class LeaseBody(LenientBody):
     """One lease of a worker."""
 
     task_id: UUID
@@ -452,7 +452,7 @@ class LeaseBody(Said):
     lease_token: str
 
 
-class WorkerBeatBody(Said):
+class WorkerBeatBody(LenientBody):
     """A worker lives, and holds these."""
 
     leases: list[LeaseBody] = []

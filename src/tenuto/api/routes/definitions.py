@@ -8,8 +8,8 @@ from litestar.params import FromPath, FromQuery, JSONBody
 
 from tenuto.api.routes.bodies import Written
 from tenuto.api.routes.tasks import IfMatch, Limit, version_of
-from tenuto.api.service import AtDesk
-from tenuto.engine.flows.definitions import Applied, DefinitionPage, DefinitionView
+from tenuto.api.service import InjectedContext
+from tenuto.engine.flows.definitions import ApplyResult, DefinitionPage, DefinitionView
 from tenuto.manifest.documents import spec_from
 from tenuto.manifest.export import snake
 from tenuto.model.errors import Conflict, Invalid
@@ -41,14 +41,14 @@ class ApplyBody(Written):
 
 @get("/definitions")
 async def definitions(
-    desk: AtDesk, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
+    desk: InjectedContext, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
 ) -> DefinitionPage:
     """What may run more than once, newest first."""
     return await desk.engine.definitions.page(limit, cursor)
 
 
 @post("/definitions")
-async def make(desk: AtDesk, data: JSONBody[DefinitionBody]) -> Response[DefinitionView]:
+async def make(desk: InjectedContext, data: JSONBody[DefinitionBody]) -> Response[DefinitionView]:
     """A new definition under the key in its spec; a key that is taken is refused."""
     spec = spec_from(data.kind, snake(data.spec))
     try:
@@ -61,14 +61,17 @@ async def make(desk: AtDesk, data: JSONBody[DefinitionBody]) -> Response[Definit
 
 
 @get("/definitions/{key:path}")
-async def show(desk: AtDesk, key: FromPath[str]) -> Response[DefinitionView]:
+async def show(desk: InjectedContext, key: FromPath[str]) -> Response[DefinitionView]:
     """One definition."""
     return _shown(await desk.engine.definitions.get(_key(key)))
 
 
 @put("/definitions/{key:path}")
 async def keep(
-    desk: AtDesk, key: FromPath[str], data: JSONBody[DefinitionBody], if_match: IfMatch = None
+    desk: InjectedContext,
+    key: FromPath[str],
+    data: JSONBody[DefinitionBody],
+    if_match: IfMatch = None,
 ) -> Response[DefinitionView]:
     """Keep a definition under the key, in place of what is there."""
     said = snake(data.spec)
@@ -80,13 +83,13 @@ async def keep(
 
 
 @delete("/definitions/{key:path}")
-async def forget(desk: AtDesk, key: FromPath[str], if_match: IfMatch = None) -> None:
+async def forget(desk: InjectedContext, key: FromPath[str], if_match: IfMatch = None) -> None:
     """Forget a definition; flows of it go on."""
     await desk.engine.definitions.delete(_key(key), version_of(if_match))
 
 
 @post("/definitions/apply", status_code=200)
-async def apply(desk: AtDesk, data: JSONBody[ApplyBody]) -> Applied:
+async def apply(desk: InjectedContext, data: JSONBody[ApplyBody]) -> ApplyResult:
     """Do what YAML asks for, all of it or nothing; done again it changes nothing."""
     return await desk.engine.definitions.apply_files(data.texts(), dry_run=data.dry_run)
 

@@ -11,7 +11,7 @@ from tenuto.api.edge.openapi import MERMAID
 from tenuto.api.routes.bodies import ReasonBody
 from tenuto.api.routes.flow_bodies import FlowBody, RerunBody
 from tenuto.api.routes.tasks import Key, Limit, TaskPage, count_submit
-from tenuto.api.service import AtDesk
+from tenuto.api.service import InjectedContext
 from tenuto.engine.flows.graph import GraphView, mermaid
 from tenuto.engine.flows.views import FlowPage, FlowView
 from tenuto.model import bounds
@@ -22,7 +22,9 @@ Named = Annotated[str | None, QueryParameter(max_length=bounds.MAX_NAME)]
 
 
 @post("/flows")
-async def start(desk: AtDesk, data: JSONBody[FlowBody], key: Key = None) -> Response[FlowView]:
+async def start(
+    desk: InjectedContext, data: JSONBody[FlowBody], key: Key = None
+) -> Response[FlowView]:
     """Run a stored definition; repeated with one key, it is one flow."""
     del key  # the guard has seen to it
     await count_submit(desk, 1)
@@ -32,7 +34,7 @@ async def start(desk: AtDesk, data: JSONBody[FlowBody], key: Key = None) -> Resp
     return await begun(desk, flow)
 
 
-async def begun(desk: AtDesk, flow: UUID) -> Response[FlowView]:
+async def begun(desk: InjectedContext, flow: UUID) -> Response[FlowView]:
     """A flow that was just made."""
     view = await desk.engine.flow_views.show(flow)
     return Response(view, status_code=201, headers={"Location": f"/api/v1/flows/{flow}"})
@@ -40,7 +42,7 @@ async def begun(desk: AtDesk, flow: UUID) -> Response[FlowView]:
 
 @get("/flows")
 async def find(
-    desk: AtDesk,
+    desk: InjectedContext,
     status: FromQuery[str | None] = None,
     key: Named = None,
     limit: Limit = 100,
@@ -51,14 +53,14 @@ async def find(
 
 
 @get("/flows/{flow_id:uuid}")
-async def show(desk: AtDesk, flow_id: FromPath[UUID]) -> FlowView:
+async def show(desk: InjectedContext, flow_id: FromPath[UUID]) -> FlowView:
     """One flow: how far it is, its tasks by status, its open groups."""
     return await desk.engine.flow_views.show(flow_id)
 
 
 @get("/flows/{flow_id:uuid}/tasks")
 async def tasks(
-    desk: AtDesk,
+    desk: InjectedContext,
     flow_id: FromPath[UUID],
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
@@ -70,7 +72,7 @@ async def tasks(
 
 @get("/flows/{flow_id:uuid}/graph")
 async def graph(
-    desk: AtDesk, flow_id: FromPath[UUID], wanted: Format = "json"
+    desk: InjectedContext, flow_id: FromPath[UUID], wanted: Format = "json"
 ) -> Response[GraphView]:
     """What was made in a flow and what is to come: as nodes and edges, or as Mermaid text."""
     return drawn(await desk.engine.flow_views.graph(flow_id), wanted)
@@ -85,7 +87,7 @@ def drawn(view: GraphView, wanted: str) -> Response[Any]:
 
 @post("/flows/{flow_id:uuid}/cancel", status_code=200)
 async def cancel(
-    desk: AtDesk, flow_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
+    desk: InjectedContext, flow_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
 ) -> FlowView:
     """End a flow with all that is open in it; running sessions are killed first."""
     await desk.engine.flows.cancel(flow_id, reason_of(data))
@@ -99,14 +101,14 @@ def reason_of(data: ReasonBody | None) -> str | None:
 
 
 @post("/flows/{flow_id:uuid}/pause", status_code=200)
-async def pause(desk: AtDesk, flow_id: FromPath[UUID]) -> FlowView:
+async def pause(desk: InjectedContext, flow_id: FromPath[UUID]) -> FlowView:
     """Hold everything of a flow; running sessions are stopped after a last checkpoint."""
     await desk.engine.flows.pause(flow_id)
     return await desk.engine.flow_views.show(flow_id)
 
 
 @post("/flows/{flow_id:uuid}/resume", status_code=200)
-async def resume(desk: AtDesk, flow_id: FromPath[UUID]) -> FlowView:
+async def resume(desk: InjectedContext, flow_id: FromPath[UUID]) -> FlowView:
     """Let a paused flow go on."""
     await desk.engine.flows.resume(flow_id)
     return await desk.engine.flow_views.show(flow_id)
@@ -117,7 +119,7 @@ async def resume(desk: AtDesk, flow_id: FromPath[UUID]) -> FlowView:
     responses={200: ResponseSpec(FlowView, description="The same flow goes on.")},
 )
 async def rerun(
-    desk: AtDesk,
+    desk: InjectedContext,
     flow_id: FromPath[UUID],
     data: JSONBody[RerunBody | None] = None,
     key: Key = None,

@@ -11,7 +11,7 @@ from tenuto.api.routes.bodies import ReasonBody
 from tenuto.api.routes.flow_bodies import GroupBody, StartBody
 from tenuto.api.routes.flows import Format, Named, begun, drawn, reason_of
 from tenuto.api.routes.tasks import Key, Limit, count_submit
-from tenuto.api.service import AtDesk
+from tenuto.api.service import InjectedContext
 from tenuto.engine.flows.definitions import DefinitionView
 from tenuto.engine.flows.graph import GraphView
 from tenuto.engine.flows.start import input_text
@@ -19,7 +19,7 @@ from tenuto.engine.flows.views import FlowView, GroupPage, GroupView
 from tenuto.model.errors import Conflict, NotFound
 
 
-class GroupMade(msgspec.Struct, frozen=True):
+class CreatedGroup(msgspec.Struct, frozen=True):
     """A group that is defined, and its flow if it was started."""
 
     definition: DefinitionView
@@ -27,7 +27,7 @@ class GroupMade(msgspec.Struct, frozen=True):
 
 
 @post("/groups")
-async def create(desk: AtDesk, data: JSONBody[GroupBody], key: Key = None) -> GroupMade:
+async def create(desk: InjectedContext, data: JSONBody[GroupBody], key: Key = None) -> CreatedGroup:
     """Define a group and, with `start`, run it; a key that is taken is refused."""
     del key  # the guard has seen to it
     spec = data.spec()
@@ -43,14 +43,14 @@ async def create(desk: AtDesk, data: JSONBody[GroupBody], key: Key = None) -> Gr
             raise
         raise Conflict(f"there is a definition {spec.key!r} already", "name_taken") from error
     if not data.start:
-        return GroupMade(definition)
+        return CreatedGroup(definition)
     flow = await desk.engine.flows.start(spec.key, data.input)
-    return GroupMade(definition, await desk.engine.flow_views.show(flow))
+    return CreatedGroup(definition, await desk.engine.flow_views.show(flow))
 
 
 @get("/groups")
 async def find(
-    desk: AtDesk,
+    desk: InjectedContext,
     status: FromQuery[str | None] = None,
     key: Named = None,
     flow: Annotated[UUID | None, QueryParameter(name="flowId")] = None,
@@ -62,14 +62,14 @@ async def find(
 
 
 @get("/groups/{group_id:str}")
-async def show(desk: AtDesk, group_id: FromPath[str]) -> GroupView:
+async def show(desk: InjectedContext, group_id: FromPath[str]) -> GroupView:
     """One run of a group, by its id; by a key, the newest run of it."""
     return await _shown(desk, await _run(desk, group_id))
 
 
 @get("/groups/{group_id:str}/graph")
 async def graph(
-    desk: AtDesk, group_id: FromPath[str], wanted: Format = "json"
+    desk: InjectedContext, group_id: FromPath[str], wanted: Format = "json"
 ) -> Response[GraphView]:
     """What was made in a run of a group and what is to come, as nodes and edges or Mermaid text."""
     run = await _run(desk, group_id)
@@ -78,7 +78,7 @@ async def graph(
 
 @post("/groups/{group_id:str}/start")
 async def start(
-    desk: AtDesk,
+    desk: InjectedContext,
     group_id: FromPath[str],
     data: JSONBody[StartBody | None] = None,
     key: Key = None,
@@ -98,7 +98,7 @@ async def start(
 
 @post("/groups/{group_id:str}/cancel", status_code=200)
 async def cancel(
-    desk: AtDesk, group_id: FromPath[str], data: JSONBody[ReasonBody | None] = None
+    desk: InjectedContext, group_id: FromPath[str], data: JSONBody[ReasonBody | None] = None
 ) -> GroupView:
     """End a run of a group with all that is open in it; running sessions are killed first."""
     run = await _run(desk, group_id)
@@ -107,7 +107,7 @@ async def cancel(
 
 
 @post("/groups/{group_id:str}/pause", status_code=200)
-async def pause(desk: AtDesk, group_id: FromPath[str]) -> GroupView:
+async def pause(desk: InjectedContext, group_id: FromPath[str]) -> GroupView:
     """Hold everything of a run of a group."""
     run = await _run(desk, group_id)
     await desk.engine.flows.pause_group(run)
@@ -115,25 +115,25 @@ async def pause(desk: AtDesk, group_id: FromPath[str]) -> GroupView:
 
 
 @post("/groups/{group_id:str}/resume", status_code=200)
-async def resume(desk: AtDesk, group_id: FromPath[str]) -> GroupView:
+async def resume(desk: InjectedContext, group_id: FromPath[str]) -> GroupView:
     """Let a paused run of a group go on."""
     run = await _run(desk, group_id)
     await desk.engine.flows.resume_group(run)
     return await _shown(desk, run)
 
 
-async def _run(desk: AtDesk, name: str) -> UUID:
+async def _run(desk: InjectedContext, name: str) -> UUID:
     return await desk.engine.flow_views.find_group(name)
 
 
-async def _key(desk: AtDesk, name: str) -> str:
+async def _key(desk: InjectedContext, name: str) -> str:
     try:
         return (await desk.engine.flow_views.group(UUID(name))).key
     except ValueError:
         return name
 
 
-async def _shown(desk: AtDesk, run: UUID) -> GroupView:
+async def _shown(desk: InjectedContext, run: UUID) -> GroupView:
     return await desk.engine.flow_views.group(run)
 
 

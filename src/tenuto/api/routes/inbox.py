@@ -9,7 +9,7 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from tenuto.api.routes.flow_bodies import AnswerBody, ApproveBody, CommentBody
 from tenuto.api.routes.tasks import Limit
-from tenuto.api.service import AtDesk
+from tenuto.api.service import InjectedContext
 from tenuto.engine.agents.inbox import InboxItem
 from tenuto.model.errors import Forbidden
 from tenuto.model.limits.budgets import Budget
@@ -29,7 +29,7 @@ class InboxPage(msgspec.Struct, frozen=True, rename="camel"):
 
 @get("/inbox")
 async def find(
-    desk: AtDesk,
+    desk: InjectedContext,
     status: Status = None,
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
@@ -40,14 +40,14 @@ async def find(
 
 
 @get("/inbox/{item_id:uuid}")
-async def show(desk: AtDesk, item_id: FromPath[UUID]) -> InboxItem:
+async def show(desk: InjectedContext, item_id: FromPath[UUID]) -> InboxItem:
     """One item."""
     return await desk.engine.inbox.show(item_id)
 
 
 @post("/inbox/{item_id:uuid}/approve", status_code=200)
 async def approve(
-    desk: AtDesk, item_id: FromPath[UUID], data: JSONBody[ApproveBody | None] = None
+    desk: InjectedContext, item_id: FromPath[UUID], data: JSONBody[ApproveBody | None] = None
 ) -> InboxItem:
     """Say yes; the first answer counts, and the task goes on by it."""
     budget = None if data is None else data.budget
@@ -56,14 +56,16 @@ async def approve(
 
 @post("/inbox/{item_id:uuid}/reject", status_code=200)
 async def reject(
-    desk: AtDesk, item_id: FromPath[UUID], data: JSONBody[CommentBody | None] = None
+    desk: InjectedContext, item_id: FromPath[UUID], data: JSONBody[CommentBody | None] = None
 ) -> InboxItem:
     """Say no; the first answer counts, and the task fails or is skipped by it."""
     return await _answered(desk, item_id, data, approve=False)
 
 
 @post("/inbox/{item_id:uuid}/answer", status_code=200)
-async def answer(desk: AtDesk, item_id: FromPath[UUID], data: JSONBody[AnswerBody]) -> InboxItem:
+async def answer(
+    desk: InjectedContext, item_id: FromPath[UUID], data: JSONBody[AnswerBody]
+) -> InboxItem:
     """Answer an item that asks for no yes or no."""
     _check_person(desk)
     await desk.engine.inbox.dismiss(item_id, data.comment)
@@ -71,7 +73,7 @@ async def answer(desk: AtDesk, item_id: FromPath[UUID], data: JSONBody[AnswerBod
 
 
 async def _answered(
-    desk: AtDesk,
+    desk: InjectedContext,
     item: UUID,
     data: CommentBody | None,
     *,
@@ -84,7 +86,7 @@ async def _answered(
     return await desk.engine.inbox.show(item)
 
 
-def _check_person(desk: AtDesk) -> None:
+def _check_person(desk: InjectedContext) -> None:
     """Agents do not answer for people, whatever else their token may do."""
     if desk.caller.agent is not None:
         raise Forbidden("an agent's token does not allow it")

@@ -8,15 +8,15 @@ from litestar import delete, get, post, put
 from litestar.params import FromPath, JSONBody
 
 from tenuto.api.routes.bodies import Written
-from tenuto.api.service import AtDesk
-from tenuto.engine.limits.pauses import GateView
+from tenuto.api.service import InjectedContext
+from tenuto.engine.limits.pauses import PauseView
 from tenuto.engine.limits.rate_limits import RateLimitView
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.limits.pauses import EVERYTHING, KINDS, GateKind
 from tenuto.model.limits.rate_limits import RateLimit
 
 
-class GateBody(Written):
+class PauseBody(Written):
     """What to hold back: a lane by its number, an agent by its name, a type, or the workspace."""
 
     kind: GateKind
@@ -25,10 +25,10 @@ class GateBody(Written):
     until: datetime | None = None
 
 
-class GateList(msgspec.Struct, frozen=True, rename="camel"):
+class PauseList(msgspec.Struct, frozen=True, rename="camel"):
     """What is held back."""
 
-    gates: Sequence[GateView]
+    gates: Sequence[PauseView]
 
 
 class RateLimitBody(Written):
@@ -48,13 +48,13 @@ class RateLimitList(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @get("/gates")
-async def gates(desk: AtDesk) -> GateList:
+async def gates(desk: InjectedContext) -> PauseList:
     """What is held back now."""
-    return GateList(await desk.engine.gates.list())
+    return PauseList(await desk.engine.gates.list())
 
 
 @post("/gates")
-async def close(desk: AtDesk, data: JSONBody[GateBody]) -> GateView:
+async def close(desk: InjectedContext, data: JSONBody[PauseBody]) -> PauseView:
     """Let nobody claim what is meant, from now on; what runs goes on."""
     if data.subject is None and data.kind != "workspace":
         raise Invalid("name what to pause", field="subject")
@@ -63,7 +63,7 @@ async def close(desk: AtDesk, data: JSONBody[GateBody]) -> GateView:
 
 
 @delete("/gates/{kind:str}/{subject:path}")
-async def reopen(desk: AtDesk, kind: FromPath[str], subject: FromPath[str]) -> None:
+async def reopen(desk: InjectedContext, kind: FromPath[str], subject: FromPath[str]) -> None:
     """Let what was held back go on."""
     for known in KINDS:
         if kind == known:
@@ -74,19 +74,21 @@ async def reopen(desk: AtDesk, kind: FromPath[str], subject: FromPath[str]) -> N
 
 
 @get("/rate-limits")
-async def rate_limits(desk: AtDesk) -> RateLimitList:
+async def rate_limits(desk: InjectedContext) -> RateLimitList:
     """The limits by name, with what is left of them."""
     return RateLimitList(await desk.engine.rate_limits.list())
 
 
 @put("/rate-limits/{name:str}")
-async def limit(desk: AtDesk, name: FromPath[str], data: JSONBody[RateLimitBody]) -> RateLimitView:
+async def limit(
+    desk: InjectedContext, name: FromPath[str], data: JSONBody[RateLimitBody]
+) -> RateLimitView:
     """Keep a limit under its name, in place of any other."""
     return await desk.engine.rate_limits.put(RateLimit(name=name, **msgspec.structs.asdict(data)))
 
 
 @delete("/rate-limits/{name:str}")
-async def unlimit(desk: AtDesk, name: FromPath[str]) -> None:
+async def unlimit(desk: InjectedContext, name: FromPath[str]) -> None:
     """Forget a limit."""
     await desk.engine.rate_limits.delete(name)
 

@@ -7,10 +7,10 @@ from litestar import get, post
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from tenuto.api.routes.agent_protocol import check_current
-from tenuto.api.routes.bodies import Said, Written
+from tenuto.api.routes.bodies import LenientBody, Written
 from tenuto.api.routes.tasks import Limit
-from tenuto.api.service import AtDesk
-from tenuto.engine.agents.mailbox import Batch, Message, MessagePage
+from tenuto.api.service import InjectedContext
+from tenuto.engine.agents.mailbox import Message, MessageBatch, MessagePage
 from tenuto.model.agents.messages import NewMessage
 
 
@@ -24,7 +24,7 @@ class MessageBody(Written, kw_only=True):
     client_message_id: str | None = None
 
 
-class TakeBody(Said):
+class DequeueBody(LenientBody):
     """How many messages an agent takes; `batch_id` makes it one taking though it be repeated."""
 
     limit: int = 100
@@ -33,7 +33,7 @@ class TakeBody(Said):
 
 @get("/agents/{agent_id:uuid}/messages")
 async def find(
-    desk: AtDesk,
+    desk: InjectedContext,
     agent_id: FromPath[UUID],
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
@@ -44,7 +44,9 @@ async def find(
 
 
 @post("/agents/{agent_id:uuid}/messages")
-async def send(desk: AtDesk, agent_id: FromPath[UUID], data: JSONBody[MessageBody]) -> Message:
+async def send(
+    desk: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[MessageBody]
+) -> Message:
     """Say something to the agent; with a `clientMessageId`, once though it be repeated."""
     new = NewMessage(
         kind=data.kind,
@@ -58,10 +60,10 @@ async def send(desk: AtDesk, agent_id: FromPath[UUID], data: JSONBody[MessageBod
 
 @post("/agents/{agent_id:uuid}/messages/dequeue", status_code=200)
 async def dequeue(
-    desk: AtDesk, agent_id: FromPath[UUID], data: JSONBody[TakeBody | None] = None
-) -> Batch:
+    desk: InjectedContext, agent_id: FromPath[UUID], data: JSONBody[DequeueBody | None] = None
+) -> MessageBatch:
     """Take the oldest messages out of the mailbox, each once."""
-    wish = data or TakeBody()
+    wish = data or DequeueBody()
     await check_current(desk)
     return await desk.engine.mailboxes.take(agent_id, wish.limit, wish.batch_id)
 

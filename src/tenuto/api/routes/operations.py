@@ -10,26 +10,26 @@ from litestar.params import FromPath, FromQuery, JSONBody
 
 from tenuto.api.routes.bodies import RecoverBody
 from tenuto.api.routes.tasks import Limit, Lines
-from tenuto.api.service import AtDesk, Desk, service_of
+from tenuto.api.service import InjectedContext, RequestContext, service_of
 from tenuto.coordinator.coordinator import NAME
 from tenuto.engine.agents.gateways import worst
-from tenuto.engine.limits.budgets import SpendingStats
-from tenuto.engine.operations.coordination import Recovered, happened
+from tenuto.engine.limits.budgets import UsageStats
+from tenuto.engine.operations.coordination import RecoverResult, happened
 from tenuto.engine.operations.coordination import recover as recover_now
-from tenuto.engine.tasks.maintenance import Cycle
+from tenuto.engine.tasks.maintenance import CycleReport
 from tenuto.engine.views import WorkerView
 from tenuto.model.errors import Forbidden, NotFound, TenutoError
 from tenuto.model.tenancy.access import Role
 from tenuto.store.protocol import Statement
 
 
-class Live(msgspec.Struct, frozen=True):
+class LivenessReply(msgspec.Struct, frozen=True):
     """The process answers."""
 
     status: str = "healthy"
 
 
-class CoordinatorPart(msgspec.Struct, frozen=True, rename="camel"):
+class CoordinatorHealth(msgspec.Struct, frozen=True, rename="camel"):
     """Whether somebody repairs and promotes."""
 
     active: bool
@@ -41,7 +41,7 @@ class Health(msgspec.Struct, frozen=True, rename="camel"):
     """How the parts are. The broker is the database's own notification; of gateways the worst."""
 
     status: str
-    coordinator: CoordinatorPart
+    coordinator: CoordinatorHealth
     database: str
     valkey: str = "not configured"
     gateway: str = "not configured"
@@ -69,7 +69,7 @@ class CoordinatorStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel
     since: datetime | None = None
     until: datetime | None = None
     cycle_count: int = 0
-    last_cycle: Cycle | None = None
+    last_cycle: CycleReport | None = None
     standby: list[str]
     stats: CoordinatorStats
 
@@ -86,24 +86,24 @@ class Stats(msgspec.Struct, frozen=True, rename="camel"):
     tasks: dict[str, int]
     workers: int
     agents: int
-    spending: SpendingStats
+    spending: UsageStats
 
 
 @get("/health/live")
-async def live() -> Live:
+async def live() -> LivenessReply:
     """Whether the process answers."""
-    return Live()
+    return LivenessReply()
 
 
 @get("/health/ready")
-async def ready(request: Request[Any, Any, Any]) -> Response[Live]:
+async def ready(request: Request[Any, Any, Any]) -> Response[LivenessReply]:
     """Whether requests can be served: the database answers."""
     service = service_of(request.scope)
     try:
         await service.store.fetch(Statement("tokens_any"))
     except TenutoError:
-        return Response(Live("unavailable"), status_code=503)
-    return Response(Live())
+        return Response(LivenessReply("unavailable"), status_code=503)
+    return Response(LivenessReply())
 
 
 @get("/health/coordinator")
@@ -115,12 +115,12 @@ async def coordinator_health(request: Request[Any, Any, Any]) -> Response[Health
         gateway = worst(await service.gateways.states(), service.clock.now())
     except TenutoError:
         service.down_since = service.down_since or service.clock.now()
-        part = CoordinatorPart(active=False, last_cycle=None, cycle_count=0)
+        part = CoordinatorHealth(active=False, last_cycle=None, cycle_count=0)
         health = Health("unavailable", part, "unreachable", down_since=service.down_since)
         return Response(health, status_code=503)
     service.down_since = None
     active = leader is not None and leader.until > service.clock.now()
-    part = CoordinatorPart(
+    part = CoordinatorHealth(
         active=active,
         last_cycle=leader.seen_at if leader else None,
         cycle_count=leader.cycles if leader else 0,
@@ -130,7 +130,7 @@ async def coordinator_health(request: Request[Any, Any, Any]) -> Response[Health
 
 
 @get("/stats")
-async def stats(desk: AtDesk) -> Stats:
+async def stats(desk: InjectedContext) -> Stats:
     """How many tasks, workers and agents the workspace has."""
     query = desk.engine.query
     counts = await query.counts(desk.workspace)
@@ -141,13 +141,13 @@ async def stats(desk: AtDesk) -> Stats:
 
 
 @get("/workers")
-async def workers(desk: AtDesk) -> Workers:
+async def workers(desk: InjectedContext) -> Workers:
     """The workers of the workspace."""
     return Workers(list(await desk.engine.workers()))
 
 
 @post("/workers/{worker_id:str}/drain", status_code=200)
-async def drain(desk: AtDesk, worker_id: FromPath[str]) -> WorkerView:
+async def drain(desk: InjectedContext, worker_id: FromPath[str]) -> WorkerView:
     """Ask a worker to take no more tasks, finish or give back what it runs, and end."""
     await desk.engine.drain_worker(worker_id)
     found = {each.id: each for each in await desk.engine.workers()}
@@ -157,7 +157,7 @@ async def drain(desk: AtDesk, worker_id: FromPath[str]) -> WorkerView:
 
 
 @get("/coordinator/status")
-async def coordinator_status(desk: AtDesk) -> CoordinatorStatus:
+async def coordinator_status(desk: InjectedContext) -> CoordinatorStatus:
     """Who coordinates, and what there is to do in this workspace."""
     system = desk.service.system
     leader = await system.leader(NAME)
@@ -187,18 +187,20 @@ async def coordinator_status(desk: AtDesk) -> CoordinatorStatus:
     )
 
 
-async def _within(desk: Desk, asked: UUID | None) -> Desk:
+async def _within(desk: RequestContext, asked: UUID | None) -> RequestContext:
     """The means of the same caller in the workspace that it asks for; its own if it names none."""
     if asked in (None, desk.workspace):
         return desk
     caller = await desk.service.callers.of(desk.token, asked)
     if caller.workspace != asked or not caller.may(Role.ADMIN, "admin"):
         raise Forbidden("no such workspace of yours")
-    return desk.service.desk(caller, desk.token)
+    return desk.service.request_context(caller, desk.token)
 
 
 @post("/coordinator/recover", status_code=200)
-async def recover(desk: AtDesk, data: JSONBody[RecoverBody | None] = None) -> Recovered:
+async def recover(
+    desk: InjectedContext, data: JSONBody[RecoverBody | None] = None
+) -> RecoverResult:
     """Look for expired leases and due timers of one workspace now, not at the next tick."""
     own = await _within(desk, data.workspace_id if data is not None else None)
     return await recover_now(own.engine.system, own.caller.actor, own.workspace)
@@ -206,7 +208,7 @@ async def recover(desk: AtDesk, data: JSONBody[RecoverBody | None] = None) -> Re
 
 @get("/coordinator/logs")
 async def coordinator_logs(
-    desk: AtDesk,
+    desk: InjectedContext,
     workspace: FromQuery[UUID | None] = None,
     level: FromQuery[str] = "WARN",
     limit: Limit = 100,

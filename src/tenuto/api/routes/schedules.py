@@ -10,8 +10,13 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from tenuto.api.routes.bodies import Written
 from tenuto.api.routes.tasks import IfMatch, Key, Limit, count_submit, version_of
-from tenuto.api.service import AtDesk
-from tenuto.engine.schedules.schedules import ScheduleChange, SchedulePage, ScheduleView, Times
+from tenuto.api.service import InjectedContext
+from tenuto.engine.schedules.schedules import (
+    ScheduleChange,
+    SchedulePage,
+    ScheduleTimes,
+    ScheduleView,
+)
 from tenuto.model import bounds
 
 Named = Annotated[str | None, QueryParameter(max_length=bounds.MAX_NAME)]
@@ -23,7 +28,7 @@ class ScheduleBody(Written):
 
     name: str
     target: str
-    schedule: Times
+    schedule: ScheduleTimes
     input: Any = None
 
 
@@ -31,7 +36,7 @@ class SchedulePatch(Written):
     """What may be changed of a schedule."""
 
     target: str | msgspec.UnsetType = msgspec.UNSET
-    schedule: Times | msgspec.UnsetType = msgspec.UNSET
+    schedule: ScheduleTimes | msgspec.UnsetType = msgspec.UNSET
     input: Any = msgspec.UNSET
 
 
@@ -43,7 +48,7 @@ class NextTimes(msgspec.Struct, frozen=True):
 
 @get("/schedules")
 async def schedules(
-    desk: AtDesk,
+    desk: InjectedContext,
     name: Named = None,
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
@@ -53,7 +58,9 @@ async def schedules(
 
 
 @post("/schedules")
-async def make(desk: AtDesk, data: JSONBody[ScheduleBody], key: Key = None) -> ScheduleView:
+async def make(
+    desk: InjectedContext, data: JSONBody[ScheduleBody], key: Key = None
+) -> ScheduleView:
     """Start a definition by time from now on; an immediate schedule starts it with this."""
     del key  # the guard has seen to it
     if data.schedule.type == "immediate":
@@ -63,14 +70,14 @@ async def make(desk: AtDesk, data: JSONBody[ScheduleBody], key: Key = None) -> S
 
 
 @get("/schedules/{schedule_id:uuid}")
-async def show(desk: AtDesk, schedule_id: FromPath[UUID]) -> ScheduleView:
+async def show(desk: InjectedContext, schedule_id: FromPath[UUID]) -> ScheduleView:
     """One schedule."""
     return await desk.engine.schedules.get(schedule_id)
 
 
 @patch("/schedules/{schedule_id:uuid}")
 async def change(
-    desk: AtDesk,
+    desk: InjectedContext,
     schedule_id: FromPath[UUID],
     data: JSONBody[SchedulePatch],
     if_match: IfMatch = None,
@@ -82,25 +89,25 @@ async def change(
 
 
 @delete("/schedules/{schedule_id:uuid}")
-async def forget(desk: AtDesk, schedule_id: FromPath[UUID]) -> None:
+async def forget(desk: InjectedContext, schedule_id: FromPath[UUID]) -> None:
     """Forget a schedule; what it started goes on."""
     await desk.engine.schedules.delete(schedule_id)
 
 
 @post("/schedules/{schedule_id:uuid}/pause", status_code=200)
-async def pause(desk: AtDesk, schedule_id: FromPath[UUID]) -> ScheduleView:
+async def pause(desk: InjectedContext, schedule_id: FromPath[UUID]) -> ScheduleView:
     """Start nothing until it is resumed."""
     return await desk.engine.schedules.pause(schedule_id)
 
 
 @post("/schedules/{schedule_id:uuid}/resume", status_code=200)
-async def resume(desk: AtDesk, schedule_id: FromPath[UUID]) -> ScheduleView:
+async def resume(desk: InjectedContext, schedule_id: FromPath[UUID]) -> ScheduleView:
     """Go on with the times from now on."""
     return await desk.engine.schedules.resume(schedule_id)
 
 
 @get("/schedules/{schedule_id:uuid}/next")
-async def upcoming(desk: AtDesk, schedule_id: FromPath[UUID], n: Count = 5) -> NextTimes:
+async def upcoming(desk: InjectedContext, schedule_id: FromPath[UUID], n: Count = 5) -> NextTimes:
     """The next times, in UTC and without jitter."""
     return NextTimes(await desk.engine.schedules.next(schedule_id, n))
 

@@ -16,11 +16,11 @@ from litestar.params import FromPath, HeaderParameter, JSONBody
 from litestar.response import Stream
 
 from tenuto.api.edge.concurrent import Holder
-from tenuto.api.edge.event_hub import Reader
+from tenuto.api.edge.event_hub import StreamSubscriber
 from tenuto.api.edge.request_body import at_end
 from tenuto.api.routes.bodies import Written
 from tenuto.api.routes.tasks import Key
-from tenuto.api.service import AtDesk
+from tenuto.api.service import InjectedContext
 from tenuto.engine.rows import decode
 from tenuto.engine.schedules.events import EventView
 from tenuto.engine.views import LogLine
@@ -47,23 +47,23 @@ class EventBody(Written):
 
 
 @post("/events")
-async def publish(desk: AtDesk, data: JSONBody[EventBody], key: Key = None) -> EventView:
+async def publish(desk: InjectedContext, data: JSONBody[EventBody], key: Key = None) -> EventView:
     """Tell the workspace, and its triggers, that something happened; with one key, once."""
     del key  # the guard has seen to it
     return await desk.engine.publish(data.name, data.data, data.task_id)
 
 
 @get("/events", media_type="text/event-stream")
-async def workspace_events(desk: AtDesk, request: Request[Any, Any, Any]) -> Stream:
+async def workspace_events(desk: InjectedContext, request: Request[Any, Any, Any]) -> Stream:
     """What happens in the workspace, as it happens."""
-    reader = Reader(desk.workspace, None)
+    reader = StreamSubscriber(desk.workspace, None)
     _count(desk, request, reader)
     return Stream(_live(desk, reader, _workspace_parts(reader)), media_type="text/event-stream")
 
 
 @get("/agent-tasks/{task_id:uuid}/events", media_type="text/event-stream")
 async def task_events(
-    desk: AtDesk,
+    desk: InjectedContext,
     request: Request[Any, Any, Any],
     task_id: FromPath[UUID],
     last_event_id: LastEventId = None,
@@ -71,13 +71,15 @@ async def task_events(
     """A task's status, progress and lines, as they come; goes on after `Last-Event-ID`."""
     place = _place(last_event_id)
     await desk.engine.show(task_id)
-    reader = Reader(desk.workspace, task_id)
+    reader = StreamSubscriber(desk.workspace, task_id)
     _count(desk, request, reader)
-    watch = _Watch(desk, task_id, place)
+    watch = _TaskStream(desk, task_id, place)
     return Stream(_live(desk, reader, watch.parts), media_type="text/event-stream")
 
 
-def _count(desk: AtDesk, request: Request[Any, Any, Any], reader: Reader) -> None:
+def _count(
+    desk: InjectedContext, request: Request[Any, Any, Any], reader: StreamSubscriber
+) -> None:
     """Count a stream for its token and workspace until the request is over, however it ends.
 
     The reader is dropped then, too: of a generator that was cancelled in a `yield`, or never begun,
@@ -110,10 +112,10 @@ def _place(text: str | None) -> tuple[int, int, int]:
     return (version, attempt, line - 1)
 
 
-class _Watch:
+class _TaskStream:
     """What a reader of one task has got."""
 
-    def __init__(self, desk: AtDesk, task: UUID, place: tuple[int, int, int]) -> None:
+    def __init__(self, desk: InjectedContext, task: UUID, place: tuple[int, int, int]) -> None:
         self._desk = desk
         self._task = task
         self._version, self._attempt, self._line = place
@@ -146,7 +148,7 @@ class _Watch:
         return _message(name, data, f"{self._version}.{self._attempt}.{self._line + 1}")
 
 
-def _workspace_parts(reader: Reader) -> "Parts":
+def _workspace_parts(reader: StreamSubscriber) -> "Parts":
     async def parts() -> tuple[list[bytes], bool]:
         found = []
         for row in reader.take():
@@ -186,7 +188,9 @@ Parts = Callable[[], Awaitable[tuple[list[bytes], bool]]]
 """Asks for what is new, and whether it is the end."""
 
 
-async def _live(desk: AtDesk, reader: Reader, parts: Parts) -> AsyncIterator[bytes]:
+async def _live(
+    desk: InjectedContext, reader: StreamSubscriber, parts: Parts
+) -> AsyncIterator[bytes]:
     """The stream's bytes until its end, the reader's, the right to read, or the server's."""
     service = desk.service
     told = service.clock.elapsed()
@@ -203,7 +207,9 @@ async def _live(desk: AtDesk, reader: Reader, parts: Parts) -> AsyncIterator[byt
             told = now
 
 
-async def _turns(desk: AtDesk, reader: Reader, parts: Parts) -> AsyncIterator[list[bytes]]:
+async def _turns(
+    desk: InjectedContext, reader: StreamSubscriber, parts: Parts
+) -> AsyncIterator[list[bytes]]:
     """What is new, whenever there may be something, for as long as the reader may have it."""
     service = desk.service
     checked = service.clock.elapsed()
@@ -224,7 +230,7 @@ async def _turns(desk: AtDesk, reader: Reader, parts: Parts) -> AsyncIterator[li
                 await reader.ready.wait()
         if service.clock.elapsed() - checked >= RECHECK_S:
             checked = service.clock.elapsed()
-            if not await service.still_holds(desk):
+            if not await service.is_still_allowed(desk):
                 return
 
 

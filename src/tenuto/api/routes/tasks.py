@@ -16,12 +16,12 @@ from tenuto.api.routes.bodies import (
     AssignBody,
     BulkBody,
     ReasonBody,
-    RetryWish,
+    RetryTaskBody,
     TaskBody,
     TaskPatch,
 )
-from tenuto.api.service import AtDesk
-from tenuto.engine.tasks.edit import Changes
+from tenuto.api.service import InjectedContext
+from tenuto.engine.tasks.edit import TaskChanges
 from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import (
     AttemptView,
@@ -35,7 +35,7 @@ from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 from tenuto.model.limits.quota import Quota
 from tenuto.model.tasks.submission import NewTask
-from tenuto.model.tenancy.secrets import KEY, marked
+from tenuto.model.tenancy.secrets import KEY, may_have_secrets
 
 Limit = Annotated[int, QueryParameter(ge=1, le=bounds.MAX_PAGE)]
 IfMatch = Annotated[str | None, HeaderParameter(name="If-Match", required=False)]
@@ -49,20 +49,20 @@ class TaskPage(msgspec.Struct, frozen=True, rename="camel"):
     next_cursor: UUID | None = None
 
 
-class MadeTask(msgspec.Struct, frozen=True):
+class BulkTaskResult(msgspec.Struct, frozen=True):
     """One task of a bulk submit; `created` is false for one that was there already."""
 
     id: UUID
     created: bool
 
 
-class MadeTasks(msgspec.Struct, frozen=True):
+class BulkResult(msgspec.Struct, frozen=True):
     """What a bulk submit made, in order."""
 
-    tasks: list[MadeTask]
+    tasks: list[BulkTaskResult]
 
 
-class ActedOn(msgspec.Struct, frozen=True, rename="camel"):
+class ActionResultView(msgspec.Struct, frozen=True, rename="camel"):
     """What an action by filter did, and why it left others."""
 
     done: list[UUID]
@@ -77,7 +77,9 @@ class Lines(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @post("/agent-tasks")
-async def create(desk: AtDesk, data: JSONBody[TaskBody], key: Key = None) -> Response[TaskView]:
+async def create(
+    desk: InjectedContext, data: JSONBody[TaskBody], key: Key = None
+) -> Response[TaskView]:
     """Submit a task. It is durable when this answers; repeated with one key, it is one task."""
     await count_submit(desk, 1)
     new = data.task(key)
@@ -95,11 +97,13 @@ def _may_hold_secrets(new: NewTask) -> bool:
     if new.input is None and new.env is None:
         return False
     said = msgspec.json.encode([new.input, new.env]).decode()
-    return marked(said) or f'"{KEY}"' in said
+    return may_have_secrets(said) or f'"{KEY}"' in said
 
 
 @post("/agent-tasks/bulk")
-async def create_many(desk: AtDesk, data: JSONBody[BulkBody], key: Key = None) -> MadeTasks:
+async def create_many(
+    desk: InjectedContext, data: JSONBody[BulkBody], key: Key = None
+) -> BulkResult:
     """Submit many tasks, all or none; repeated with one key, it is one submit."""
     del key  # the guard has seen to it
     if not data.tasks:
@@ -107,15 +111,17 @@ async def create_many(desk: AtDesk, data: JSONBody[BulkBody], key: Key = None) -
     news = [body.task() for body in data.tasks]
     await count_submit(desk, len(news))
     made = await desk.engine.submit_many(news)
-    return MadeTasks([MadeTask(each.id, each.created) for each in made])
+    return BulkResult([BulkTaskResult(each.id, each.created) for each in made])
 
 
-async def count_submit(desk: AtDesk, count: int) -> None:
+async def count_submit(desk: InjectedContext, count: int) -> None:
     """Count what is about to be made against the workspace's rate; raises `TooMany` beyond it."""
     lanes = desk.engine.core.lanes
 
     async def look() -> Quota:
-        await lanes.moved(desk.workspace)  # the quota of waiting tasks is believed as long
+        await lanes.reload_if_changed(
+            desk.workspace
+        )  # the quota of waiting tasks is believed as long
         return await lanes.quota(desk.workspace)
 
     await desk.service.rates.submit(desk.workspace, count, look)
@@ -124,7 +130,7 @@ async def count_submit(desk: AtDesk, count: int) -> None:
 @get("/agent-tasks")
 async def find(
     request: Request[Any, Any, Any],
-    desk: AtDesk,
+    desk: InjectedContext,
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
     status: FromQuery[str | None] = None,
@@ -170,7 +176,7 @@ def _least(request: Request[Any, Any, Any], given: int | None) -> int | None:
 
 
 @get("/agent-tasks/{task_id:uuid}")
-async def show(desk: AtDesk, task_id: FromPath[UUID]) -> Response[TaskView]:
+async def show(desk: InjectedContext, task_id: FromPath[UUID]) -> Response[TaskView]:
     """One task with everything about it but its history."""
     return _shown(await desk.engine.show(task_id))
 
@@ -181,10 +187,13 @@ def _shown(view: TaskView) -> Response[TaskView]:
 
 @patch("/agent-tasks/{task_id:uuid}")
 async def change(
-    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[TaskPatch], if_match: IfMatch = None
+    desk: InjectedContext,
+    task_id: FromPath[UUID],
+    data: JSONBody[TaskPatch],
+    if_match: IfMatch = None,
 ) -> Response[TaskView]:
     """Change what a task says about itself, its priority, or hold it and let it go."""
-    changes = Changes(
+    changes = TaskChanges(
         title=data.title,
         description=data.description,
         metadata=data.metadata,
@@ -207,14 +216,14 @@ def version_of(if_match: str | None) -> int | None:
 
 
 @delete("/agent-tasks/{task_id:uuid}")
-async def erase(desk: AtDesk, task_id: FromPath[UUID]) -> None:
+async def erase(desk: InjectedContext, task_id: FromPath[UUID]) -> None:
     """Remove what an ended task carried; its audit trail stays."""
     await desk.engine.erase(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/cancel", status_code=200)
 async def cancel(
-    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
 ) -> TaskView:
     """End a task; a running session is killed first."""
     await desk.engine.cancel(task_id, None if data is None else data.reason)
@@ -223,7 +232,7 @@ async def cancel(
 
 @post("/agent-tasks/{task_id:uuid}/pause", status_code=200)
 async def pause(
-    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReasonBody | None] = None
 ) -> TaskView:
     """Hold a task; a running session is stopped after a last checkpoint."""
     await desk.engine.pause(task_id, None if data is None else data.reason)
@@ -231,7 +240,7 @@ async def pause(
 
 
 @post("/agent-tasks/{task_id:uuid}/resume", status_code=200)
-async def resume(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
+async def resume(desk: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
     """Let a paused task go on."""
     await desk.engine.resume(task_id)
     return await desk.engine.show(task_id)
@@ -239,7 +248,7 @@ async def resume(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
 
 @post("/agent-tasks/{task_id:uuid}/retry", status_code=200)
 async def retry(
-    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[RetryWish | None] = None
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[RetryTaskBody | None] = None
 ) -> TaskView:
     """Give an ended task all its tries again; `cascade` revives what ended because of it."""
     await desk.engine.retry(task_id, cascade=data is not None and data.cascade)
@@ -247,35 +256,39 @@ async def retry(
 
 
 @post("/agent-tasks/{task_id:uuid}/start", status_code=200)
-async def start(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
+async def start(desk: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
     """Let a task run before the time that it was meant for."""
     await desk.engine.start(task_id)
     return await desk.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/assign", status_code=200)
-async def assign(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[AssignBody]) -> TaskView:
+async def assign(
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[AssignBody]
+) -> TaskView:
     """Let only one agent take a task that nobody runs; with none, whoever fits."""
     await desk.engine.assign(task_id, data.agent_id)
     return await desk.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/reassign", status_code=200)
-async def reassign(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[AssignBody]) -> TaskView:
+async def reassign(
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[AssignBody]
+) -> TaskView:
     """The same for one that may be running: it is taken from whoever runs it."""
     await desk.engine.assign(task_id, data.agent_id, take=True)
     return await desk.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/archive", status_code=200)
-async def archive(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
+async def archive(desk: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
     """Put an ended task away."""
     await desk.engine.archive(task_id)
     return await desk.engine.show(task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/rerun")
-async def rerun(desk: AtDesk, task_id: FromPath[UUID], key: Key = None) -> TaskView:
+async def rerun(desk: InjectedContext, task_id: FromPath[UUID], key: Key = None) -> TaskView:
     """A new task that asks for the same; repeated with one key, it is one task."""
     del key  # the guard has seen to it
     await count_submit(desk, 1)
@@ -284,7 +297,9 @@ async def rerun(desk: AtDesk, task_id: FromPath[UUID], key: Key = None) -> TaskV
 
 
 @post("/agent-tasks/actions", status_code=200)
-async def act(desk: AtDesk, data: JSONBody[ActionsBody], key: Key = None) -> ActedOn:
+async def act(
+    desk: InjectedContext, data: JSONBody[ActionsBody], key: Key = None
+) -> ActionResultView:
     """One action for every task that a filter picks; repeated with one key, it is one action."""
     del key  # the guard has seen to it
     result = await desk.engine.act(
@@ -294,26 +309,29 @@ async def act(desk: AtDesk, data: JSONBody[ActionsBody], key: Key = None) -> Act
         limit=data.limit,
         dry_run=data.dry_run,
     )
-    return ActedOn(result.done, result.refused)
+    return ActionResultView(result.done, result.refused)
 
 
 @get("/agent-tasks/{task_id:uuid}/logs")
 async def logs(
-    desk: AtDesk, task_id: FromPath[UUID], level: FromQuery[str] = "DEBUG", limit: Limit = 100
+    desk: InjectedContext,
+    task_id: FromPath[UUID],
+    level: FromQuery[str] = "DEBUG",
+    limit: Limit = 100,
 ) -> Lines:
     """The newest lines of audit trail and transcript, merged by time."""
     return Lines(list(await desk.engine.logs(task_id, level, limit)))
 
 
 @get("/agent-tasks/{task_id:uuid}/attempts")
-async def attempts(desk: AtDesk, task_id: FromPath[UUID]) -> Sequence[AttemptView]:
+async def attempts(desk: InjectedContext, task_id: FromPath[UUID]) -> Sequence[AttemptView]:
     """The attempts in order; one without an outcome is under way."""
     return await desk.engine.attempts(task_id)
 
 
 @get("/agent-tasks/{task_id:uuid}/transcript")
 async def transcript(
-    desk: AtDesk,
+    desk: InjectedContext,
     task_id: FromPath[UUID],
     offset: Annotated[str | None, QueryParameter(max_length=40)] = None,
     limit: Limit = 100,
@@ -337,14 +355,14 @@ def _offset(text: str | None) -> tuple[int, int]:
 
 
 @get("/agent-tasks/{task_id:uuid}/explain")
-async def explain(desk: AtDesk, task_id: FromPath[UUID]) -> Explanation:
+async def explain(desk: InjectedContext, task_id: FromPath[UUID]) -> Explanation:
     """Why the task is not running: every gate, its number, when it clears."""
     return await desk.engine.explain(task_id)
 
 
 @get("/dead-letters")
 async def dead_letters(
-    desk: AtDesk, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
+    desk: InjectedContext, limit: Limit = 100, cursor: FromQuery[UUID | None] = None
 ) -> TaskPage:
     """Tasks that used up their tries, newest first."""
     page = await desk.engine.list(Filter(status=("DEAD",)), limit, cursor)
@@ -352,7 +370,7 @@ async def dead_letters(
 
 
 @post("/dead-letters/{task_id:uuid}/requeue", status_code=200)
-async def requeue(desk: AtDesk, task_id: FromPath[UUID]) -> TaskView:
+async def requeue(desk: InjectedContext, task_id: FromPath[UUID]) -> TaskView:
     """Give a dead task all its tries again."""
     await desk.engine.retry(task_id)
     return await desk.engine.show(task_id)

@@ -9,7 +9,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from tenuto.api.routes.bodies import Written
 from tenuto.api.routes.schedules import Named
 from tenuto.api.routes.tasks import IfMatch, Key, Limit, version_of
-from tenuto.api.service import AtDesk
+from tenuto.api.service import InjectedContext
 from tenuto.engine.schedules.triggers import TriggerChange, TriggerPage, TriggerView
 
 
@@ -32,7 +32,7 @@ class TriggerPatch(Written):
 
 @get("/triggers")
 async def triggers(
-    desk: AtDesk,
+    desk: InjectedContext,
     name: Named = None,
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
@@ -42,21 +42,21 @@ async def triggers(
 
 
 @post("/triggers")
-async def make(desk: AtDesk, data: JSONBody[TriggerBody], key: Key = None) -> TriggerView:
+async def make(desk: InjectedContext, data: JSONBody[TriggerBody], key: Key = None) -> TriggerView:
     """Start a definition after each of these events from now on, if the filter holds of it."""
     del key  # the guard has seen to it
     return await desk.engine.triggers.create(data.name, data.event, data.target, data.filter)
 
 
 @get("/triggers/{trigger_id:uuid}")
-async def show(desk: AtDesk, trigger_id: FromPath[UUID]) -> TriggerView:
+async def show(desk: InjectedContext, trigger_id: FromPath[UUID]) -> TriggerView:
     """One trigger."""
     return await desk.engine.triggers.get(trigger_id)
 
 
 @patch("/triggers/{trigger_id:uuid}")
 async def change(
-    desk: AtDesk,
+    desk: InjectedContext,
     trigger_id: FromPath[UUID],
     data: JSONBody[TriggerPatch],
     if_match: IfMatch = None,
@@ -67,19 +67,19 @@ async def change(
 
 
 @delete("/triggers/{trigger_id:uuid}")
-async def forget(desk: AtDesk, trigger_id: FromPath[UUID]) -> None:
+async def forget(desk: InjectedContext, trigger_id: FromPath[UUID]) -> None:
     """Forget a trigger; what it started goes on."""
     await desk.engine.triggers.delete(trigger_id)
 
 
 @post("/triggers/{trigger_id:uuid}/pause", status_code=200)
-async def pause(desk: AtDesk, trigger_id: FromPath[UUID]) -> TriggerView:
+async def pause(desk: InjectedContext, trigger_id: FromPath[UUID]) -> TriggerView:
     """Let events pass until it is resumed."""
     return await desk.engine.triggers.pause(trigger_id)
 
 
 @post("/triggers/{trigger_id:uuid}/resume", status_code=200)
-async def resume(desk: AtDesk, trigger_id: FromPath[UUID]) -> TriggerView:
+async def resume(desk: InjectedContext, trigger_id: FromPath[UUID]) -> TriggerView:
     """Look at the events from now on."""
     return await desk.engine.triggers.resume(trigger_id)
 

@@ -19,8 +19,8 @@ from tenuto.api.auth import agent_tokens
 from tenuto.api.edge.long_poll import polling
 from tenuto.api.routes.agent_protocol import (
     LONGEST_WAIT_S,
-    Claims,
-    Ended,
+    ClaimReply,
+    TaskStatusReply,
     check_current,
     claimed,
     ended,
@@ -28,18 +28,18 @@ from tenuto.api.routes.agent_protocol import (
     lease_of,
 )
 from tenuto.api.routes.agents import profile_of
-from tenuto.api.routes.bodies import AgentBody, FailBody, Fenced, Said, TaskBody
+from tenuto.api.routes.bodies import AgentBody, AttemptBody, FailBody, LenientBody, TaskBody
 from tenuto.api.routes.tasks import Limit, Lines
-from tenuto.api.service import AtDesk
+from tenuto.api.service import InjectedContext
 from tenuto.engine.agents.registry import AgentView
 from tenuto.engine.agents.subtasks import Question
-from tenuto.engine.tasks.claim import Work
-from tenuto.engine.tasks.maintenance import Upkeep
+from tenuto.engine.tasks.claim import ClaimedTask
+from tenuto.engine.tasks.maintenance import TaskMaintenance
 from tenuto.engine.tasks.query import Filter
 from tenuto.engine.views import Page
 from tenuto.model import bounds
 from tenuto.model.agents.lifecycle import checked
-from tenuto.model.agents.matching import AgentProfile, Means
+from tenuto.model.agents.matching import AgentProfile, SupportedWork
 from tenuto.model.errors import NotFound
 from tenuto.store.protocol import Statement
 
@@ -51,7 +51,7 @@ MOST_SWEPT = 500
 _turns: WeakValueDictionary[tuple[UUID, str], asyncio.Lock] = WeakValueDictionary()
 
 
-class MeansBody(Said, kw_only=True):
+class SupportedWorkBody(LenientBody, kw_only=True):
     """What a worker can run, whatever its agent may take."""
 
     runtimes: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class MeansBody(Said, kw_only=True):
     accept_commands: bool = False
 
 
-class WorkerClaimBody(Said, kw_only=True):
+class WorkerClaimBody(LenientBody, kw_only=True):
     """What a worker asks for; with `limit` 0 only what an earlier claim by the token took."""
 
     agent_id: UUID
@@ -67,24 +67,24 @@ class WorkerClaimBody(Said, kw_only=True):
     limit: int = 1
     wait_seconds: float = 0
     lease_seconds: int | None = None
-    means: MeansBody | None = None
+    means: SupportedWorkBody | None = None
 
 
-class EndBody(Said):
+class UnconfirmedEndBody(LenientBody):
     """An end that nobody confirmed."""
 
     task_id: UUID
     attempt: int
 
 
-class SweepBody(Said):
+class SweepBody(LenientBody):
     """A worker's host, and the ends of which nothing runs there any more."""
 
     host: str
-    gone: tuple[EndBody, ...] = ()
+    gone: tuple[UnconfirmedEndBody, ...] = ()
 
 
-class Unconfirmed(msgspec.Struct, frozen=True, rename="camel"):
+class UnconfirmedEnd(msgspec.Struct, frozen=True, rename="camel"):
     """An end that nobody confirmed, and the worker that had the attempt."""
 
     worker: str
@@ -92,33 +92,33 @@ class Unconfirmed(msgspec.Struct, frozen=True, rename="camel"):
     attempt: int
 
 
-class Swept(msgspec.Struct, frozen=True):
+class SweepReply(msgspec.Struct, frozen=True):
     """How many ends were confirmed, and those that are not yet."""
 
     confirmed: int
-    unconfirmed: list[Unconfirmed]
+    unconfirmed: list[UnconfirmedEnd]
 
 
-class Found(msgspec.Struct, frozen=True):
+class TaskIdReply(msgspec.Struct, frozen=True):
     """The task that was meant."""
 
     id: UUID
 
 
-class CheckpointBody(Fenced):
+class CheckpointBody(AttemptBody):
     """What the next attempt needs to go on."""
 
     data: Any = None
     seq: int | None = None
 
 
-class Kept(msgspec.Struct, frozen=True):
+class CheckpointReply(msgspec.Struct, frozen=True):
     """The number of the checkpoint that is kept."""
 
     seq: int
 
 
-class StepBody(Fenced, kw_only=True):
+class StepBody(AttemptBody, kw_only=True):
     """A step that is done, with its value."""
 
     key: str
@@ -132,14 +132,14 @@ class StepView(msgspec.Struct, frozen=True):
     child: UUID | None
 
 
-class ChildBody(Fenced, kw_only=True):
+class ChildBody(AttemptBody, kw_only=True):
     """A part of the task that becomes a task of its own."""
 
     key: str
     task: TaskBody
 
 
-class AskBody(Fenced, kw_only=True):
+class AskBody(AttemptBody, kw_only=True):
     """What people are asked; `default` is the answer when none comes in time."""
 
     key: str
@@ -159,7 +159,7 @@ class AskView(msgspec.Struct, frozen=True):
     answer: Any = None
 
 
-class ReceiptBody(Fenced):
+class ReceiptBody(AttemptBody):
     """How the session ended."""
 
     receipt: dict[str, Any] | None = None
@@ -167,15 +167,15 @@ class ReceiptBody(Fenced):
 
 @get("/agent-tasks/find")
 async def find(
-    desk: AtDesk, prefix: Annotated[str, QueryParameter(name="id", max_length=60)]
-) -> Found:
+    desk: InjectedContext, prefix: Annotated[str, QueryParameter(name="id", max_length=60)]
+) -> TaskIdReply:
     """The task that an id, or the unambiguous beginning of one, names."""
-    return Found(await desk.engine.find(prefix))
+    return TaskIdReply(await desk.engine.find(prefix))
 
 
 @get("/agent-tasks/{task_id:uuid}/trail")
 async def trail(
-    desk: AtDesk,
+    desk: InjectedContext,
     task_id: FromPath[UUID],
     after: Annotated[int, QueryParameter(ge=0, le=bounds.MAX_COUNT)] = 0,
     limit: Limit = 100,
@@ -185,7 +185,7 @@ async def trail(
 
 
 @post("/agents", status_code=200)
-async def host(desk: AtDesk, data: JSONBody[AgentBody]) -> AgentView:
+async def host(desk: InjectedContext, data: JSONBody[AgentBody]) -> AgentView:
     """Register an agent by its name; an agent's own token answers with that agent as it is."""
     if desk.caller.agent is not None:
         return await desk.registry.show(desk.caller.agent)
@@ -197,10 +197,10 @@ async def host(desk: AtDesk, data: JSONBody[AgentBody]) -> AgentView:
 @post("/workers/{worker_id:str}/claim", status_code=200)
 async def claim(
     request: Request[Any, Any, Any],
-    desk: AtDesk,
+    desk: InjectedContext,
     worker_id: FromPath[str],
     data: JSONBody[WorkerClaimBody],
-) -> Claims:
+) -> ClaimReply:
     """Take up to `limit` tasks for an agent; asked again with the same token, the same tasks.
 
     A worker that leaves while it waits is given nothing more.
@@ -211,31 +211,31 @@ async def claim(
     bounds.number("limit", data.limit, 0, bounds.MAX_PAGE)
     bounds.number("waitSeconds", data.wait_seconds, 0, LONGEST_WAIT_S)
     bounds.number("the length of claimToken", len(data.claim_token), LEAST_TOKEN, bounds.MAX_NAME)
-    ask = desk.registry.claimant if data.limit else desk.registry.profile
-    agent = _with_means(await ask(data.agent_id), data.means)
-    await desk.registry.seen(agent.id)
+    ask = desk.registry.profile_for_claim if data.limit else desk.registry.profile
+    agent = _with_supported_work(await ask(data.agent_id), data.means)
+    await desk.registry.record_heartbeat(agent.id)
     lease_s = lease_of(desk, agent, data.lease_seconds)
 
-    def take() -> Awaitable[list[Work]]:
+    def take() -> Awaitable[list[ClaimedTask]]:
         return desk.engine.claim(agent, worker_id, data.limit, lease_s, data.claim_token)
 
-    async with _turn(desk, data.claim_token), polling(desk, request, agent.id) as poll:
+    async with _lock_claim_token(desk, data.claim_token), polling(desk, request, agent.id) as poll:
         found = await desk.engine.claimed(agent.id, data.claim_token)
         if not found and data.limit:
             found = await poll.until(data.wait_seconds, take)
-    return Claims([claimed(desk, agent.id, work) for work in found])
+    return ClaimReply([claimed(desk, agent.id, work) for work in found])
 
 
-def _with_means(agent: AgentProfile, said: MeansBody | None) -> AgentProfile:
+def _with_supported_work(agent: AgentProfile, said: SupportedWorkBody | None) -> AgentProfile:
     """The agent, bound by what the worker that asks can run; without a word by what is known."""
     if said is None:
         return agent
-    means = Means(said.runtimes, said.task_types, said.accept_commands)
+    means = SupportedWork(said.runtimes, said.task_types, said.accept_commands)
     return checked(msgspec.structs.replace(agent, means=means))
 
 
 @asynccontextmanager
-async def _turn(desk: AtDesk, token: str) -> AsyncIterator[None]:
+async def _lock_claim_token(desk: InjectedContext, token: str) -> AsyncIterator[None]:
     """Whoever asks again waits until its first request is over, and so knows what that took."""
     lock = _turns.setdefault((desk.workspace, token), asyncio.Lock())
     async with lock:
@@ -243,7 +243,9 @@ async def _turn(desk: AtDesk, token: str) -> AsyncIterator[None]:
 
 
 @post("/workers/{worker_id:str}/sweep", status_code=200)
-async def sweep(desk: AtDesk, worker_id: FromPath[str], data: JSONBody[SweepBody]) -> Swept:
+async def sweep(
+    desk: InjectedContext, worker_id: FromPath[str], data: JSONBody[SweepBody]
+) -> SweepReply:
     """Confirm ends of sessions that are gone; answers those of the worker's host that remain.
 
     An agent's own token sees and confirms those of its agent alone.
@@ -258,27 +260,29 @@ async def sweep(desk: AtDesk, worker_id: FromPath[str], data: JSONBody[SweepBody
     if gone:
         receipt = {"state": "swept", "how": "nothing of it runs on its host"}
         ends = [(each.task_id, each.attempt) for each in gone]
-        await Upkeep(desk.engine.core).confirm_gone(ends, receipt, desk.caller.actor)
-    return Swept(len(gone), [each for each in open_ends if each not in gone])
+        await TaskMaintenance(desk.engine.core).confirm_gone(ends, receipt, desk.caller.actor)
+    return SweepReply(len(gone), [each for each in open_ends if each not in gone])
 
 
-async def _open_ends(desk: AtDesk, worker: str, host: str) -> list[Unconfirmed]:
+async def _open_ends(desk: InjectedContext, worker: str, host: str) -> list[UnconfirmedEnd]:
     """The unconfirmed ends on a host, of tasks of the caller's workspace, or of its agent alone."""
     whose = {"workspace": desk.workspace, "agent": desk.caller.agent}
     where = {"worker": worker, "prefix": f"{host}:", "most": MOST_SWEPT}
     rows = await desk.engine.core.store.fetch(Statement("unconfirmed", whose | where))
-    return [Unconfirmed(row["worker"], row["id"], row["attempt"]) for row in rows]
+    return [UnconfirmedEnd(row["worker"], row["id"], row["attempt"]) for row in rows]
 
 
 @post("/agent-tasks/{task_id:uuid}/checkpoint", status_code=200)
-async def checkpoint(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[CheckpointBody]) -> Kept:
+async def checkpoint(
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[CheckpointBody]
+) -> CheckpointReply:
     """Keep what the next attempt needs to go on; accepted also from one that is being paused."""
     fence = fence_of(desk, task_id, data)
-    return Kept(await desk.engine.checkpoint(fence, data.data, data.seq))
+    return CheckpointReply(await desk.engine.checkpoint(fence, data.data, data.seq))
 
 
 @get("/agent-tasks/{task_id:uuid}/steps")
-async def steps(desk: AtDesk, task_id: FromPath[UUID]) -> dict[str, StepView]:
+async def steps(desk: InjectedContext, task_id: FromPath[UUID]) -> dict[str, StepView]:
     """What the task's attempts recorded, by key; an agent sees those of its own tasks."""
     task = await desk.engine.show(task_id)
     if desk.caller.agent not in (None, task.agent):
@@ -289,21 +293,25 @@ async def steps(desk: AtDesk, task_id: FromPath[UUID]) -> dict[str, StepView]:
 
 
 @post("/agent-tasks/{task_id:uuid}/steps", status_code=204)
-async def record_step(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[StepBody]) -> None:
+async def record_step(
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[StepBody]
+) -> None:
     """Record a step's value for every later attempt; repeated with that value, it is one step."""
     await desk.engine.record_step(fence_of(desk, task_id, data), data.key, data.value)
 
 
 @post("/agent-tasks/{task_id:uuid}/children", status_code=200)
-async def spawn(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ChildBody]) -> Found:
+async def spawn(
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ChildBody]
+) -> TaskIdReply:
     """Make a child task, once per key."""
     fence = fence_of(desk, task_id, data)
-    return Found(await desk.engine.spawn(fence, data.key, data.task.task()))
+    return TaskIdReply(await desk.engine.spawn(fence, data.key, data.task.task()))
 
 
 @get("/agent-tasks/{task_id:uuid}/children")
 async def children(
-    desk: AtDesk,
+    desk: InjectedContext,
     task_id: FromPath[UUID],
     limit: Limit = 100,
     cursor: FromQuery[UUID | None] = None,
@@ -314,7 +322,7 @@ async def children(
 
 
 @post("/agent-tasks/{task_id:uuid}/ask", status_code=200)
-async def ask(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[AskBody]) -> AskView:
+async def ask(desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[AskBody]) -> AskView:
     """Ask people something, once per key; until they answer, the task waits without a slot."""
     fence = fence_of(desk, task_id, data)
     question = Question(
@@ -329,14 +337,18 @@ async def ask(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[AskBody]) ->
 
 
 @post("/agent-tasks/{task_id:uuid}/not-started", status_code=200)
-async def not_started(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[FailBody]) -> Ended:
+async def not_started(
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[FailBody]
+) -> TaskStatusReply:
     """The session could not be started; the try is given back."""
     await desk.engine.not_started(fence_of(desk, task_id, data), data.failure())
     return await ended(desk, task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/timed-out", status_code=200)
-async def timed_out(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]) -> Ended:
+async def timed_out(
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
+) -> TaskStatusReply:
     """The session was ended because it ran too long."""
     await desk.engine.time_out(fence_of(desk, task_id, data), data.receipt)
     return await ended(desk, task_id)
@@ -344,8 +356,8 @@ async def timed_out(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[Receip
 
 @post("/agent-tasks/{task_id:uuid}/confirm-cancel", status_code=200)
 async def confirm_cancel(
-    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
-) -> Ended:
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
+) -> TaskStatusReply:
     """The session that was to be cancelled is gone; the receipt says how."""
     await desk.engine.confirm_cancel(fence_of(desk, task_id, data), data.receipt or {})
     return await ended(desk, task_id)
@@ -353,15 +365,17 @@ async def confirm_cancel(
 
 @post("/agent-tasks/{task_id:uuid}/confirm-pause", status_code=200)
 async def confirm_pause(
-    desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
-) -> Ended:
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
+) -> TaskStatusReply:
     """The session that was to be paused is gone."""
     await desk.engine.confirm_pause(fence_of(desk, task_id, data), data.receipt or {})
     return await ended(desk, task_id)
 
 
 @post("/agent-tasks/{task_id:uuid}/confirm-gone", status_code=200)
-async def confirm_gone(desk: AtDesk, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]) -> Ended:
+async def confirm_gone(
+    desk: InjectedContext, task_id: FromPath[UUID], data: JSONBody[ReceiptBody]
+) -> TaskStatusReply:
     """The session of an attempt that was given up is gone after all."""
     fence = fence_of(desk, task_id, data)
     # The token of an attempt that was overtaken is known no more: whose it was, its row says.

@@ -7,7 +7,7 @@ import click
 
 from tenuto.cli.base import F, Globals, command, group
 from tenuto.cli.connection import ask
-from tenuto.cli.output import Columns, tell_done, tell_list, tell_one, word, words
+from tenuto.cli.output import Columns, print_done, print_one, tell_list, word, words
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -145,7 +145,7 @@ def _told(fields: dict[str, Any]) -> dict[str, Any]:
 @click.pass_obj
 def create(given: Globals, /, name: str, **fields: Any) -> None:
     """Register an agent that fetches its tasks over HTTP; workers register theirs themselves."""
-    tell_one(given, ask(given, lambda client: client.agents.put(name, **_told(fields))), _FIELDS)
+    print_one(given, ask(given, lambda client: client.agents.put(name, **_told(fields))), _FIELDS)
 
 
 @command("update", "orchestrate agent update dev-1 --max-concurrent 4")
@@ -159,7 +159,7 @@ def update(given: Globals, /, name: str, **fields: Any) -> None:
         known = await client.agents.get(name)
         return await client.agents.put(known.name, **_told(fields))
 
-    tell_one(given, ask(given, change), _FIELDS)
+    print_one(given, ask(given, change), _FIELDS)
 
 
 @command("list", "orchestrate agent list", "orchestrate agent list --status WORKING --json")
@@ -185,7 +185,7 @@ def list_(given: Globals, status: str | None) -> None:
 @click.pass_obj
 def show(given: Globals, name: str) -> None:
     """Show everything about an agent."""
-    tell_one(given, ask(given, lambda client: client.agents.get(name)), _FIELDS)
+    print_one(given, ask(given, lambda client: client.agents.get(name)), _FIELDS)
 
 
 @command("health", "orchestrate agent health dev-1", "orchestrate agent health dev-1 --limit 6")
@@ -204,7 +204,7 @@ def health(given: Globals, name: str, limit: int) -> int:
         "stale after": lambda each: f"{each.stale_threshold_seconds} s",
         "running": lambda each: each.running_tasks,
     }
-    tell_one(given, found, fields)
+    print_one(given, found, fields)
     if found.history and not given.json:
         rows = [[word(show(each)) for show in _FELT.values()] for each in found.history]
         print_table(list(_FELT), rows, wide="STEP")
@@ -276,7 +276,7 @@ def message(
             client_message_id=message_id,
         )
 
-    tell_one(given, ask(given, send), {"id": lambda each: each.id})
+    print_one(given, ask(given, send), {"id": lambda each: each.id})
 
 
 @command("messages", "orchestrate agent messages dev-1", "orchestrate agent messages dev-1 --all")
@@ -327,7 +327,7 @@ def terminate(given: Globals, name: str, at_once: bool, reason: str | None) -> N
     async def order(client: "AsyncClient") -> "AgentView":
         return await client.agents.terminate(name, reason, graceful=not at_once)
 
-    tell_one(given, ask(given, order), _FIELDS)
+    print_one(given, ask(given, order), _FIELDS)
 
 
 @command("delete", "orchestrate agent delete dev-1")
@@ -336,7 +336,7 @@ def terminate(given: Globals, name: str, at_once: bool, reason: str | None) -> N
 def delete(given: Globals, name: str) -> None:
     """Forget an agent that runs nothing."""
     ask(given, lambda client: client.agents.delete(name))
-    tell_done(given, f"deleted {name}")
+    print_done(given, f"deleted {name}")
 
 
 @command("token", "orchestrate agent token dev-1")

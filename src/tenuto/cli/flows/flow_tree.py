@@ -57,14 +57,14 @@ def lines(graph: "GraphView", most: int = MOST) -> list[Line]:
     why = {edge.target: edge.kind for edge in graph.edges if edge.kind not in _QUIET}
     jumps = {edge.source: edge.target for edge in graph.edges if edge.kind == "goto"}
     keys = {node.id: node.key or node.title for node in graph.nodes}
-    said = _Said(inside, why, {one: keys[other] for one, other in jumps.items()}, most)
+    said = _TreeLines(inside, why, {one: keys[other] for one, other in jumps.items()}, most)
     found = said.under(None, "")
     if graph.truncated:
         found.append(Line("", "… and more than can be shown", "SKIPPED"))
     return found
 
 
-class _Said:
+class _TreeLines:
     def __init__(
         self,
         inside: "dict[str | None, list[GraphNode]]",
@@ -79,7 +79,7 @@ class _Said:
 
     def under(self, parent: str | None, branch: str) -> list[Line]:
         """The lines of what stands in a group."""
-        shown, rest = _parted(self._inside.get(parent, []), self._most)
+        shown, rest = _select_nodes(self._inside.get(parent, []), self._most)
         found: list[Line] = []
         for at, node in enumerate(shown):
             last = at == len(shown) - 1 and not rest
@@ -115,7 +115,7 @@ class _Said:
         return f" to {self._jumps[node.id]}" if node.id in self._jumps else ""
 
 
-def _parted(nodes: "list[GraphNode]", most: int) -> "tuple[list[GraphNode], list[GraphNode]]":
+def _select_nodes(nodes: "list[GraphNode]", most: int) -> "tuple[list[GraphNode], list[GraphNode]]":
     """The nodes to show, in order, and the rest; of too many, what is over or to come gives way."""
     ranked = sorted(range(len(nodes)), key=lambda at: (_DULL.get(nodes[at].status, 0), at))
     kept = set(ranked[:most])
@@ -202,9 +202,9 @@ async def _follow(
     from contextlib import aclosing
 
     from tenuto.cli.render import is_terminal
-    from tenuto.client.flows import watched
+    from tenuto.client.flows import poll_until_finished
 
-    async with aclosing(watched(engine, look)) as views:
+    async with aclosing(poll_until_finished(engine, look)) as views:
         if quiet:
             async for view in views:
                 last = view

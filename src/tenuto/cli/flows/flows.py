@@ -7,7 +7,7 @@ import click
 
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.connection import ask, call
-from tenuto.cli.output import Columns, tell_one, tell_page
+from tenuto.cli.output import Columns, print_one, tell_page
 from tenuto.cli.parse import read_json
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def tell_view(
     from tenuto.model.printable import printable
 
     if graph is None:
-        tell_one(given, view, fields)
+        print_one(given, view, fields)
         return
     if mermaid:
         from tenuto.engine.flows.graph import mermaid as mermaid_text
@@ -219,7 +219,7 @@ def tasks(given: Globals, flow_name: str, limit: int, cursor: "UUID | None") -> 
 @click.pass_obj
 def cancel(given: Globals, flow_name: str, reason: str | None) -> None:
     """End a flow with all that is open in it; running tasks are killed."""
-    tell_one(given, ask(given, lambda client: client.flows.cancel(flow_name, reason)), FIELDS)
+    print_one(given, ask(given, lambda client: client.flows.cancel(flow_name, reason)), FIELDS)
 
 
 @command("pause", "orchestrate flow pause nightly")
@@ -227,7 +227,7 @@ def cancel(given: Globals, flow_name: str, reason: str | None) -> None:
 @click.pass_obj
 def pause(given: Globals, flow_name: str) -> None:
     """Hold everything of a flow; running tasks are stopped."""
-    tell_one(given, ask(given, lambda client: client.flows.pause(flow_name)), FIELDS)
+    print_one(given, ask(given, lambda client: client.flows.pause(flow_name)), FIELDS)
 
 
 @command("resume", "orchestrate flow resume nightly")
@@ -235,7 +235,7 @@ def pause(given: Globals, flow_name: str) -> None:
 @click.pass_obj
 def resume(given: Globals, flow_name: str) -> None:
     """Let a paused flow go on."""
-    tell_one(given, ask(given, lambda client: client.flows.resume(flow_name)), FIELDS)
+    print_one(given, ask(given, lambda client: client.flows.resume(flow_name)), FIELDS)
 
 
 @command(

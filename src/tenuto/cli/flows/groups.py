@@ -7,7 +7,7 @@ import click
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.connection import ask, call
 from tenuto.cli.flows.flows import LIMIT, SHOW, START, STATUS, options, started, tell_view
-from tenuto.cli.output import Columns, tell_one, tell_page, words
+from tenuto.cli.output import Columns, print_one, tell_page, words
 from tenuto.cli.parse import read_json
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def start(given: Globals, /, key: str, input_: str | None, follow: bool, **how: 
 @click.pass_obj
 def cancel(given: Globals, group_name: str, reason: str | None) -> None:
     """End a run of a group with all that is open in it; running tasks are killed."""
-    tell_one(given, ask(given, lambda client: client.groups.cancel(group_name, reason)), _FIELDS)
+    print_one(given, ask(given, lambda client: client.groups.cancel(group_name, reason)), _FIELDS)
 
 
 @command("pause", "orchestrate group pause nightly")
@@ -200,7 +200,7 @@ def cancel(given: Globals, group_name: str, reason: str | None) -> None:
 @click.pass_obj
 def pause(given: Globals, group_name: str) -> None:
     """Hold everything of a run of a group; running tasks are stopped."""
-    tell_one(given, ask(given, lambda client: client.groups.pause(group_name)), _FIELDS)
+    print_one(given, ask(given, lambda client: client.groups.pause(group_name)), _FIELDS)
 
 
 @command("resume", "orchestrate group resume nightly")
@@ -208,7 +208,7 @@ def pause(given: Globals, group_name: str) -> None:
 @click.pass_obj
 def resume(given: Globals, group_name: str) -> None:
     """Let a paused run of a group go on."""
-    tell_one(given, ask(given, lambda client: client.groups.resume(group_name)), _FIELDS)
+    print_one(given, ask(given, lambda client: client.groups.resume(group_name)), _FIELDS)
 
 
 for _each in (create, list_, show, start, cancel, pause, resume):

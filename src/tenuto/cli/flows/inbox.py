@@ -7,7 +7,7 @@ import click
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.connection import ask
 from tenuto.cli.flows.flows import LIMIT
-from tenuto.cli.output import Columns, tell_list, tell_one
+from tenuto.cli.output import Columns, print_one, tell_list
 from tenuto.cli.parse import budget_options, read_budget
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def list_(given: Globals, status: str, limit: int, cursor: "UUID | None") -> Non
 @click.pass_obj
 def show(given: Globals, item_id: "UUID") -> None:
     """Show what is asked, and the answer if there is one."""
-    tell_one(given, ask(given, lambda client: client.inbox.show(item_id)), _FIELDS)
+    print_one(given, ask(given, lambda client: client.inbox.show(item_id)), _FIELDS)
 
 
 @command(
@@ -106,7 +106,7 @@ def approve(given: Globals, /, item_id: "UUID", comment: str | None, **budget: A
     """
     wanted = read_budget(budget)
     item = ask(given, lambda client: client.inbox.approve(item_id, comment, wanted))
-    tell_one(given, item, _FIELDS)
+    print_one(given, item, _FIELDS)
 
 
 @command(
@@ -118,7 +118,7 @@ def approve(given: Globals, /, item_id: "UUID", comment: str | None, **budget: A
 @click.pass_obj
 def reject(given: Globals, item_id: "UUID", comment: str | None) -> None:
     """Say no; the first answer counts, and the task fails or is skipped."""
-    tell_one(given, ask(given, lambda client: client.inbox.reject(item_id, comment)), _FIELDS)
+    print_one(given, ask(given, lambda client: client.inbox.reject(item_id, comment)), _FIELDS)
 
 
 @command("answer", "orchestrate inbox answer 0198c0de-0000-7000-8000-000000000000 'I saw to it'")
@@ -127,7 +127,7 @@ def reject(given: Globals, item_id: "UUID", comment: str | None) -> None:
 @click.pass_obj
 def answer(given: Globals, item_id: "UUID", comment: str) -> None:
     """Answer what asks for no yes or no."""
-    tell_one(given, ask(given, lambda client: client.inbox.answer(item_id, comment)), _FIELDS)
+    print_one(given, ask(given, lambda client: client.inbox.answer(item_id, comment)), _FIELDS)
 
 
 for _each in (list_, show, approve, reject, answer):

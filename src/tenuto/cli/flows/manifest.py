@@ -6,12 +6,12 @@ import click
 
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.connection import ask
-from tenuto.cli.output import Columns, tell_done, tell_page
+from tenuto.cli.output import Columns, print_done, tell_page
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from tenuto.engine.flows.definitions import Applied, DefinitionChange, DefinitionPage
+    from tenuto.engine.flows.definitions import ApplyResult, DefinitionChange, DefinitionPage
 
 _ENDINGS = (".yaml", ".yml")
 _MARKS = {"created": ("+", "green"), "updated": ("~", "yellow"), "unchanged": ("=", "bright_black")}
@@ -149,7 +149,7 @@ def show(given: Globals, key: str) -> None:
 def delete(given: Globals, key: str) -> None:
     """Forget a definition; flows of it go on."""
     ask(given, lambda client: client.definitions.delete(key))
-    tell_done(given, f"deleted {key}", key=key)
+    print_done(given, f"deleted {key}", key=key)
 
 
 for _each in (list_, show, delete):
@@ -225,7 +225,7 @@ def _painted(text: str, colour: str | None) -> str:
     return text if plain else click.style(text, fg=colour)
 
 
-def _print_sum(done: "Applied") -> None:
+def _print_sum(done: "ApplyResult") -> None:
     from tenuto.model.printable import printable
 
     counts = dict.fromkeys(_MARKS, 0)

@@ -7,7 +7,7 @@ import click
 
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.connection import ask
-from tenuto.cli.output import Columns, tell_one
+from tenuto.cli.output import Columns, print_one
 from tenuto.cli.shared_commands import add_shared
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def create(
     value = None if given_input is None else read_json("input", given_input)
     spec = read_spec(fields)
     made = ask(given, lambda client: client.schedules.create(name, target, spec, value))
-    tell_one(given, made, _FIELDS)
+    print_one(given, made, _FIELDS)
 
 
 @command(

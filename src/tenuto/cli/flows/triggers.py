@@ -6,7 +6,7 @@ import click
 
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.connection import ask
-from tenuto.cli.output import Columns, tell_one
+from tenuto.cli.output import Columns, print_one
 from tenuto.cli.shared_commands import add_shared
 
 _FIELDS: Columns = {
@@ -94,7 +94,7 @@ def trigger() -> None:
 def create(given: Globals, name: str, event_: str, target: str, filter_: str | None) -> None:
     """Start a definition after each of these events from now on, with the event as input."""
     made = ask(given, lambda client: client.triggers.create(name, event_, target, filter_))
-    tell_one(given, made, _FIELDS)
+    print_one(given, made, _FIELDS)
 
 
 event.add_command(publish)

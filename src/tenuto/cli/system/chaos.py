@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tenuto.clock import Clock
 
 
-class Live:
+class ProgressLine:
     """Tells how far a run is: one line that changes, or a line now and then."""
 
     EVERY_S = 10.0
@@ -89,7 +89,7 @@ def chaos(given: Globals, /, faults: str | None, **options: Any) -> int:
     over, everything must come to an end, and the file and the database must agree. Exit code 0 only
     then, and only if every kind of fault has happened.
     """
-    from tenuto.chaos.plan import Plan
+    from tenuto.chaos.plan import ChaosPlan
     from tenuto.chaos.report import document, lines
     from tenuto.chaos.run import perform
     from tenuto.cli.render import print_json
@@ -99,10 +99,10 @@ def chaos(given: Globals, /, faults: str | None, **options: Any) -> int:
     chosen = tuple(part.strip() for part in (faults or "").split(",") if part.strip())
     if options["minutes"] and options["tasks"]:
         raise click.UsageError("--minutes and --tasks are two ways to say when it ends")
-    live = Live(Clock())
+    live = ProgressLine(Clock())
     try:
         with as_ctrl_c():
-            report = perform(Plan(database=given.database, faults=chosen, **options), live)
+            report = perform(ChaosPlan(database=given.database, faults=chosen, **options), live)
     finally:
         live.close()
     if given.json:

@@ -61,7 +61,7 @@ def check(given: Globals) -> int:
         try:
             await store.open()
             upkeep = Engine(store).upkeep
-            return await store.schema(), await upkeep.restamp(), await upkeep.audit()
+            return await store.schema(), await upkeep.renumber_events(), await upkeep.audit()
         finally:
             await store.close()
 

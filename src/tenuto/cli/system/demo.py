@@ -26,7 +26,7 @@ from tenuto.model.printable import printable
 from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import TERMINAL
-from tenuto.periodic import wait_any
+from tenuto.periodic import wait_first_event
 from tenuto.settings import Settings, environment_without_settings
 
 LEASE_S = 3
@@ -56,7 +56,7 @@ print("the second try works")
 """
 
 
-class Script(msgspec.Struct, frozen=True):
+class DemoTasks(msgspec.Struct, frozen=True):
     """The demo's tasks by the part they play."""
 
     killed: UUID
@@ -72,7 +72,7 @@ def _count(steps: int, pause: float) -> list[str]:
     return [sys.executable, "-c", COUNT.format(steps=steps, pause=pause)]
 
 
-async def _submit(engine: Engine) -> Script:
+async def _submit(engine: Engine) -> DemoTasks:
     news = [
         NewTask(title="Survive kill -9 from a checkpoint", command=_count(10, 1), priority=9),
         NewTask(
@@ -84,7 +84,7 @@ async def _submit(engine: Engine) -> Script:
         NewTask(title="Say hello", command=["echo", "hello from a task"], priority=3),
     ]
     ids = [submitted.id for submitted in await engine.submit_many(news)]
-    return Script(ids[0], ids[1], ids[2], ids[3:])
+    return DemoTasks(ids[0], ids[1], ids[2], ids[3:])
 
 
 class Demo:
@@ -94,7 +94,7 @@ class Demo:
         self._engine = engine
         self._settings = settings
         self._workers: list[asyncio.subprocess.Process] = []
-        self._script: Script | None = None
+        self._script: DemoTasks | None = None
         self._killed_at: float | None = None
         self._told: set[str] = set()
 
@@ -144,9 +144,9 @@ class Demo:
                 if all(task.status in TERMINAL for task in page.tasks):
                     stage.show((await self._engine.list(limit=50)).tasks)
                     return
-                await wait_any([], 0.25, self._engine.clock)
+                await wait_first_event([], 0.25, self._engine.clock)
 
-    async def _act(self, tasks: Sequence[TaskSummary], stage: "Stage") -> None:
+    async def _act(self, tasks: Sequence[TaskSummary], stage: "DemoView") -> None:
         assert self._script is not None
         now = {task.id: task for task in tasks}
         victim = now[self._script.killed]
@@ -157,7 +157,7 @@ class Demo:
             stage.say("cancelling a running task: its process tree is killed, with a receipt")
             await self._engine.cancel(doomed.id, "the demo cancels it")
 
-    async def _kill_owner_of(self, task: UUID, stage: "Stage") -> None:
+    async def _kill_owner_of(self, task: UUID, stage: "DemoView") -> None:
         view = await self._engine.show(task)
         if view.worker is None:
             return
@@ -202,7 +202,7 @@ def _ended_well(attempts: Sequence[AttemptView], first: str) -> bool:
     return first in outcomes and outcomes.index("COMPLETED") == len(outcomes) - 1
 
 
-class Stage:
+class DemoView:
     """Where the demo is shown: line by line, when there is no terminal."""
 
     def __init__(self) -> None:
@@ -228,7 +228,7 @@ class Stage:
                 )
 
 
-class LiveStage(Stage):
+class LiveStage(DemoView):
     """The same as a table that redraws itself."""
 
     def __init__(self) -> None:
@@ -253,8 +253,8 @@ class LiveStage(Stage):
         self._live.update(_table(tasks))
 
 
-def _stage() -> Stage:
-    return LiveStage() if sys.stdout.isatty() else Stage()
+def _stage() -> DemoView:
+    return LiveStage() if sys.stdout.isatty() else DemoView()
 
 
 def _table(tasks: Sequence[TaskSummary]) -> Any:

@@ -43,7 +43,7 @@ def top(given: Globals, every: float, tasks: int) -> None:
     call(given, lambda engine: _live(engine, tasks, every))
 
 
-class Seen:
+class SystemSnapshot:
     """What is going on at one moment."""
 
     def __init__(
@@ -116,11 +116,13 @@ WORKERS = ["STATUS", "BUSY", "SEEN", "AGENTS", "WORKER"]
 TASKS = ["ID", "DONE", "FOR", "AGENT", "TITLE", "STEP"]
 
 
-async def _look(engine: "AnyEngine", tasks: int) -> Seen:
+async def _look(engine: "AnyEngine", tasks: int) -> SystemSnapshot:
     from tenuto.engine.tasks.query import Filter
 
     page = await engine.list(Filter(status=RUNNING), tasks)
-    return Seen(await engine.counts(), await engine.workers(), page.tasks, engine.clock.now())
+    return SystemSnapshot(
+        await engine.counts(), await engine.workers(), page.tasks, engine.clock.now()
+    )
 
 
 async def _live(engine: "AnyEngine", tasks: int, every: float) -> None:
@@ -128,7 +130,7 @@ async def _live(engine: "AnyEngine", tasks: int, every: float) -> None:
     from rich.live import Live
 
     from tenuto.model.errors import Unavailable
-    from tenuto.periodic import repeat
+    from tenuto.periodic import run_periodically
 
     seen = await _look(engine, tasks)
     with Live(_drawn(seen, ""), screen=True, auto_refresh=False) as live:
@@ -143,10 +145,10 @@ async def _live(engine: "AnyEngine", tasks: int, every: float) -> None:
             live.update(_drawn(seen, note), refresh=True)
 
         async with _until_q() as stop:
-            await repeat(once, lambda: every, stop, engine.clock)
+            await run_periodically(once, lambda: every, stop, engine.clock)
 
 
-def _drawn(seen: Seen, note: str) -> "Group":
+def _drawn(seen: SystemSnapshot, note: str) -> "Group":
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenuto.cli.base import Command, Globals, command, one_task, the_task
+from tenuto.cli.base import Command, Globals, command, one_task, task_argument
 from tenuto.cli.connection import ask, call
 from tenuto.cli.parse import filter_options, has_filter, read_filter, read_json
 from tenuto.cli.tasks.create import print_submitted
@@ -53,7 +53,7 @@ def _action(action: "Action", text: str, *examples: str) -> Command:
         if cascade:
             said["cascade"] = True
         if not has_filter(chosen):
-            return _one(given, action, the_task(task, named), said, dry_run=dry_run)
+            return _one(given, action, task_argument(task, named), said, dry_run=dry_run)
         if cascade:
             raise click.UsageError("--cascade is for one task at a time")
         if task is not None or named is not None:
@@ -138,7 +138,7 @@ def _many(
     yes: bool,
 ) -> int:
     chosen["status"] = chosen["status"] or _fitting(action)
-    ask = wants_asking(yes=yes)
+    ask = should_confirm(yes=yes)
 
     async def act(engine: "AnyEngine", *, only_look: bool) -> "ActionResult":
         where: Filter = read_filter(engine.clock.now(), chosen)
@@ -158,7 +158,7 @@ def _many(
     return 1 if result.refused else 0
 
 
-def wants_asking(*, yes: bool) -> bool:
+def should_confirm(*, yes: bool) -> bool:
     """Whether there is a person to ask, who has not said yes beforehand."""
     return not yes and sys.stdin is not None and sys.stdin.isatty()
 
@@ -246,9 +246,9 @@ def update(
 ) -> None:
     """Change a task's priority, and so its place in the queue, or what it says about itself."""
     from tenuto.cli.render import print_json
-    from tenuto.engine.tasks.edit import Changes
+    from tenuto.engine.tasks.edit import TaskChanges
 
-    name = the_task(task, named)
+    name = task_argument(task, named)
     told = {key: value for key, value in fields.items() if value is not None}
     if tags:
         told["tags"] = tags
@@ -259,7 +259,7 @@ def update(
 
     async def order(engine: "AnyEngine") -> "TaskView":
         found = await engine.find(name)
-        await engine.edit(found, Changes(**told))
+        await engine.edit(found, TaskChanges(**told))
         return await engine.show(found)
 
     view = call(given, order)
@@ -282,10 +282,10 @@ def _object(text: str) -> dict[str, Any]:
 @click.pass_obj
 def delete(given: Globals, task: str | None, named: str | None, yes: bool) -> None:
     """Remove what an ended task carried: its prompt, input, output and log. Its trail stays."""
-    from tenuto.cli.output import tell_done
+    from tenuto.cli.output import print_done
 
-    name = the_task(task, named)
-    if wants_asking(yes=yes):
+    name = task_argument(task, named)
+    if should_confirm(yes=yes):
         confirm(f"remove what task {name} carried?")
 
     async def order(engine: "AnyEngine") -> "UUID":
@@ -294,7 +294,7 @@ def delete(given: Globals, task: str | None, named: str | None, yes: bool) -> No
         return found
 
     found = call(given, order)
-    tell_done(given, f"{found} deleted", id=found)
+    print_done(given, f"{found} deleted", id=found)
 
 
 @command("start", "orchestrate task start 0198c0de-5b1c")
@@ -302,9 +302,9 @@ def delete(given: Globals, task: str | None, named: str | None, yes: bool) -> No
 @click.pass_obj
 def start(given: Globals, task: str | None, named: str | None) -> None:
     """Let a task run before the time that it was meant for."""
-    from tenuto.cli.output import tell_done
+    from tenuto.cli.output import print_done
 
-    name = the_task(task, named)
+    name = task_argument(task, named)
 
     async def order(engine: "AnyEngine") -> "UUID":
         found = await engine.find(name)
@@ -312,7 +312,7 @@ def start(given: Globals, task: str | None, named: str | None) -> None:
         return found
 
     found = call(given, order)
-    tell_done(given, f"{found} pending", id=found)
+    print_done(given, f"{found} pending", id=found)
 
 
 def _assigning(name: str, text: str, *, take: bool) -> click.Command:
@@ -320,16 +320,16 @@ def _assigning(name: str, text: str, *, take: bool) -> click.Command:
     @click.option("--agent", metavar="AGENT", help="Its name or id; nobody in particular if none.")
     @click.pass_obj
     def perform(given: Globals, task: str | None, named: str | None, agent: str | None) -> None:
-        from tenuto.cli.output import tell_done
+        from tenuto.cli.output import print_done
 
-        wanted = the_task(task, named)
+        wanted = task_argument(task, named)
 
         async def order(client: "AsyncClient") -> "TaskView":
             whom = None if agent is None else (await client.agents.get(agent)).id
             return await client.tasks.assign(wanted, whom, take=take)
 
         view = ask(given, order)
-        tell_done(given, f"{view.id} for {agent or 'whoever fits'}", id=view.id)
+        print_done(given, f"{view.id} for {agent or 'whoever fits'}", id=view.id)
 
     return command(name, f"orchestrate task {name} 0198c0de-5b1c --agent dev-1", help=text)(perform)
 
@@ -348,7 +348,7 @@ reassign = _assigning(
 @click.pass_obj
 def rerun(given: Globals, task: str | None, named: str | None) -> None:
     """Submit the same task again as a new one and print its id."""
-    name = the_task(task, named)
+    name = task_argument(task, named)
 
     async def order(engine: "AnyEngine") -> "Submitted":
         return await engine.rerun(await engine.find(name))

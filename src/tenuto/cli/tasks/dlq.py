@@ -4,15 +4,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tenuto.cli.base import Globals, command, group, one_task, the_task
+from tenuto.cli.base import Globals, command, group, one_task, task_argument
 from tenuto.cli.connection import call
 from tenuto.cli.tasks.control import (
     UNASKED,
     confirm,
     count,
     print_result,
+    should_confirm,
     state_of,
-    wants_asking,
 )
 from tenuto.cli.tasks.read import print_view, tell_tasks
 
@@ -80,7 +80,7 @@ def list_(given: Globals, limit: int, cursor: "UUID | None") -> None:
 @click.pass_obj
 def show(given: Globals, task: str | None, named: str | None) -> None:
     """Show everything about a dead task."""
-    name = the_task(task, named)
+    name = task_argument(task, named)
     print_view(given, call(given, lambda engine: _dead_one(engine, name)))
 
 
@@ -98,7 +98,7 @@ def requeue(given: Globals, task: str | None, named: str | None, every: bool, ye
         if task is not None or named is not None:
             raise click.UsageError("give either a task or --all")
         return _all(given, "retry", "requeue", yes=yes)
-    name = the_task(task, named)
+    name = task_argument(task, named)
 
     async def order(engine: "AnyEngine") -> "TaskView":
         found = (await _dead_one(engine, name)).id
@@ -124,7 +124,7 @@ def purge(given: Globals, yes: bool) -> int:
 def _all(given: Globals, action: "Action", word: str, *, yes: bool) -> int:
     """One action for all dead tasks, confirmed on a terminal."""
     dead = call(given, lambda engine: _dead(engine, MOST)).tasks
-    if dead and wants_asking(yes=yes):
+    if dead and should_confirm(yes=yes):
         confirm(f"{word} {count(len(dead))}?")
 
     async def act(engine: "AnyEngine") -> "ActionResult":

@@ -5,7 +5,7 @@ from typing import Protocol, Self
 from uuid import UUID
 
 from tenuto.cli.render import is_terminal, print_note, span, style_of
-from tenuto.client.follow import looks
+from tenuto.client.follow import poll_task
 from tenuto.client.remote.engine import AnyEngine
 from tenuto.engine.tasks.query import LEVELS
 from tenuto.engine.views import LogLine, TaskView
@@ -33,7 +33,7 @@ def log_text(line: LogLine) -> str:
     return printable(start) + indented(text, " " * len(start))
 
 
-class Screen(Protocol):
+class FollowView(Protocol):
     """Where a watched task is shown."""
 
     def __enter__(self) -> Self: ...
@@ -50,7 +50,7 @@ class Screen(Protocol):
         """Show how far the task is."""
 
 
-def screen() -> Screen:
+def screen() -> FollowView:
     """A bar on a terminal, plain lines elsewhere."""
     return _Bar() if is_terminal() else _Plain()
 
@@ -129,12 +129,12 @@ class _Bar:
         self._progress.refresh()
 
 
-async def watch(engine: AnyEngine, task: UUID, shown: Screen, *, output: bool) -> TaskView:
+async def watch(engine: AnyEngine, task: UUID, shown: FollowView, *, output: bool) -> TaskView:
     """Show a task until it has ended, with its output if wanted; answers how it ended."""
     still = 0
     version = 0
     explained = ""
-    async for look in looks(engine, task):
+    async for look in poll_task(engine, task):
         view = look.view
         for line in look.lines:
             if line.source == "event":
@@ -161,7 +161,7 @@ def ending(view: TaskView) -> str:
     return f"{text}: {view.last_error}" if view.last_error and view.status != "COMPLETED" else text
 
 
-def quiet() -> Screen:
+def quiet() -> FollowView:
     """Shows nothing: for JSON, which is one document at the end."""
     return _Quiet()
 

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import click
 
-from tenuto.cli.base import Globals, command, one_task, the_task
+from tenuto.cli.base import Globals, command, one_task, task_argument
 from tenuto.cli.connection import call
 from tenuto.cli.parse import filter_options, read_filter
 
@@ -81,7 +81,7 @@ async def _found(engine: "AnyEngine", name: str) -> "TaskView":
 @click.pass_obj
 def show(given: Globals, task: str | None, named: str | None) -> None:
     """Show everything about a task: what was asked, how it goes, its result."""
-    name = the_task(task, named)
+    name = task_argument(task, named)
     print_view(given, call(given, lambda engine: _found(engine, name)))
 
 
@@ -203,7 +203,7 @@ def status(given: Globals, task: str | None, named: str | None, follow: bool) ->
     """Show how a task is doing."""
     from tenuto.cli.render import print_fields, print_json
 
-    name = the_task(task, named)
+    name = task_argument(task, named)
 
     async def read(engine: "AnyEngine") -> "TaskView":
         if not follow:
@@ -243,9 +243,9 @@ def logs(
     """Print a task's audit trail and what its attempts printed, by time."""
     from tenuto.cli.render import print_json
     from tenuto.cli.tasks.follow import at_least, log_text
-    from tenuto.client.follow import history, looks
+    from tenuto.client.follow import history, poll_task
 
-    name = the_task(task, named)
+    name = task_argument(task, named)
     wanted = at_least(level)
 
     def show_lines(lines: "list[LogLine]") -> None:
@@ -258,7 +258,7 @@ def logs(
             lines, _, _ = await history(engine, found)
             return [line for line in lines if wanted(line)]
         kept: list[LogLine] = []
-        async for look in looks(engine, found):
+        async for look in poll_task(engine, found):
             fresh = [line for line in look.lines if wanted(line)]
             if given.json:
                 kept += fresh
@@ -286,7 +286,7 @@ def attempts(given: Globals, task: str | None, named: str | None) -> None:
     """List the tries at a task: who, when, how they ended and what was killed."""
     from tenuto.cli.render import moment, print_json, print_table, span
 
-    name = the_task(task, named)
+    name = task_argument(task, named)
 
     async def read(engine: "AnyEngine") -> "Sequence[AttemptView]":
         return await engine.attempts(await engine.find(name))
@@ -320,7 +320,7 @@ def explain(given: Globals, task: str | None, named: str | None) -> None:
     from tenuto.cli.render import moment, print_json
     from tenuto.model.printable import printable
 
-    name = the_task(task, named)
+    name = task_argument(task, named)
 
     async def read(engine: "AnyEngine") -> "Explanation":
         return await engine.explain(await engine.find(name))

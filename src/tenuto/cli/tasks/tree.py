@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from tenuto.cli.base import Globals, command, one_task, the_task
+from tenuto.cli.base import Globals, command, one_task, task_argument
 from tenuto.cli.connection import call
 
 if TYPE_CHECKING:
@@ -18,19 +18,19 @@ MOST = 500
 _PAGE = 100
 
 
-class Node(NamedTuple):
+class TaskNode(NamedTuple):
     """A task as the tree shows it."""
 
     id: "UUID"
     title: str
     status: str
-    children: "list[Node]"
+    children: "list[TaskNode]"
 
 
-class Tree(NamedTuple):
+class TaskTree(NamedTuple):
     """The task with all below it; `left` is whether there are more than are shown."""
 
-    root: Node
+    root: TaskNode
     left: bool
 
 
@@ -41,9 +41,9 @@ class Tree(NamedTuple):
 @click.pass_obj
 def tree(given: Globals, task: str | None, named: str | None) -> None:
     """Show a task with the tasks that its attempts made, and those that these made."""
-    name = the_task(task, named)
+    name = task_argument(task, named)
 
-    async def read(engine: "AnyEngine") -> Tree:
+    async def read(engine: "AnyEngine") -> TaskTree:
         return await grown(engine, await engine.find(name))
 
     found = call(given, read)
@@ -58,28 +58,28 @@ def tree(given: Globals, task: str | None, named: str | None) -> None:
         click.echo(f"more than {MOST:,} tasks: name one of them to see what is below it", err=True)
 
 
-async def grown(engine: "AnyEngine", task: "UUID") -> Tree:
+async def grown(engine: "AnyEngine", task: "UUID") -> TaskTree:
     """A task's tree, level by level, until it is too large to show."""
     root = _node(await engine.show(task))
     level, shown = [root], 1
     while level:
-        below: list[Node] = []
+        below: list[TaskNode] = []
         for node in level:
             children = await _children(engine, node.id, MOST - shown + 1)
             if shown + len(children) > MOST:
-                return Tree(root, left=True)
+                return TaskTree(root, left=True)
             node.children.extend(children)
             shown += len(children)
             below += children
         level = below
-    return Tree(root, left=False)
+    return TaskTree(root, left=False)
 
 
-async def _children(engine: "AnyEngine", task: "UUID", most: int) -> list[Node]:
+async def _children(engine: "AnyEngine", task: "UUID", most: int) -> list[TaskNode]:
     """Up to so many children, oldest first."""
     from tenuto.engine.tasks.query import Filter
 
-    found: list[Node] = []
+    found: list[TaskNode] = []
     cursor = None
     while len(found) < most:
         page = await engine.list(Filter(parent=task), _PAGE, cursor)
@@ -90,24 +90,24 @@ async def _children(engine: "AnyEngine", task: "UUID", most: int) -> list[Node]:
     return found[:most][::-1]
 
 
-def _node(task: "TaskView | TaskSummary") -> Node:
-    return Node(task.id, task.title, str(task.status), [])
+def _node(task: "TaskView | TaskSummary") -> TaskNode:
+    return TaskNode(task.id, task.title, str(task.status), [])
 
 
-def _line(node: Node) -> str:
+def _line(node: TaskNode) -> str:
     from tenuto.model.printable import printable
 
     return printable(f"{node.title}  {node.status}  {node.id}")
 
 
-def _print_below(node: Node, branch: str) -> None:
+def _print_below(node: TaskNode, branch: str) -> None:
     for at, child in enumerate(node.children):
         last = at == len(node.children) - 1
         click.echo(f"{branch}{'└─ ' if last else '├─ '}{_line(child)}")
         _print_below(child, f"{branch}{'   ' if last else '│  '}")
 
 
-def _plain(node: Node) -> dict[str, object]:
+def _plain(node: TaskNode) -> dict[str, object]:
     children = [_plain(child) for child in node.children]
     return {
         "id": str(node.id),

@@ -7,7 +7,7 @@ import click
 
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.connection import ask
-from tenuto.cli.output import Columns, in_future, tell_done, tell_list, tell_one, words
+from tenuto.cli.output import Columns, in_future, print_done, print_one, tell_list, words
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -60,7 +60,7 @@ def workspace_create(given: Globals, name: str) -> None:
     """Make a workspace that is yours; without a login its owner's token is printed, once."""
     made = ask(given, lambda client: client.workspaces.create(name))
     fields = {title: _of_workspace(show) for title, show in _WORKSPACE.items()}
-    tell_one(given, made, fields | {"token": lambda each: each.token})
+    print_one(given, made, fields | {"token": lambda each: each.token})
 
 
 def _of_workspace(show: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -81,7 +81,7 @@ def workspace_show(given: Globals, workspace_id: "UUID | None") -> None:
     async def read(client: "AsyncClient") -> "WorkspaceView":
         return await client.workspaces.get(await _this(client, workspace_id))
 
-    tell_one(given, ask(given, read), _WORKSPACE)
+    print_one(given, ask(given, read), _WORKSPACE)
 
 
 @command("quota", "orchestrate workspace quota --tasks-per-minute 600 --pending 10000 --running 50")
@@ -105,7 +105,7 @@ def workspace_quota(given: Globals, /, workspace_id: "UUID | None", **limits: in
     async def change(client: "AsyncClient") -> "WorkspaceView":
         return await client.workspaces.quota(await _this(client, workspace_id), **limits)
 
-    tell_one(given, ask(given, change), _WORKSPACE)
+    print_one(given, ask(given, change), _WORKSPACE)
 
 
 for _each in (workspace_list, workspace_create, workspace_show, workspace_quota):
@@ -147,7 +147,7 @@ def user_create(given: Globals, name: str, role: str, password_file: str | None)
 
     password = read_password(password_file)
     made = ask(given, lambda client: client.users.create(name, password, role.upper()))
-    tell_one(given, made, _USER)
+    print_one(given, made, _USER)
 
 
 async def _user(client: "AsyncClient", name: str) -> "UUID":
@@ -169,7 +169,7 @@ def user_update(given: Globals, name: str, role: str) -> None:
     async def change(client: "AsyncClient") -> "MemberView":
         return await client.users.update(await _user(client, name), role.upper())
 
-    tell_one(given, ask(given, change), _USER)
+    print_one(given, ask(given, change), _USER)
 
 
 @command("delete", "orchestrate user delete ann")
@@ -182,7 +182,7 @@ def user_delete(given: Globals, name: str) -> None:
         await client.users.delete(await _user(client, name))
 
     ask(given, order)
-    tell_done(given, f"deleted {name}")
+    print_done(given, f"deleted {name}")
 
 
 @command(
@@ -200,7 +200,7 @@ def user_password(given: Globals, password_file: str | None, new_password_file: 
     password = read_password(password_file, "present password")
     new = read_password(new_password_file, "new password", twice=True)
     ask(given, lambda client: client.access.change_password(password, new))
-    tell_done(given, "changed; log in again")
+    print_done(given, "changed; log in again")
 
 
 for _each in (user_list, user_create, user_update, user_delete, user_password):
@@ -277,7 +277,7 @@ def token_revoke(given: Globals, token_id: str) -> None:
 
     below = ask(given, order)
     more = f" and {below} made with it" if below else ""
-    tell_done(given, f"revoked {token_id}{more}", below=below)
+    print_done(given, f"revoked {token_id}{more}", below=below)
 
 
 for _each in (token_list, token_create, token_revoke):

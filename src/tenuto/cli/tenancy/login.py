@@ -7,10 +7,10 @@ import click
 
 from tenuto.cli.base import Globals, command
 from tenuto.cli.connection import PATIENCE_S
-from tenuto.cli.output import tell_done
+from tenuto.cli.output import print_done
 
 if TYPE_CHECKING:
-    from tenuto.engine.tenancy.views import Me
+    from tenuto.engine.tenancy.views import CallerView
 
 
 @command(
@@ -49,7 +49,7 @@ def login(given: Globals, server: str | None, name: str | None, password_file: s
         password = read_password(password_file)
     token, me = app.run(_check(url, given.token, name, password, given.workspace))
     path = write_login(Login(url.rstrip("/"), token, str(me.workspace_id)))
-    tell_done(
+    print_done(
         given,
         f"{me.actor} on {url} ({me.role}); kept in {path}",
         url=url,
@@ -73,7 +73,7 @@ def read_password(file: str | None, what: str = "password", *, twice: bool = Fal
 
 async def _check(
     url: str, token: str | None, name: str | None, password: str | None, workspace: str | None
-) -> "tuple[str, Me]":
+) -> "tuple[str, CallerView]":
     """The token, and who bears it as the server says."""
     from tenuto.client.accounts import Access
     from tenuto.client.remote.engine import reach
@@ -102,7 +102,7 @@ def logout(given: Globals) -> None:
 
     known = read_login()
     if known.url is None or known.token is None:
-        tell_done(given, "nobody is logged in")
+        print_done(given, "nobody is logged in")
         return
     try:
         app.run(_end(known.url, known.token))
@@ -111,7 +111,7 @@ def logout(given: Globals) -> None:
     except Unavailable as error:
         print_note(f"note: the login may live on there: {error}")
     forget_login()
-    tell_done(given, f"logged out of {known.url}")
+    print_done(given, f"logged out of {known.url}")
 
 
 async def _end(url: str, token: str) -> None:

@@ -4,7 +4,7 @@ import click
 
 from tenuto.cli.base import Globals, command, group
 from tenuto.cli.connection import actor, ask, settings
-from tenuto.cli.output import Columns, tell_done, tell_list
+from tenuto.cli.output import Columns, print_done, tell_list
 
 
 @group("secret", "orchestrate secret list", "orchestrate secret set api-key --value-file key.txt")
@@ -85,7 +85,7 @@ def set_(
     use = msgspec.convert(rule, Use) if rule else None
     value = None if keep_value else read_text("value", value_file).removesuffix("\n")
     ask(given, lambda client: client.secrets.put(name, value, use))
-    tell_done(given, f"kept {name}", name=name)
+    print_done(given, f"kept {name}", name=name)
 
 
 @command("delete", "orchestrate secret delete api-key")
@@ -94,7 +94,7 @@ def set_(
 def delete(given: Globals, name: str) -> None:
     """Forget a secret; tasks that name it can no longer start."""
     ask(given, lambda client: client.secrets.delete(name))
-    tell_done(given, f"deleted {name}", name=name)
+    print_done(given, f"deleted {name}", name=name)
 
 
 @command("rotate", "orchestrate secret rotate", "orchestrate secret rotate --keep-key")
@@ -121,7 +121,7 @@ def rotate(given: Globals, keep_key: bool) -> None:
             return app.open_vault(chosen).current, sealed
 
     key, sealed = app.run(main())
-    tell_done(given, f"key {key}: {sealed} sealed anew", key=key, sealed=sealed)
+    print_done(given, f"key {key}: {sealed} sealed anew", key=key, sealed=sealed)
 
 
 for _each in (list_, set_, delete, rotate):

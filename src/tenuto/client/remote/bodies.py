@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.edit import TaskChanges
 from tenuto.engine.tasks.query import Filter
-from tenuto.model.agents.matching import AgentProfile, Means
+from tenuto.model.agents.matching import AgentProfile, SupportedWork
 from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.submission import NewTask
 from tenuto.model.tasks.task import Fence
@@ -58,7 +58,7 @@ def filter_body(where: Filter) -> dict[str, Any]:
     }
 
 
-def change_body(changes: Changes) -> dict[str, Any]:
+def change_body(changes: TaskChanges) -> dict[str, Any]:
     return {name: getattr(changes, name) for name in changes.named()}
 
 
@@ -71,7 +71,7 @@ def agent_body(profile: AgentProfile) -> dict[str, Any]:
     }
 
 
-def means_body(means: Means) -> dict[str, Any]:
+def means_body(means: SupportedWork) -> dict[str, Any]:
     """What a worker can run, as its claims say it."""
     return {camel(name): value for name, value in msgspec.structs.asdict(means).items()}
 

@@ -9,17 +9,17 @@ import msgspec
 
 from tenuto.client.remote.bodies import change_body, filter_body, filter_words, task_body
 from tenuto.client.remote.flows import RemoteFlows, RemoteInbox
-from tenuto.client.remote.http import DEADLINE_S, Ask, Link, part
-from tenuto.client.remote.limits import RemoteGates, RemoteRateLimits
+from tenuto.client.remote.http import DEADLINE_S, ApiRequest, ServerConnection, part
+from tenuto.client.remote.limits import RemotePauses, RemoteRateLimits
 from tenuto.client.remote.mailbox import RemoteMailboxes
-from tenuto.client.remote.worker import V1, RemoteWork
+from tenuto.client.remote.worker import V1, RemoteWorkerEngine
 from tenuto.engine.agents.eligibility import AgentExplanation
 from tenuto.engine.agents.registry import AgentView
 from tenuto.engine.engine import Engine
-from tenuto.engine.limits.budgets import SpendingStats
+from tenuto.engine.limits.budgets import UsageStats
 from tenuto.engine.schedules.events import EventView
 from tenuto.engine.tasks.control import Action, ActionResult
-from tenuto.engine.tasks.edit import Changes
+from tenuto.engine.tasks.edit import TaskChanges
 from tenuto.engine.tasks.query import Filter
 from tenuto.engine.tasks.submit import Submitted
 from tenuto.engine.views import (
@@ -62,10 +62,10 @@ class _Workers(msgspec.Struct):
 
 class _Counts(msgspec.Struct):
     tasks: dict[str, int]
-    spending: SpendingStats
+    spending: UsageStats
 
 
-class RemoteEngine(RemoteWork):
+class RemoteEngine(RemoteWorkerEngine):
     """What can be done with tasks in the workspace of a token.
 
     Reads, submits and reports are repeated until they are answered. What a person asks of a task is
@@ -120,24 +120,28 @@ class RemoteEngine(RemoteWork):
 
     async def reprioritise(self, task: UUID, priority: int) -> None:
         """Change a task's priority, and so its place in the queue."""
-        await self.edit(task, Changes(priority=priority))
+        await self.edit(task, TaskChanges(priority=priority))
 
-    async def edit(self, task: UUID, changes: Changes, version: int | None = None) -> None:
+    async def edit(self, task: UUID, changes: TaskChanges, version: int | None = None) -> None:
         """Change what a task says about itself, if it still has the version."""
         headers = {} if version is None else {"If-Match": f'"{version}"'}
         path = f"{V1}/agent-tasks/{task}"
         body = change_body(changes)
-        await self.link.ask(TaskView, Ask(method="PATCH", path=path, body=body, headers=headers))
+        await self.link.ask(
+            TaskView, ApiRequest(method="PATCH", path=path, body=body, headers=headers)
+        )
 
     async def erase(self, task: UUID) -> None:
         """Remove what an ended task carried; row and trail stay."""
-        await self.link.ask(type(None), Ask(method="DELETE", path=f"{V1}/agent-tasks/{task}"))
+        await self.link.ask(
+            type(None), ApiRequest(method="DELETE", path=f"{V1}/agent-tasks/{task}")
+        )
 
     async def rerun(self, task: UUID) -> Submitted:
         """A new task that asks for the same, made once though the answer be lost."""
         path = f"{V1}/agent-tasks/{task}/rerun"
         headers = {"Idempotency-Key": str(self.clock.new_id())}
-        ask = Ask(method="POST", path=path, headers=headers, repeatable=True)
+        ask = ApiRequest(method="POST", path=path, headers=headers, repeatable=True)
         return Submitted((await self.link.ask(TaskView, ask)).id)
 
     async def act(
@@ -208,7 +212,7 @@ class RemoteEngine(RemoteWork):
         """How many tasks there are, by status."""
         return (await self._get(_Counts, "stats")).tasks
 
-    async def spending(self) -> SpendingStats:
+    async def spending(self) -> UsageStats:
         """What the workspace's attempts used."""
         return (await self._get(_Counts, "stats")).spending
 
@@ -243,9 +247,9 @@ class RemoteEngine(RemoteWork):
         return RemoteComplexity(self.link)
 
     @property
-    def gates(self) -> RemoteGates:
+    def gates(self) -> RemotePauses:
         """What people hold back."""
-        return RemoteGates(self.link)
+        return RemotePauses(self.link)
 
     @property
     def rate_limits(self) -> RemoteRateLimits:
@@ -302,14 +306,14 @@ class RemoteEngine(RemoteWork):
         headers = {"Idempotency-Key": str(self.clock.new_id())}
         body = {"name": name, "data": data, "taskId": task}
         path = f"{V1}/events"
-        ask = Ask(method="POST", path=path, body=body, headers=headers, repeatable=True)
+        ask = ApiRequest(method="POST", path=path, body=body, headers=headers, repeatable=True)
         return await self.link.ask(EventView, ask)
 
     async def _order(self, task: UUID, what: str, body: Any = msgspec.UNSET) -> None:
         await self.link.ask(TaskView, self._post(f"agent-tasks/{task}/{what}", body))
 
     async def _get(self, kind: type[T], path: str, **params: Any) -> T:
-        ask = Ask(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
+        ask = ApiRequest(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
         return await self.link.ask(kind, ask)
 
     def _post(
@@ -319,15 +323,17 @@ class RemoteEngine(RemoteWork):
         *,
         repeatable: bool = False,
         wait_s: float = 0.0,
-    ) -> Ask:
+    ) -> ApiRequest:
         where = f"{V1}/{path}"
-        return Ask(method="POST", path=where, body=body, repeatable=repeatable, wait_s=wait_s)
+        return ApiRequest(
+            method="POST", path=where, body=body, repeatable=repeatable, wait_s=wait_s
+        )
 
 
 class RemoteSecrets:
     """The named secrets of a token's workspace."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ServerConnection) -> None:
         self._link = link
 
     async def put(self, name: str, value: str | None = None, use: Use | None = None) -> None:
@@ -338,34 +344,36 @@ class RemoteSecrets:
         path = f"{V1}/secrets/{part(name)}"
         given = {"value": value, "use": use}
         body = {key: each for key, each in given.items() if each is not None}
-        await self._link.ask(type(None), Ask(method="PUT", path=path, body=body, repeatable=True))
+        await self._link.ask(
+            type(None), ApiRequest(method="PUT", path=path, body=body, repeatable=True)
+        )
 
     async def list(self) -> Sequence[SecretView]:
         """The secrets in order of their names, without their values."""
-        ask = Ask(method="GET", path=f"{V1}/secrets", repeatable=True)
+        ask = ApiRequest(method="GET", path=f"{V1}/secrets", repeatable=True)
         return await self._link.ask(list[SecretView], ask)
 
     async def delete(self, name: str) -> None:
         """Forget a secret; tasks that name it can no longer start."""
         path = f"{V1}/secrets/{part(name)}"
-        await self._link.ask(type(None), Ask(method="DELETE", path=path))
+        await self._link.ask(type(None), ApiRequest(method="DELETE", path=path))
 
 
 class RemoteComplexity:
     """What a token's workspace says of hard tasks."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ServerConnection) -> None:
         self._link = link
 
     async def get(self) -> ComplexityRules:
         """The rules as they are."""
-        ask = Ask(method="GET", path=f"{V1}/complexity-levels", repeatable=True)
+        ask = ApiRequest(method="GET", path=f"{V1}/complexity-levels", repeatable=True)
         return await self._link.ask(ComplexityRules, ask)
 
     async def set(self, rules: ComplexityRules) -> None:
         """Change the rules; they hold for tasks submitted from now on."""
         path = f"{V1}/complexity-levels"
-        ask = Ask(method="PUT", path=path, body=msgspec.to_builtins(rules), repeatable=True)
+        ask = ApiRequest(method="PUT", path=path, body=msgspec.to_builtins(rules), repeatable=True)
         await self._link.ask(ComplexityRules, ask)
 
 
@@ -383,7 +391,7 @@ async def reach(
 ) -> AsyncIterator[RemoteEngine]:
     """The engine behind a server; nothing is sent yet."""
     chosen = None if workspace is None else str(workspace)
-    link = Link(url, token, chosen, deadline_s=deadline_s)
+    link = ServerConnection(url, token, chosen, deadline_s=deadline_s)
     try:
         yield RemoteEngine(link, workspace)
     finally:

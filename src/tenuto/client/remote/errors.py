@@ -41,7 +41,7 @@ PASSING = frozenset({429, 502, 503, 504})
 LONGEST_SAID = 300
 
 
-class ServerFault(Exception):
+class ServerError(Exception):
     """A fault in the server's program; asking again changes nothing."""
 
 
@@ -51,14 +51,14 @@ class _Problem(msgspec.Struct):
     field: str | None = None
 
 
-def raised_by(answer: httpx2.Response) -> Exception:
+def error_from_response(answer: httpx2.Response) -> Exception:
     """The exception that an answer other than a success stands for."""
     problem = _read(answer)
     status = answer.status_code
     if problem is None or (status not in KINDS and status < 500):
         return _foreign(answer)
     if status == 500:
-        return ServerFault(f"{problem.detail} ({problem.code})")
+        return ServerError(f"{problem.detail} ({problem.code})")
     kind = CODED.get(problem.code, KINDS.get(status, Unavailable))
     code = problem.code if problem.code in CODES else kind.default_code
     if issubclass(kind, TooMany):
@@ -67,7 +67,7 @@ def raised_by(answer: httpx2.Response) -> Exception:
     return kind(problem.detail, code, **details)
 
 
-def may_pass(answer: httpx2.Response, failure: Exception) -> bool:
+def is_retryable(answer: httpx2.Response, failure: Exception) -> bool:
     """Whether the same request may succeed later."""
     if isinstance(failure, Conflict):
         return failure.code == "in_progress"

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.client.remote.http import Ask, Link
+from tenuto.client.remote.http import ApiRequest, ServerConnection
 from tenuto.client.remote.worker import V1
 from tenuto.engine.agents.inbox import InboxItem
 from tenuto.engine.flows.graph import GraphView
@@ -26,20 +26,22 @@ class _Items(msgspec.Struct):
 class _Asking:
     """Requests to one server."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ServerConnection) -> None:
         self._link = link
 
     async def _get(self, kind: type[T], path: str, **params: Any) -> T:
-        ask = Ask(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
+        ask = ApiRequest(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
         return await self._link.ask(kind, ask)
 
     async def _post(self, kind: type[T], path: str, body: Any = msgspec.UNSET) -> T:
-        return await self._link.ask(kind, Ask(method="POST", path=f"{V1}/{path}", body=body))
+        return await self._link.ask(kind, ApiRequest(method="POST", path=f"{V1}/{path}", body=body))
 
     async def _make(self, kind: type[T], path: str, body: Any) -> T:
         """Make something once, though the answer be lost."""
         headers = {"Idempotency-Key": str(self._link.clock.new_id())}
-        ask = Ask(method="POST", path=f"{V1}/{path}", body=body, headers=headers, repeatable=True)
+        ask = ApiRequest(
+            method="POST", path=f"{V1}/{path}", body=body, headers=headers, repeatable=True
+        )
         return await self._link.ask(kind, ask)
 
 

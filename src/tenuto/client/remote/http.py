@@ -9,7 +9,7 @@ import httpx2
 import msgspec
 
 from tenuto import __version__, tracing
-from tenuto.client.remote.errors import may_pass, raised_by, retry_after, unreachable
+from tenuto.client.remote.errors import error_from_response, is_retryable, retry_after, unreachable
 from tenuto.clock import Clock
 from tenuto.model.errors import Invalid, Unavailable
 from tenuto.tls import trusted_for
@@ -26,7 +26,7 @@ SILENCE_S = 60.0
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class ApiRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request. `repeatable`: it may be sent again though it may have been done already."""
 
     method: str
@@ -39,7 +39,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the server was asked to wait before it answers."""
 
 
-class Link:
+class ServerConnection:
     """Requests to one server, on behalf of whoever bears the token."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Link:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def ask(self, kind: type[T], ask: Ask) -> T:
+    async def ask(self, kind: type[T], ask: ApiRequest) -> T:
         """The answer; raises what the engine would, `Unavailable` when none comes in time."""
         answer = await self._insist(ask)
         if kind is type(None):
@@ -84,7 +84,7 @@ class Link:
                 "server_unreachable",
             ) from error
 
-    async def _insist(self, ask: Ask) -> httpx2.Response:
+    async def _insist(self, ask: ApiRequest) -> httpx2.Response:
         until = self.clock.elapsed() + self._deadline_s + ask.wait_s
         pause = FIRST_PAUSE_S
         while True:
@@ -99,8 +99,10 @@ class Link:
             else:
                 if answer.is_success:
                     return answer
-                failure = raised_by(answer)
-                again = may_pass(answer, failure) and (ask.repeatable or answer.status_code == 429)
+                failure = error_from_response(answer)
+                again = is_retryable(answer, failure) and (
+                    ask.repeatable or answer.status_code == 429
+                )
                 least = retry_after(answer) or 0.0
             rest = max(least, pause * (0.5 + self.clock.random()))
             if not again or self.clock.elapsed() + rest > until:
@@ -108,9 +110,9 @@ class Link:
             await self.clock.sleep(rest)
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
-    async def _send(self, ask: Ask) -> httpx2.Response:
+    async def _send(self, ask: ApiRequest) -> httpx2.Response:
         headers = dict(ask.headers)
-        if (place := tracing.here()) is not None:
+        if (place := tracing.current_traceparent()) is not None:
             headers["traceparent"] = place
         content = None
         if ask.body is not msgspec.UNSET:
@@ -134,7 +136,7 @@ class Link:
             async with self._http.stream("GET", path, headers=headers, timeout=timeout) as answer:
                 if not answer.is_success:
                     await answer.aread()
-                    raise raised_by(answer)
+                    raise error_from_response(answer)
                 yield httpx2.EventSource(answer)
         except httpx2.TransportError as error:
             raise unreachable(self.url, error) from error

@@ -5,16 +5,16 @@ from uuid import UUID
 import msgspec
 
 from tenuto.client.remote.bodies import camel
-from tenuto.client.remote.http import Ask, Link
+from tenuto.client.remote.http import ApiRequest, ServerConnection
 from tenuto.client.remote.worker import V1
-from tenuto.engine.agents.mailbox import Batch, Message, MessagePage
+from tenuto.engine.agents.mailbox import Message, MessageBatch, MessagePage
 from tenuto.model.agents.messages import NewMessage
 
 
 class RemoteMailboxes:
     """The mailboxes of the agents of a token's workspace."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ServerConnection) -> None:
         self._link = link
 
     async def send(self, agent: UUID, new: NewMessage) -> Message:
@@ -25,7 +25,7 @@ class RemoteMailboxes:
         body = {camel(name): value for name, value in said.items()}
         path = f"{V1}/agents/{agent}/messages"
         return await self._link.ask(
-            Message, Ask(method="POST", path=path, body=body, repeatable=True)
+            Message, ApiRequest(method="POST", path=path, body=body, repeatable=True)
         )
 
     async def page(
@@ -34,13 +34,13 @@ class RemoteMailboxes:
         """What waits for an agent, oldest first; or all that is kept, taken or not."""
         params = {"limit": limit, "cursor": cursor, "waiting": "true" if waiting else "false"}
         path = f"{V1}/agents/{agent}/messages"
-        ask = Ask(method="GET", path=path, params=params, repeatable=True)
+        ask = ApiRequest(method="GET", path=path, params=params, repeatable=True)
         return await self._link.ask(MessagePage, ask)
 
-    async def take(self, agent: UUID, limit: int = 100, batch: UUID | None = None) -> Batch:
+    async def take(self, agent: UUID, limit: int = 100, batch: UUID | None = None) -> MessageBatch:
         """Take the oldest messages out of the mailbox, each once though the answer be lost."""
         body = {"limit": limit, "batchId": batch or self._link.clock.new_id()}
         path = f"{V1}/agents/{agent}/messages/dequeue"
         return await self._link.ask(
-            Batch, Ask(method="POST", path=path, body=body, repeatable=True)
+            MessageBatch, ApiRequest(method="POST", path=path, body=body, repeatable=True)
         )

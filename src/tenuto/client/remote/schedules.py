@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from tenuto.client.remote.engine import AnyEngine
-from tenuto.client.remote.http import Ask, Link
+from tenuto.client.remote.http import ApiRequest, ServerConnection
 from tenuto.client.remote.worker import V1
 from tenuto.engine.schedules.events import EventView
 from tenuto.engine.schedules.schedules import (
@@ -32,25 +32,27 @@ class _Times(msgspec.Struct):
 class _Remote:
     """One kind of thing that is named by its name or id."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ServerConnection) -> None:
         self._link = link
 
     async def _get(self, kind: type[T], path: str, **params: Any) -> T:
-        ask = Ask(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
+        ask = ApiRequest(method="GET", path=f"{V1}/{path}", params=params, repeatable=True)
         return await self._link.ask(kind, ask)
 
     async def _make(self, kind: type[T], path: str, body: Any) -> T:
         """Make something, once though the answer be lost."""
         headers = {"Idempotency-Key": str(self._link.clock.new_id())}
-        ask = Ask(method="POST", path=f"{V1}/{path}", body=body, headers=headers, repeatable=True)
+        ask = ApiRequest(
+            method="POST", path=f"{V1}/{path}", body=body, headers=headers, repeatable=True
+        )
         return await self._link.ask(kind, ask)
 
     async def _send(self, kind: type[T], method: str, path: str, body: Any = UNSET) -> T:
-        return await self._link.ask(kind, Ask(method=method, path=f"{V1}/{path}", body=body))
+        return await self._link.ask(kind, ApiRequest(method=method, path=f"{V1}/{path}", body=body))
 
     async def _patch(self, kind: type[T], path: str, body: Any, version: int | None) -> T:
         headers = {} if version is None else {"If-Match": f'"{version}"'}
-        ask = Ask(method="PATCH", path=f"{V1}/{path}", body=body, headers=headers)
+        ask = ApiRequest(method="PATCH", path=f"{V1}/{path}", body=body, headers=headers)
         return await self._link.ask(kind, ask)
 
 

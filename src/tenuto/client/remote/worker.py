@@ -11,13 +11,13 @@ import msgspec
 
 from tenuto.broker.protocol import Listener
 from tenuto.client.remote.bodies import agent_body, failure_body, fence_body, means_body, task_body
-from tenuto.client.remote.http import Ask, Link, part
+from tenuto.client.remote.http import ApiRequest, ServerConnection, part
 from tenuto.clock import Clock
 from tenuto.engine.agents.registry import AgentView
-from tenuto.engine.agents.subtasks import Asked, Question, Waited
+from tenuto.engine.agents.subtasks import AskResult, Question, WaitResult
 from tenuto.engine.engine import DEFAULT_WORKSPACE
-from tenuto.engine.tasks.claim import Work
-from tenuto.engine.tasks.report import Beat, Presence, Pulse
+from tenuto.engine.tasks.claim import ClaimedTask
+from tenuto.engine.tasks.report import HeartbeatResult, LeaseStatus, WorkerInfo
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.limits.budgets import Usage
 from tenuto.model.tasks.commands import Failure
@@ -97,18 +97,18 @@ class _Step(msgspec.Struct):
     child: UUID | None
 
 
-class RemoteWork:
+class RemoteWorkerEngine:
     """What a worker asks of an engine, over HTTP. Every write carries its fence."""
 
     within = False
 
-    def __init__(self, link: Link, workspace: UUID | None = None) -> None:
+    def __init__(self, link: ServerConnection, workspace: UUID | None = None) -> None:
         self.link = link
         self.workspace = workspace or DEFAULT_WORKSPACE
         """Only a name here: the server goes by the token."""
         self.actor: str | None = None
         self._silent: asyncio.Event | None = None
-        self._told: Presence | None = None
+        self._told: WorkerInfo | None = None
         self._drain = False
 
     @property
@@ -117,7 +117,9 @@ class RemoteWork:
 
     async def register_agent(self, profile: AgentProfile) -> AgentProfile:
         """Make an agent known by its name; a token of one agent answers with that agent."""
-        ask = Ask(method="POST", path=f"{V1}/agents", body=agent_body(profile), repeatable=True)
+        ask = ApiRequest(
+            method="POST", path=f"{V1}/agents", body=agent_body(profile), repeatable=True
+        )
         known = await self.link.ask(AgentView, ask)
         return msgspec.structs.replace(
             profile.hosted(),
@@ -140,7 +142,7 @@ class RemoteWork:
         n: int = 1,
         lease_s: int = DEFAULT_LEASE_S,
         token: str | None = None,
-    ) -> list[Work]:
+    ) -> list[ClaimedTask]:
         """Take up to n tasks; while somebody listens for hints, wait for the first."""
         mine = token or self.clock.new_token()
         waits = self._silent is not None and not self._silent.is_set()
@@ -167,8 +169,8 @@ class RemoteWork:
         await asyncio.gather(asking, return_exceptions=True)
         return await self._claim(worker, body | {"limit": 0, "waitSeconds": 0})
 
-    async def _claim(self, worker: str, body: dict[str, Any]) -> list[Work]:
-        ask = Ask(
+    async def _claim(self, worker: str, body: dict[str, Any]) -> list[ClaimedTask]:
+        ask = ApiRequest(
             method="POST",
             path=f"{V1}/workers/{part(worker)}/claim",
             body=body,
@@ -178,7 +180,9 @@ class RemoteWork:
         claims = await self.link.ask(_Claims, ask)
         return [_work(each, self.workspace) for each in claims.tasks]
 
-    async def beat(self, who: Presence, fences: Sequence[Fence], lease_s: int) -> Beat:
+    async def worker_heartbeat(
+        self, who: WorkerInfo, fences: Sequence[Fence], lease_s: int
+    ) -> HeartbeatResult:
         """A worker lives and holds these: one request renews all its leases."""
         leases = [
             {"taskId": each.task, "attempt": each.attempt, "leaseToken": each.token}
@@ -192,7 +196,7 @@ class RemoteWork:
         self._told = told
         return beat
 
-    async def present(self, who: Presence) -> bool:
+    async def record_worker(self, who: WorkerInfo) -> bool:
         """Note in the registry that a worker lives or goes, unless its last beat has said so.
 
         Answers whether the worker is asked to end.
@@ -202,14 +206,16 @@ class RemoteWork:
             return self._drain
         return (await self.link.ask(_Held, self._beat_of(who, _presence(who)))).drain
 
-    def _beat_of(self, who: Presence, body: dict[str, Any]) -> Ask:
+    def _beat_of(self, who: WorkerInfo, body: dict[str, Any]) -> ApiRequest:
         path = f"{V1}/workers/{part(who.worker)}/heartbeat"
-        return Ask(method="POST", path=path, body=body, repeatable=True)
+        return ApiRequest(method="POST", path=path, body=body, repeatable=True)
 
-    async def sweep(self, worker: str, host: str, runs: Callable[[str, UUID], bool]) -> int:
+    async def confirm_gone_sessions(
+        self, worker: str, host: str, runs: Callable[[str, UUID], bool]
+    ) -> int:
         """Confirm the unconfirmed ends of a worker and its host of which nothing runs any more."""
         path = f"{V1}/workers/{part(worker)}/sweep"
-        ask = Ask(method="POST", path=path, body={"host": host}, repeatable=True)
+        ask = ApiRequest(method="POST", path=path, body={"host": host}, repeatable=True)
         found = (await self.link.ask(_Swept, ask)).unconfirmed
         gone = [
             {"taskId": each.task_id, "attempt": each.attempt}
@@ -218,7 +224,9 @@ class RemoteWork:
         ]
         if not gone:
             return 0
-        ask = Ask(method="POST", path=path, body={"host": host, "gone": gone}, repeatable=True)
+        ask = ApiRequest(
+            method="POST", path=path, body={"host": host, "gone": gone}, repeatable=True
+        )
         return (await self.link.ask(_Swept, ask)).confirmed
 
     async def progress(
@@ -252,7 +260,7 @@ class RemoteWork:
 
     async def steps(self, task: UUID) -> dict[str, tuple[Any, UUID | None]]:
         """What the task's attempts recorded by key."""
-        ask = Ask(method="GET", path=f"{V1}/agent-tasks/{task}/steps", repeatable=True)
+        ask = ApiRequest(method="GET", path=f"{V1}/agent-tasks/{task}/steps", repeatable=True)
         found = await self.link.ask(dict[str, _Step], ask)
         return {key: (step.value, step.child) for key, step in found.items()}
 
@@ -272,14 +280,14 @@ class RemoteWork:
         children: Sequence[UUID | str] | None = None,
         timeout_s: float | None = None,
         key: str | None = None,
-    ) -> Waited:
+    ) -> WaitResult:
         """How the children ended; while one has not, the task waits and the attempt is over."""
         names = None if children is None else [str(each) for each in children]
         body = fence_body(fence, hold="children", children=names, timeoutSeconds=timeout_s, key=key)
-        told: Waited = await self._tell(fence, "park", body, Waited)
+        told: WaitResult = await self._tell(fence, "park", body, WaitResult)
         return told
 
-    async def ask(self, fence: Fence, key: str, question: Question) -> Asked:
+    async def ask(self, fence: Fence, key: str, question: Question) -> AskResult:
         """What people answered; until they have, the task waits and the attempt is over."""
         body = fence_body(
             fence,
@@ -290,7 +298,7 @@ class RemoteWork:
             timeoutSeconds=question.timeout_s,
             default=question.default,
         )
-        told: Asked = await self._tell(fence, "ask", body, Asked)
+        told: AskResult = await self._tell(fence, "ask", body, AskResult)
         return told
 
     async def complete(
@@ -354,12 +362,12 @@ class RemoteWork:
         self, fence: Fence, what: str, body: dict[str, Any], kind: Any = None, method: str = "POST"
     ) -> Any:
         path = f"{V1}/agent-tasks/{fence.task}/{what}"
-        ask = Ask(method=method, path=path, body=body, repeatable=True)
+        ask = ApiRequest(method=method, path=path, body=body, repeatable=True)
         return await self.link.ask(kind or type(None), ask)
 
 
-def _work(told: _Claimed, workspace: UUID) -> Work:
-    return Work(
+def _work(told: _Claimed, workspace: UUID) -> ClaimedTask:
+    return ClaimedTask(
         fence=Fence(told.id, told.attempt, told.lease_token),
         workspace=workspace,
         tries=told.tries,
@@ -387,7 +395,7 @@ def _work(told: _Claimed, workspace: UUID) -> Work:
     )
 
 
-def _presence(who: Presence) -> dict[str, Any]:
+def _presence(who: WorkerInfo) -> dict[str, Any]:
     return {
         "host": who.host,
         "pid": who.pid,
@@ -397,18 +405,18 @@ def _presence(who: Presence) -> dict[str, Any]:
     }
 
 
-def _beat(fences: Sequence[Fence], told: _Held) -> Beat:
+def _beat(fences: Sequence[Fence], told: _Held) -> HeartbeatResult:
     """What is held and lost. Of two attempts at one task, the older one is lost first."""
     missing = Counter(told.lost)
     lost: list[Fence] = []
-    held: dict[UUID, Pulse] = {}
+    held: dict[UUID, LeaseStatus] = {}
     for fence in sorted(fences, key=lambda each: each.attempt):
         task = fence.task
         if missing[task] > 0 or told.lease_until is None:
             missing[task] -= 1
             lost.append(fence)
         else:
-            held[task] = Pulse(
+            held[task] = LeaseStatus(
                 told.lease_until, task in told.cancel, task in told.pause, task in told.hung
             )
-    return Beat(held, lost)
+    return HeartbeatResult(held, lost)

@@ -9,7 +9,7 @@ import msgspec
 
 from tenuto.engine.agents.gateways import GatewayState, obstacle
 from tenuto.engine.agents.lanes import Lane
-from tenuto.engine.agents.registry import AgentView, hindered, profile_of, view_of
+from tenuto.engine.agents.registry import AgentView, claim_blockers, profile_of, view_of
 from tenuto.engine.core import Core
 from tenuto.engine.limits.quotas import quota_gates
 from tenuto.engine.limits.rate_limits import limit_rows, used_up
@@ -50,7 +50,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """The workers that host it and live."""
 
 
-class LaneSeen(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class LaneEligibility(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Tasks of equal requirements: what they require, how many wait, what is in the way."""
 
     lane: int
@@ -71,14 +71,14 @@ class AgentExplanation(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     summary: str
     capacity: Capacity
     gates: list[Gate]
-    lanes: list[LaneSeen]
+    lanes: list[LaneEligibility]
     more: int
 
 
-class _Held(msgspec.Struct, frozen=True):
+class _ActiveLimits(msgspec.Struct, frozen=True):
     """What holds lanes back now: pauses, and rate limits as they are kept."""
 
-    pauses: list[model.Gate]
+    pauses: list[model.ClaimPause]
     limits: Sequence[Row]
     now: datetime
 
@@ -95,10 +95,12 @@ async def explain_agent(
     row, view = rows[0], view_of(rows[0], now)
     capacity = _capacity(view, row, await core.store.fetch(Statement("workers", params)))
     paused = [gate for gate in await core.lanes.gates(workspace) if gate.holds(now)]
-    held = _Held(paused, await limit_rows(core, workspace), now)
+    held = _ActiveLimits(paused, await limit_rows(core, workspace), now)
     lanes = await _lanes(core, workspace, profile_of(row), held)
-    gates = [Gate(gate="agent", detail=each) for each in hindered(row, now)]
-    gates += _pauses(gate for gate in paused if gate.stops(view.name) or gate.kind == "workspace")
+    gates = [Gate(gate="agent", detail=each) for each in claim_blockers(row, now)]
+    gates += _pauses(
+        gate for gate in paused if gate.blocks_agent(view.name) or gate.kind == "workspace"
+    )
     gates += _spawners(view, capacity, now, gateways)
     gates += await quota_gates(core, workspace)
     shown, more = lanes[:MOST_LANES], max(0, len(lanes) - MOST_LANES)
@@ -145,16 +147,18 @@ def _spawners(
     return [Gate(gate="worker", detail="no live worker hosts it")]
 
 
-def _pauses(gates: Iterable[model.Gate]) -> list[Gate]:
-    return [Gate(gate="pause", detail=gate.told, clears_at=gate.until) for gate in gates]
+def _pauses(gates: Iterable[model.ClaimPause]) -> list[Gate]:
+    return [Gate(gate="pause", detail=gate.describe, clears_at=gate.until) for gate in gates]
 
 
-async def _lanes(core: Core, workspace: UUID, agent: AgentProfile, held: _Held) -> list[LaneSeen]:
+async def _lanes(
+    core: Core, workspace: UUID, agent: AgentProfile, held: _ActiveLimits
+) -> list[LaneEligibility]:
     """The lanes: those with tasks first, of these what the agent may take, then by their names."""
     found = await core.store.fetch(Statement("lanes_waiting", {"workspace": workspace}))
     waiting = {each["lane"] for each in found}
     seen = [
-        LaneSeen(
+        LaneEligibility(
             lane=lane.id,
             requires=requires(lane),
             pending=1 if lane.id in waiting else 0,
@@ -166,10 +170,10 @@ async def _lanes(core: Core, workspace: UUID, agent: AgentProfile, held: _Held) 
     return sorted(seen, key=_place)
 
 
-def _lane_gates(agent: AgentProfile, lane: Lane, held: _Held) -> list[Gate]:
+def _lane_gates(agent: AgentProfile, lane: Lane, held: _ActiveLimits) -> list[Gate]:
     """What holds the lane's tasks back from the agent for a while."""
     needs, now = lane.requirements, held.now
-    gates = _pauses(gate for gate in held.pauses if gate.closes(lane.id, needs))
+    gates = _pauses(gate for gate in held.pauses if gate.blocks_lane(lane.id, needs))
     if lane.closed_until is not None and lane.closed_until > now:
         why = f"lane closed: {lane.closed_why or 'closed'}"
         gates.append(Gate(gate="lane", detail=why, clears_at=lane.closed_until))
@@ -178,7 +182,7 @@ def _lane_gates(agent: AgentProfile, lane: Lane, held: _Held) -> list[Gate]:
     return gates
 
 
-def _place(each: LaneSeen) -> tuple[bool, bool, str, int]:
+def _place(each: LaneEligibility) -> tuple[bool, bool, str, int]:
     text = msgspec.json.encode(each.requires, order="deterministic").decode()
     return not each.pending, bool(each.obstacles), text, each.lane
 
@@ -200,7 +204,7 @@ async def _depths(core: Core, lanes: list[int]) -> dict[int, int]:
     return {row["lane"]: row["n"] for row in await core.store.fetch(wanted)}
 
 
-def _summary(gates: list[Gate], lanes: list[LaneSeen]) -> str:
+def _summary(gates: list[Gate], lanes: list[LaneEligibility]) -> str:
     if gates:
         return "takes nothing: " + "; ".join(gate.detail for gate in gates)
     may = [each for each in lanes if not each.obstacles]

@@ -12,7 +12,7 @@ from tenuto.clock import Clock
 from tenuto.engine.rows import decode
 from tenuto.model.agents.messages import MOST_WAITING, NewMessage, message_row
 from tenuto.model.tasks.commands import Command, Escalation
-from tenuto.model.tasks.task import Change, Status
+from tenuto.model.tasks.task import Status, TaskChange
 from tenuto.store.protocol import Row, Script, Statement
 
 MOST = 200
@@ -21,7 +21,7 @@ KIND = "escalation"
 _LOST = frozenset({Status.DEAD, Status.FAILED})
 
 
-def lost(decided: Sequence[tuple[Change, Command]]) -> list[tuple[Change, Command]]:
+def lost(decided: Sequence[tuple[TaskChange, Command]]) -> list[tuple[TaskChange, Command]]:
     """Those of the changes that ended a task badly, and with it an attempt."""
     return [
         (change, command)
@@ -30,7 +30,7 @@ def lost(decided: Sequence[tuple[Change, Command]]) -> list[tuple[Change, Comman
     ]
 
 
-def escalate(clock: Clock, ended: Sequence[tuple[Change, Command]]) -> Script[None]:
+def escalate(clock: Clock, ended: Sequence[tuple[TaskChange, Command]]) -> Script[None]:
     """Put the tasks to their parents' agents or to people, in the transaction that ended them."""
     wanted = [(change.task.id, change.task.workspace) for change, _ in ended]
     rows = yield Statement("escalations_declared", {"room": MOST_WAITING}, {"wanted": wanted})
@@ -55,7 +55,7 @@ def escalate(clock: Clock, ended: Sequence[tuple[Change, Command]]) -> Script[No
         yield Statement("messages_add", {"now": clock.now()}, {"sent": messages})
 
 
-def _letter(clock: Clock, change: Change, row: Row, body: dict[str, Any]) -> tuple[Any, ...]:
+def _letter(clock: Clock, change: TaskChange, row: Row, body: dict[str, Any]) -> tuple[Any, ...]:
     """The message to the agent of the task's parent."""
     task = change.task
     said = {"taskId": task.id, "title": row["title"], "status": task.status}
@@ -65,7 +65,7 @@ def _letter(clock: Clock, change: Change, row: Row, body: dict[str, Any]) -> tup
     return message_row(*where, sender="engine", task=task.id, attempt=task.attempt)
 
 
-def _body(change: Change, command: Command, row: Row) -> dict[str, Any]:
+def _body(change: TaskChange, command: Command, row: Row) -> dict[str, Any]:
     task, end = change.task, change.end
     assert end is not None
     said = _said(command, row) or _made(change, row)
@@ -96,7 +96,7 @@ def _said(command: Command, row: Row) -> Escalation | None:
     return msgspec.convert(decode(row["escalation"]), Escalation)
 
 
-def _made(change: Change, row: Row) -> Escalation:
+def _made(change: TaskChange, row: Row) -> Escalation:
     task = change.task
     why = task.last_error or str(task.status)
     where = f" It was at: {task.current_step}." if task.current_step else ""

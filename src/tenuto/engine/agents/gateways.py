@@ -30,7 +30,7 @@ class GatewayState(msgspec.Struct, frozen=True, kw_only=True):
     last_ok_at: datetime | None
     updated_at: datetime
 
-    def word(self, now: datetime) -> str:
+    def status_at(self, now: datetime) -> str:
         """`connected`, `failing`, `unreachable`, or `unused` while nothing was asked of it."""
         if self.closed_until is not None and self.closed_until > now:
             return "unreachable"
@@ -52,7 +52,7 @@ WORST = ("unreachable", "failing", "unused", "connected")
 
 def worst(states: Iterable[GatewayState], now: datetime) -> str:
     """The worst state of all gateways that coordinators serve."""
-    words = {state.word(now) for state in states if state.is_served(now)}
+    words = {state.status_at(now) for state in states if state.is_served(now)}
     return next((word for word in WORST if word in words), "not configured")
 
 
@@ -60,7 +60,7 @@ def obstacle(gateway: str, states: Iterable[GatewayState], now: datetime) -> str
     """Why nothing is pushed through a gateway now, for people who may not see more of it."""
     for state in states:
         if state.name == gateway and state.is_served(now):
-            if state.word(now) == "unreachable":
+            if state.status_at(now) == "unreachable":
                 return f"its gateway {gateway} does not answer"
             return None
     return f"its gateway {gateway} is not configured, or no coordinator runs"
@@ -83,7 +83,7 @@ class Gateways:
         params = {"names": sorted(names), "now": self._core.now()}
         await self._write(Statement("gateway_served", params))
 
-    async def works(self, name: str) -> None:
+    async def record_success(self, name: str) -> None:
         """The gateway answered as it should."""
         await self._write(Statement("gateway_ok", {"name": name, "now": self._core.now()}))
 
@@ -93,7 +93,7 @@ class Gateways:
         params = {"name": name, "now": now, "until": now + timedelta(seconds=seconds)}
         return bool(await self._write(Statement("gateway_probe", params)))
 
-    async def broke(self, name: str, error: str, *, probe: bool) -> datetime | None:
+    async def record_failure(self, name: str, error: str, *, probe: bool) -> datetime | None:
         """Count a failure of the gateway; answers until when it is left alone.
 
         What was under way while it is left alone already counts for nothing more.

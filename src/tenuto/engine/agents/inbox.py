@@ -19,7 +19,7 @@ from tenuto.model.limits.budgets import Budget
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.changes import is_parked
 from tenuto.model.tasks.commands import Command
-from tenuto.model.tasks.task import Change, Status, Task
+from tenuto.model.tasks.task import Status, Task, TaskChange
 from tenuto.store.protocol import Row, Script, Statement
 
 
@@ -110,13 +110,13 @@ class Inbox:
             elif row["key"] is not None:
                 yield from self._told(cascade, row, text)
             else:
-                changed = yield from cascade.each(
+                changed = yield from cascade.apply_to_each(
                     [row["task"]], lambda task: _verdict(task, text, approve=approve)
                 )
                 _check_heard(changed)
             yield self._decided(item, "APPROVED" if approve else "REJECTED", text)
 
-        await self._core.flowing(script, self._actor)
+        await self._core.run_with_cascade(script, self._actor)
 
     async def dismiss(self, item: UUID, comment: str) -> None:
         """Answer an item that is no approval; a handler that asked goes on by it."""
@@ -133,7 +133,7 @@ class Inbox:
                 yield from self._told(cascade, row, msgspec.json.encode(answer).decode())
             yield self._decided(item, "ANSWERED", text)
 
-        await self._core.flowing(script, self._actor)
+        await self._core.run_with_cascade(script, self._actor)
 
     def _open(self, item: UUID) -> Script[Row]:
         """An item that nobody has answered, locked after its task."""
@@ -150,7 +150,7 @@ class Inbox:
 
     def _told(self, cascade: Cascade, item: Row, text: str) -> Script[None]:
         """Record the answer for the handler that asked, and let its task go on."""
-        changed = yield from cascade.each([item["task"]], _asker)
+        changed = yield from cascade.apply_to_each([item["task"]], _asker)
         _check_heard(changed)
         where = {"task": item["task"], "key": item["key"], "workspace": self._workspace}
         yield answer_step(where, changed[0].task.attempt, text, self._core.now())
@@ -171,20 +171,20 @@ def _item(row: Row) -> InboxItem:
     return InboxItem(**fields | {"body": decode(row["body"]), "decision": decode(row["decision"])})
 
 
-def _check_heard(changed: Sequence[Change]) -> None:
+def _check_heard(changed: Sequence[TaskChange]) -> None:
     if not changed:
         raise Conflict("the task no longer waits for an answer")
 
 
 def _asker(task: Task) -> Command | None:
-    return commands.Wake() if is_parked(task) and task.hold != "children" else None
+    return commands.Unpark() if is_parked(task) and task.hold != "children" else None
 
 
 def _verdict(task: Task, text: str, *, approve: bool) -> Command | None:
     if task.hold is None or not task.hold.startswith("approval"):
         return None
     if approve:
-        return commands.Decide(status=Status.COMPLETED, output=text)
+        return commands.Resolve(status=Status.COMPLETED, output=text)
     if task.hold.endswith(":skip"):
-        return commands.Decide(status=Status.SKIPPED, message="rejected", output=text)
-    return commands.Decide(status=Status.FAILED, message="rejected", code="rejected", output=text)
+        return commands.Resolve(status=Status.SKIPPED, message="rejected", output=text)
+    return commands.Resolve(status=Status.FAILED, message="rejected", code="rejected", output=text)

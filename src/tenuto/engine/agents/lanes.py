@@ -9,12 +9,18 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model.agents.lifecycle import ENDING, merged, refusal
-from tenuto.model.agents.matching import AgentProfile, Means, Requirements, eligible, lane_id
+from tenuto.model.agents.lifecycle import ENDING, merge_worker_profile, refusal
+from tenuto.model.agents.matching import (
+    AgentProfile,
+    Requirements,
+    SupportedWork,
+    eligible,
+    lane_id,
+)
 from tenuto.model.bounds import MAX_LANES
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.limits.complexity import DEFAULT, ComplexityRules
-from tenuto.model.limits.pauses import Gate, closed_until
+from tenuto.model.limits.pauses import ClaimPause, closed_until
 from tenuto.model.limits.quota import Quota, effective, quota_of
 from tenuto.model.limits.rate_limits import Group, RateLimit, group_of
 from tenuto.store.protocol import Row, Script, Statement, Store
@@ -33,7 +39,7 @@ class Lane(msgspec.Struct, frozen=True):
     closed_why: str | None
 
 
-class Open(msgspec.Struct, frozen=True):
+class OpenLanes(msgspec.Struct, frozen=True):
     """The lanes that an agent may take from now, and the version that they were read at."""
 
     version: int
@@ -53,22 +59,22 @@ _Timed = list[tuple[int, datetime | None]]
 """Lanes, and until when each is closed."""
 
 
-class _Known(msgspec.Struct):
+class _WorkspaceLanes(msgspec.Struct):
     version: int
     lanes: list[Lane]
-    gates: list[Gate]
+    gates: list[ClaimPause]
     limits: list[RateLimit]
     quota: Quota
     """What the workspace may use, within the operator's ceiling."""
     complexity: ComplexityRules
     agents: dict[UUID, Row]
     """Agents that people manage, and those that are to take no more tasks."""
-    eligible: dict[tuple[UUID, int, Means | None], dict[Group, _Timed]] = {}
+    eligible: dict[tuple[UUID, int, SupportedWork | None], dict[Group, _Timed]] = {}
     held: dict[str, datetime] = {}
     """Rate limits that were found used up, until when."""
 
 
-class Lanes:
+class LaneCache:
     """The lanes of every workspace this process works for. The store's numbers say when it errs."""
 
     def __init__(self, store: Store) -> None:
@@ -76,7 +82,7 @@ class Lanes:
         self.ceiling = Quota()
         """What the operator allows any workspace."""
         self._touched: dict[int, datetime] = {}
-        self._known: dict[UUID, _Known] = {}
+        self._known: dict[UUID, _WorkspaceLanes] = {}
         self._ids: dict[Requirements, int] = {}
         self._plain: dict[tuple[int, str], int] = {}
         """Lanes by the numbers of workspaces and the only thing required there, a type."""
@@ -86,10 +92,10 @@ class Lanes:
         """The numbers of the lanes for these requirements, which exist when this returns."""
         now = self._store.clock.now()
         while missing := [needs for needs in wanted if not self.is_fresh(needs, now)]:
-            await self._together(None, partial(self._touch, missing, now))
+            await self._share_one_call(None, partial(self._touch, missing, now))
         return {needs: self._ids[needs] for needs in wanted}
 
-    def of_plain(self, workspace: UUID, task_type: str, now: datetime) -> int | None:
+    def lane_by_type(self, workspace: UUID, task_type: str, now: datetime) -> int | None:
         """The lane of tasks that require but a type; `None` if the store has to be asked first.
 
         It has to be where a quota of waiting tasks is held.
@@ -108,7 +114,9 @@ class Lanes:
             return None
         return lane if self._is_there(lane, now) else None
 
-    async def _together(self, what: UUID | None, work: Callable[[], Awaitable[object]]) -> None:
+    async def _share_one_call(
+        self, what: UUID | None, work: Callable[[], Awaitable[object]]
+    ) -> None:
         """Do the work, or wait until whoever is at it already has ended; all go on together."""
         if what in self._under_way:
             await self._under_way[what].wait()
@@ -128,7 +136,7 @@ class Lanes:
     def _is_there(self, lane: int, now: datetime) -> bool:
         return now - self._touched[lane] < _TOUCH_EVERY
 
-    def touched(self, used: Iterable[Requirements], now: datetime) -> None:
+    def mark_used(self, used: Iterable[Requirements], now: datetime) -> None:
         """Note that a transaction which is durable now used these lanes, where they are known."""
         for needs in used:
             lane, known = lane_id(needs.key()), self._known.get(needs.workspace)
@@ -158,11 +166,13 @@ class Lanes:
             lane = self._ids[needs] = lane_id(needs.key())
             self._touched[lane] = now
 
-    async def eligible(self, agent: AgentProfile, now: datetime) -> Open:
+    async def eligible(self, agent: AgentProfile, now: datetime) -> OpenLanes:
         """The open lanes that the agent may take from; `Forbidden` when it is to take no more."""
-        known = await self._some(agent.workspace)
+        known = await self._cached_or_load(agent.workspace)
         if agent.id in known.agents:
-            if known.agents[agent.id]["status"] in ENDING and await self.moved(agent.workspace):
+            if known.agents[agent.id]["status"] in ENDING and await self.reload_if_changed(
+                agent.workspace
+            ):
                 return await self.eligible(agent, now)
             agent = _as_managed(agent, known.agents[agent.id])
         key = (agent.id, agent.version, agent.means)
@@ -179,9 +189,9 @@ class Lanes:
             and all(known.held.get(name, now) <= now for name in group)
             and (found := _open_now(lanes, now))
         }
-        return Open(known.version, free, limited, agent)
+        return OpenLanes(known.version, free, limited, agent)
 
-    def hold(self, workspace: UUID, version: int, held: dict[str, datetime]) -> None:
+    def exclude_limited(self, workspace: UUID, version: int, held: dict[str, datetime]) -> None:
         """Keep from lanes whose rate limits are used up, until the instants given.
 
         Only this process does: a limit closes a lane for the agents whose model or account it
@@ -194,7 +204,7 @@ class Lanes:
 
     async def complexity(self, workspace: UUID) -> ComplexityRules:
         """What the workspace says of hard tasks, as far as is known."""
-        return (await self._some(workspace)).complexity
+        return (await self._cached_or_load(workspace)).complexity
 
     def running(self, workspace: UUID) -> int | None:
         """How many tasks the workspace may run at once, if that is bounded, as far as is known."""
@@ -203,9 +213,9 @@ class Lanes:
 
     async def quota(self, workspace: UUID) -> Quota:
         """What the workspace may use, as far as is known."""
-        return (await self._some(workspace)).quota
+        return (await self._cached_or_load(workspace)).quota
 
-    async def moved(self, workspace: UUID) -> bool:
+    async def reload_if_changed(self, workspace: UUID) -> bool:
         """Whether the lanes changed since they were loaded; loads them when they did."""
         known = self._known.get(workspace)
         rows = await self._store.fetch(Statement("lanes_version", {"workspace": workspace}))
@@ -217,18 +227,18 @@ class Lanes:
     async def all(self, workspace: UUID) -> list[Lane]:
         return (await self._load(workspace)).lanes
 
-    async def gates(self, workspace: UUID) -> list[Gate]:
+    async def gates(self, workspace: UUID) -> list[ClaimPause]:
         """What people hold back."""
-        await self.moved(workspace)
-        return (await self._some(workspace)).gates
+        await self.reload_if_changed(workspace)
+        return (await self._cached_or_load(workspace)).gates
 
-    async def _some(self, workspace: UUID) -> _Known:
+    async def _cached_or_load(self, workspace: UUID) -> _WorkspaceLanes:
         """What was loaded before, however old."""
         while (known := self._known.get(workspace)) is None:
-            await self._together(workspace, partial(self._load, workspace))
+            await self._share_one_call(workspace, partial(self._load, workspace))
         return known
 
-    async def _load(self, workspace: UUID) -> _Known:
+    async def _load(self, workspace: UUID) -> _WorkspaceLanes:
         # The version first: lanes that appear in between make it look old, never new.
         versions = await self._store.fetch(Statement("lanes_version", {"workspace": workspace}))
         rows = await self._store.fetch(Statement("lanes", {"workspace": workspace}))
@@ -240,7 +250,7 @@ class Lanes:
         quota = effective(quota_of(versions[0]["quota"] if versions else None), self.ceiling)
         text = versions[0]["complexity"] if versions else None
         rules = DEFAULT if text is None else msgspec.json.decode(text, type=ComplexityRules)
-        known = _Known(
+        known = _WorkspaceLanes(
             version,
             lanes,
             [_gate_of(row) for row in gates],
@@ -263,7 +273,7 @@ def _lane_of(row: Row) -> Lane | None:
     return Lane(row["lane"], needs, row["closed_until"], row["closed_why"])
 
 
-def _lanes_of(agent: AgentProfile, known: _Known) -> dict[Group, _Timed]:
+def _lanes_of(agent: AgentProfile, known: _WorkspaceLanes) -> dict[Group, _Timed]:
     """The agent's lanes by the limits that hold for it there; those without any stand under ()."""
     found: dict[Group, _Timed] = {(): []}
     for lane in known.lanes:
@@ -285,8 +295,8 @@ def limit_of(row: Row) -> RateLimit:
     return RateLimit(**{name: row[name] for name in RateLimit.__struct_fields__})
 
 
-def _gate_of(row: Row) -> Gate:
-    return Gate(
+def _gate_of(row: Row) -> ClaimPause:
+    return ClaimPause(
         kind=row["kind"],
         subject=row["name"],
         reason=row["reason"],
@@ -305,10 +315,10 @@ def _as_managed(agent: AgentProfile, row: Row) -> AgentProfile:
     if row["version"] <= agent.version or row["profile"] is None:
         return agent
     told = msgspec.json.decode(row["profile"], type=AgentProfile)
-    return msgspec.structs.replace(merged(told, agent), version=row["version"])
+    return msgspec.structs.replace(merge_worker_profile(told, agent), version=row["version"])
 
 
-def _check_room(known: _Known, wanted: set[int]) -> None:
+def _check_room(known: _WorkspaceLanes, wanted: set[int]) -> None:
     """Raise `Invalid` when the workspace may not have all these lanes."""
     there = {lane.id for lane in known.lanes}
     if len(wanted | there) > MAX_LANES and wanted - there:

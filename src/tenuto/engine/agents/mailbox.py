@@ -44,7 +44,7 @@ class MessagePage(msgspec.Struct, frozen=True, rename="camel"):
     next_cursor: UUID | None = None
 
 
-class Batch(msgspec.Struct, frozen=True, rename="camel"):
+class MessageBatch(msgspec.Struct, frozen=True, rename="camel"):
     """What an agent took at once, oldest first; asked for again by its id, it is the same."""
 
     batch_id: UUID
@@ -125,7 +125,7 @@ class Mailboxes:
         found = [_message(row) for row in rows]
         return MessagePage(found, found[-1].id if len(found) == limit else None)
 
-    async def take(self, agent: UUID, limit: int = 100, batch: UUID | None = None) -> Batch:
+    async def take(self, agent: UUID, limit: int = 100, batch: UUID | None = None) -> MessageBatch:
         """Take the oldest messages out of the mailbox, each once.
 
         A caller that may not hear the answer names the batch, and is told the same again.
@@ -146,7 +146,7 @@ class Mailboxes:
             return rows
 
         rows = await self._core.store.transact(script)
-        return Batch(mine, [_message(row) for row in rows])
+        return MessageBatch(mine, [_message(row) for row in rows])
 
     async def waiting(self, names: Sequence[str]) -> int:
         """How many messages wait for the agents of these names together."""

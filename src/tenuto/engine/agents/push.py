@@ -14,9 +14,9 @@ import msgspec
 from tenuto.engine.agents.gateways import Gateways
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.tasks.claim import Claiming, Work
-from tenuto.engine.tasks.maintenance import Upkeep
-from tenuto.engine.tenancy.encryption import Sealing
+from tenuto.engine.tasks.claim import ClaimedTask, TaskClaimer
+from tenuto.engine.tasks.maintenance import TaskMaintenance
+from tenuto.engine.tenancy.encryption import TaskSecrets
 from tenuto.engine.tenancy.output_redaction import check_report, redacted
 from tenuto.model.agents.lifecycle import STALE_AFTER_S
 from tenuto.model.agents.matching import AgentProfile
@@ -34,7 +34,7 @@ _BY_SESSION = (Outcome.COMPLETED, Outcome.FAILED, Outcome.PARKED, Outcome.RELEAS
 """Ends that a session tells itself."""
 
 
-class Target(msgspec.Struct, frozen=True):
+class PushTarget(msgspec.Struct, frozen=True):
     """An agent that tasks can be pushed to, and how many more it may hold."""
 
     agent: AgentProfile
@@ -45,7 +45,7 @@ class Target(msgspec.Struct, frozen=True):
         return self.free is not None and self.free <= 0
 
 
-class Left(msgspec.Struct, frozen=True):
+class SessionToKill(msgspec.Struct, frozen=True):
     """A session at a gateway that is to be killed; without a key, one that nobody knows."""
 
     task: UUID
@@ -63,21 +63,21 @@ def lease_of(agent: AgentProfile) -> int:
     return agent.stale_threshold_s or STALE_AFTER_S
 
 
-class Dispatching:
+class PushSessions:
     """The dispatch family, for all workspaces."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._sealing = Sealing(core)
-        self._claiming = Claiming(core, self._sealing)
-        self._upkeep = Upkeep(core)
+        self._sealing = TaskSecrets(core)
+        self._claiming = TaskClaimer(core, self._sealing)
+        self._upkeep = TaskMaintenance(core)
         self.gateways = Gateways(core)
 
     @property
     def core(self) -> Core:
         return self._core
 
-    async def targets(self, gateways: Iterable[str]) -> list[Target]:
+    async def targets(self, gateways: Iterable[str]) -> list[PushTarget]:
         """The agents that these gateways spawn sessions for."""
         wanted = Statement("push_agents", {"names": sorted(gateways)})
         found = []
@@ -86,14 +86,14 @@ class Dispatching:
             most = row["max_concurrent"]
             free = None if most is None else most - row["load"]
             if agent is not None and agent.coordinator_enabled:
-                found.append(Target(agent, free))
+                found.append(PushTarget(agent, free))
         return found
 
     async def busy_lanes(self, workspaces: Iterable[UUID]) -> set[int]:
         """The lanes in which something waits; what is known of lanes is brought up to date."""
         spaces = sorted(set(workspaces))
         for workspace in spaces:
-            await self._core.lanes.moved(workspace)
+            await self._core.lanes.reload_if_changed(workspace)
         rows = await self._core.store.fetch(Statement("push_lanes", {"workspaces": spaces}))
         return {row["lane"] for row in rows}
 
@@ -101,24 +101,26 @@ class Dispatching:
         """The open lanes that the agent may take from."""
         return set((await self._core.lanes.eligible(agent, self._core.now())).lanes)
 
-    async def claim(self, agent: AgentProfile, n: int, lease_s: int) -> list[Work]:
+    async def claim(self, agent: AgentProfile, n: int, lease_s: int) -> list[ClaimedTask]:
         """Up to n tasks for the agent, ASSIGNED while its gateway is asked for their sessions."""
         worker = f"{GATEWAY}{agent.gateway}"
         return await self._claiming.claim(agent, worker, n, lease_s, status=Status.ASSIGNED)
 
-    async def descriptions(self, works: Sequence[Work]) -> dict[UUID, str | None]:
+    async def descriptions(self, works: Sequence[ClaimedTask]) -> dict[UUID, str | None]:
         """What works of one workspace are described as."""
         params = {"workspace": works[0].workspace, "ids": [work.fence.task for work in works]}
         rows = await self._core.store.fetch(Statement("push_words", params))
         return {row["id"]: row["description"] for row in rows}
 
-    async def begun(self, fence: Fence, session_key: str, lease_s: int, actor: str) -> bool:
+    async def record_session(
+        self, fence: Fence, session_key: str, lease_s: int, actor: str
+    ) -> bool:
         """Note the session that the gateway spawned; False when the attempt is over already."""
         begin = commands.Begin(fence=fence, session_key=session_key, lease_s=lease_s)
         check_report(begin)
         begin = redacted(begin, await self._sealing.redactor(fence))
         try:
-            await self._core.order(fence.task, begin, actor=actor)
+            await self._core.apply_command(fence.task, begin, actor=actor)
         except Conflict:
             return await self._noted(fence, begin.session_key, lease_s)
         return True
@@ -150,19 +152,19 @@ class Dispatching:
         if not rows or rows[0]["status"] != Status.ASSIGNED:
             return
         with suppress(Conflict):
-            await self._core.order(fence.task, command, actor=actor)
+            await self._core.apply_command(fence.task, command, actor=actor)
             self._sealing.forget(fence)
             return
         # It was asked to stop before it began.
-        gone = Left(fence.task, fence.attempt, "", None)
-        await self.stopped(gone, {"state": "not_started", "how": failure.message}, actor)
+        gone = SessionToKill(fence.task, fence.attempt, "", None)
+        await self.confirm_killed(gone, {"state": "not_started", "how": failure.message}, actor)
 
     async def release(self, fence: Fence, actor: str) -> None:
         """Give a task back unharmed for which nothing was asked of a gateway."""
         with suppress(Conflict):
-            await self._core.order(fence.task, commands.Release(fence=fence), actor=actor)
+            await self._core.apply_command(fence.task, commands.Release(fence=fence), actor=actor)
 
-    async def stopping(self, gateways: Iterable[str], grace_s: float) -> list[Left]:
+    async def stopping(self, gateways: Iterable[str], grace_s: float) -> list[SessionToKill]:
         """Sessions that somebody asked to stop; those to be paused have had their grace."""
         params = {
             "workers": _workers(gateways),
@@ -171,7 +173,7 @@ class Dispatching:
         }
         return _left(await self._core.store.fetch(Statement("push_stopping", params)))
 
-    async def left(self, gateways: Iterable[str]) -> list[Left]:
+    async def sessions_to_kill(self, gateways: Iterable[str]) -> list[SessionToKill]:
         """Sessions of ended attempts that gateways may still run."""
         params = {
             "workers": _workers(gateways),
@@ -180,7 +182,9 @@ class Dispatching:
         }
         return _left(await self._core.store.fetch(Statement("push_left", params)))
 
-    async def stopped(self, gone: Left, receipt: dict[str, Any], actor: str) -> None:
+    async def confirm_killed(
+        self, gone: SessionToKill, receipt: dict[str, Any], actor: str
+    ) -> None:
         """The session is gone: end what was asked to stop, or confirm what was given up.
 
         Guarded by task and attempt: whoever killed the session need not have spawned it.
@@ -193,9 +197,9 @@ class Dispatching:
             return commands.Expire(receipt=receipt)
 
         def script(cascade: Cascade) -> Script[bool]:
-            return bool((yield from cascade.each([gone.task], choose)))
+            return bool((yield from cascade.apply_to_each([gone.task], choose)))
 
-        if not await self._core.flowing(script, actor):
+        if not await self._core.run_with_cascade(script, actor):
             await self._upkeep.confirm_gone([(gone.task, gone.attempt)], receipt, actor)
 
     async def _write(self, statement: Statement) -> Rows:
@@ -218,5 +222,7 @@ def _workers(gateways: Iterable[str]) -> list[str]:
     return sorted(f"{GATEWAY}{name}" for name in gateways)
 
 
-def _left(rows: Iterable[Row]) -> list[Left]:
-    return [Left(row["id"], row["attempt"], row["worker"], row["session_key"]) for row in rows]
+def _left(rows: Iterable[Row]) -> list[SessionToKill]:
+    return [
+        SessionToKill(row["id"], row["attempt"], row["worker"], row["session_key"]) for row in rows
+    ]

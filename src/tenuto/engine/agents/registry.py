@@ -10,7 +10,7 @@ import msgspec
 from tenuto.engine.core import Core
 from tenuto.model import bounds
 from tenuto.model.agents import lifecycle
-from tenuto.model.agents.lifecycle import STALE_AFTER_S, Verdict
+from tenuto.model.agents.lifecycle import STALE_AFTER_S, AgentTransition
 from tenuto.model.agents.matching import AgentProfile
 from tenuto.model.agents.messages import MOST_WAITING
 from tenuto.model.errors import Conflict, NotFound
@@ -67,7 +67,7 @@ class AgentToken(msgspec.Struct, frozen=True, rename="camel"):
     expires_at: datetime | None = None
 
 
-class Felt(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class HealthSample(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """How an agent said it was."""
 
     status: str = "healthy"
@@ -88,11 +88,11 @@ class AgentHealth(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     last_heartbeat: datetime | None
     stale_threshold_seconds: int
     running_tasks: int
-    current: Felt | None = None
-    history: list[Felt] = []
+    current: HealthSample | None = None
+    history: list[HealthSample] = []
 
 
-class Registry:
+class AgentRegistry:
     """The agents of one workspace."""
 
     def __init__(self, core: Core, workspace: UUID) -> None:
@@ -119,7 +119,7 @@ class Registry:
             raise lifecycle.refusal("TERMINATED")
         return profile_of(row)
 
-    async def claimant(self, agent: UUID) -> AgentProfile:
+    async def profile_for_claim(self, agent: UUID) -> AgentProfile:
         """What matching knows of the agent; `Forbidden` when it is to take no more tasks."""
         row = await self._row(agent)
         if row["status"] in lifecycle.ENDING:
@@ -171,12 +171,12 @@ class Registry:
         """What is to be known of an agent that there is, under the id that it has."""
         kept, new = _stored(row), asked
         if managed:
-            new = lifecycle.told(kept, asked, managed=bool(row["managed"]))
+            new = lifecycle.merge_user_profile(kept, asked, managed=bool(row["managed"]))
         elif row["managed"]:
-            new = lifecycle.merged(kept, asked)
+            new = lifecycle.merge_worker_profile(kept, asked)
         return msgspec.structs.replace(new, id=row["id"])
 
-    async def seen(self, agent: UUID, said: Felt | None = None) -> int:
+    async def record_heartbeat(self, agent: UUID, said: HealthSample | None = None) -> int:
         """Note that the agent lives, and how it says it is; how many messages wait for it.
 
         A measure that cannot be is left out: nobody loses a lease over it.
@@ -204,7 +204,7 @@ class Registry:
         view = await self.show(agent)
         params = {"workspace": self._workspace, "id": agent, "most": limit}
         rows = await self._core.store.fetch(Statement("agent_health", params))
-        history = [_felt(row) for row in rows]
+        history = [_health_sample(row) for row in rows]
         return AgentHealth(
             id=view.id,
             status=view.status,
@@ -260,7 +260,7 @@ class Registry:
         return await self._core.store.once(script)
 
 
-class AgentUpkeep:
+class AgentMaintenance:
     """What a coordinator does for agents, over all workspaces."""
 
     def __init__(self, core: Core) -> None:
@@ -311,7 +311,7 @@ def _silence(row: Row, now: datetime) -> str | None:
     return msgspec.json.encode(said | {"running": row["running"]}).decode()
 
 
-def _move(row: Row, verdict: Verdict, data: str | None) -> tuple[Any, ...]:
+def _move(row: Row, verdict: AgentTransition, data: str | None) -> tuple[Any, ...]:
     """A row for `agents_moved`; the version moves with the status, and is its event's number."""
     version = row["version"] + (1 if verdict.kind is not None else 0)
     return (
@@ -327,7 +327,7 @@ def _move(row: Row, verdict: Verdict, data: str | None) -> tuple[Any, ...]:
     )
 
 
-def _sample(said: Felt) -> tuple[Any, ...]:
+def _sample(said: HealthSample) -> tuple[Any, ...]:
     return (
         bounds.clean(said.status, bounds.MAX_NAME),
         said.current_task_id,
@@ -342,11 +342,11 @@ def _measure(value: float | None, most: float) -> float | None:
     return value if value is not None and 0 <= value <= most else None
 
 
-def hindered(row: Row, now: datetime) -> list[str]:
+def claim_blockers(row: Row, now: datetime) -> list[str]:
     """Why an agent takes nothing now, whatever it could take."""
     seen = row["seen_at"]
-    return lifecycle.hindrances(
-        lifecycle.seen_as(row["status"], row["running"], row["due_at"], now),
+    return lifecycle.claim_blockers(
+        lifecycle.current_status(row["status"], row["running"], row["due_at"], now),
         row["running"],
         row["max_concurrent"],
         row["kills"],
@@ -354,8 +354,8 @@ def hindered(row: Row, now: datetime) -> list[str]:
     )
 
 
-def _felt(row: Row) -> Felt:
-    return Felt(
+def _health_sample(row: Row) -> HealthSample:
+    return HealthSample(
         status=row["status"],
         current_task_id=row["task"],
         progress_percent=row["progress_percent"],
@@ -383,7 +383,7 @@ def view_of(row: Row, now: datetime) -> AgentView:
     return AgentView(
         id=row["id"],
         name=row["name"],
-        status=lifecycle.seen_as(row["status"], row["running"], row["due_at"], now),
+        status=lifecycle.current_status(row["status"], row["running"], row["due_at"], now),
         agent_type=profile.agent_type,
         model=profile.model,
         account=profile.account,

@@ -13,8 +13,8 @@ from tenuto.model.flows.progress import CASCADE
 from tenuto.model.limits.budgets import HOLD as BUDGET
 from tenuto.model.limits.quota import Quota, effective, quota_of
 from tenuto.model.tasks.changes import PARKED_FOR
-from tenuto.model.tasks.commands import Cancel, Command, Wake
-from tenuto.model.tasks.task import TERMINAL, Change, Status, Task
+from tenuto.model.tasks.commands import Cancel, Command, Unpark
+from tenuto.model.tasks.task import TERMINAL, Status, Task, TaskChange
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ _ASKED = PARKED_FOR - {"children"} | {BUDGET}
 _WITH_IT = Cancel(reason="the task that it is part of was cancelled")
 
 
-class Tree(msgspec.Struct, frozen=True):
+class SpawnLimits(msgspec.Struct, frozen=True):
     """How far tasks may make tasks."""
 
     deepest: int = 16
     widest: int = 1000
 
-    def grown(self, parent: Task, child: UUID, ceiling: Quota) -> Script[None]:
+    def check_limits_and_place(self, parent: Task, child: UUID, ceiling: Quota) -> Script[None]:
         """Place a new child, or refuse it. The caller holds the parent, and has made the child.
 
         `ceiling` is what the operator allows any workspace.
@@ -52,7 +52,7 @@ class Tree(msgspec.Struct, frozen=True):
             yield from check_pending(parent.workspace, ceiling)
 
 
-def hand_up(cascade: "Cascade", ended: list[UUID]) -> Script[None]:
+def wake_parents(cascade: "Cascade", ended: list[UUID]) -> Script[None]:
     """Wake the tasks whose handlers waited for the last of these children.
 
     Whoever starts to wait holds the children, so each of them is seen by one of the two.
@@ -65,19 +65,19 @@ def hand_up(cascade: "Cascade", ended: list[UUID]) -> Script[None]:
     still = yield Statement("parents_still", {"ids": sorted(waiting)})
     over = sorted(waiting - {row["id"] for row in still})
     if over:
-        yield from cascade.each(over, _woken)
+        yield from cascade.apply_to_each(over, _woken)
 
 
-def cancel_below(cascade: "Cascade", parents: Sequence[tuple[UUID, UUID]]) -> Script[None]:
+def cancel_subtasks(cascade: "Cascade", parents: Sequence[tuple[UUID, UUID]]) -> Script[None]:
     """Cancel the children of cancelled tasks, given by id and workspace; theirs follow."""
     found: Rows = []
     if cascade.spent < CASCADE:
         found = yield Statement("children_live", {"most": CASCADE}, {"parent": sorted(parents)})
     if cascade.spent >= CASCADE or len(found) == CASCADE:
         for task, workspace in parents:
-            cascade.later(BELOW, task, workspace)
+            cascade.defer(BELOW, task, workspace)
     if found:
-        yield from cascade.each([row["id"] for row in found], lambda _: _WITH_IT)
+        yield from cascade.apply_to_each([row["id"] for row in found], lambda _: _WITH_IT)
 
 
 def go_on(cascade: "Cascade", work: Row) -> Script[None]:
@@ -85,15 +85,15 @@ def go_on(cascade: "Cascade", work: Row) -> Script[None]:
     rows = yield Statement("tasks_locked", {"ids": [work["subject"]]})
     for row in rows:
         if row["status"] == Status.CANCELLED or row["cancel_requested_at"] is not None:
-            cascade.below([(row["id"], row["workspace"])])
+            cascade.cancel_subtasks([(row["id"], row["workspace"])])
 
 
-def is_cancel(change: Change) -> bool:
+def is_cancel(change: TaskChange) -> bool:
     """Whether the change cancelled a task, or asked its owner to end it."""
     return change.event.kind in ("cancel_requested", "cancelled")
 
 
-def forsaken(changes: Sequence[Change]) -> list[UUID]:
+def tasks_with_open_questions(changes: Sequence[TaskChange]) -> list[UUID]:
     """The tasks that ended though they waited for people's answers."""
     return [
         change.task.id
@@ -102,9 +102,9 @@ def forsaken(changes: Sequence[Change]) -> list[UUID]:
     ]
 
 
-def close_forsaken(changes: Sequence[Change], now: datetime, actor: str | None) -> Script[None]:
+def close_forsaken(changes: Sequence[TaskChange], now: datetime, actor: str | None) -> Script[None]:
     """Close what was put to people for tasks that ended though they waited for the answers."""
-    for asker in forsaken(changes):
+    for asker in tasks_with_open_questions(changes):
         yield closed(asker, now, actor)
 
 
@@ -119,4 +119,4 @@ def closed(task: UUID, now: datetime, actor: str | None, kept: str | None = None
 
 def _woken(task: Task) -> Command:
     del task
-    return Wake()
+    return Unpark()

@@ -17,8 +17,8 @@ from tenuto.engine.agents.subtask_tree import closed
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.rows import decode
-from tenuto.engine.tasks.report import Reporting
-from tenuto.engine.tenancy.encryption import Sealing
+from tenuto.engine.tasks.report import AttemptReporter
+from tenuto.engine.tenancy.encryption import TaskSecrets
 from tenuto.engine.tenancy.output_redaction import OWN, check_key
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
@@ -42,7 +42,7 @@ class Child(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class Waited(msgspec.Struct, frozen=True):
+class WaitResult(msgspec.Struct, frozen=True):
     """Whether the attempt is over because the task waits; if not, what it wanted to know."""
 
     parked: bool
@@ -70,30 +70,32 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return {"answer": self.default, "by": "timeout"}
 
 
-class Asked(msgspec.Struct, frozen=True):
+class AskResult(msgspec.Struct, frozen=True):
     """Whether the attempt is over because the task waits; if not, what was answered."""
 
     parked: bool
     answer: Any = None
 
 
-class Waiting:
+class AttemptWaits:
     """What attempts of one workspace wait for."""
 
-    def __init__(self, core: Core, reporting: Reporting, sealing: Sealing, workspace: UUID) -> None:
+    def __init__(
+        self, core: Core, reporting: AttemptReporter, sealing: TaskSecrets, workspace: UUID
+    ) -> None:
         self._core = core
         self._reporting = reporting
         self._sealing = sealing
         self._workspace = workspace
 
-    async def children(
+    async def wait_for_children(
         self,
         fence: Fence,
         names: Sequence[UUID | str] | None,
         timeout_s: float | None,
         key: str | None,
         actor: str | None,
-    ) -> Waited:
+    ) -> WaitResult:
         """How these children ended, by id or key, or all that were made; else the task waits.
 
         `key` names the wait: repeated under it, the wait ends when the first one's time is over.
@@ -103,7 +105,7 @@ class Waiting:
             bounds.number("the number of children", len(names), 0, self._core.tree.widest)
         name = _wait_name(names, key)
 
-        def script(cascade: Cascade) -> Script[Waited]:
+        def script(cascade: Cascade) -> Script[WaitResult]:
             wanted = yield from self._named(fence.task, names)
             where = {"parent": fence.task, "workspace": self._workspace}
             rows = yield Statement("children_locked", where | {"ids": sorted(wanted)})
@@ -112,11 +114,11 @@ class Waiting:
             open_ = [row["id"] for row in rows if Status(row["status"]) not in TERMINAL]
             task = yield from self._owned(fence)
             if task is None:
-                return Waited(parked=True)
+                return WaitResult(parked=True)
             until = yield from self._until(task, name, timeout_s)
-            late = yield from self._late(task, name, until, rows)
+            late = yield from self._unfinished_children(task, name, until, rows)
             if not open_ or late:
-                return Waited(parked=False, children=(yield from _results(wanted, late)))
+                return WaitResult(parked=False, children=(yield from _results(wanted, late)))
             path = {"from_ids": open_, "to_ids": [task.id], "most": _PATH}
             if (yield Statement("dependency_path", path)):
                 raise Invalid("a child waits for the task that waits for it", "dependency_cycle")
@@ -127,11 +129,13 @@ class Waiting:
             yield from self._park(cascade, task, park)
             ids = {"task": task.id, "workspace": self._workspace, "ids": open_}
             yield Statement("child_await", ids)
-            return Waited(parked=True)
+            return WaitResult(parked=True)
 
-        return await self._core.flowing(script, actor)
+        return await self._core.run_with_cascade(script, actor)
 
-    async def people(self, fence: Fence, key: str, question: Question, actor: str | None) -> Asked:
+    async def wait_for_people(
+        self, fence: Fence, key: str, question: Question, actor: str | None
+    ) -> AskResult:
         """What people answered under the key; until they have, the task waits."""
         _check_seconds(question.timeout_s)
         redactor = await self._sealing.redactor(fence)
@@ -140,25 +144,25 @@ class Waiting:
         body = redactor.json(bounds.json_text("body", question.body))
         fallback = redactor.json(bounds.json_text("default", question.fallback()))
 
-        def script(cascade: Cascade) -> Script[Asked]:
+        def script(cascade: Cascade) -> Script[AskResult]:
             task = yield from self._owned(fence)
             if task is None:
-                return Asked(parked=True)
+                return AskResult(parked=True)
             known = yield Statement("step", {"id": task.id, "key": key})
             if known:
-                return Asked(parked=False, answer=_answer_of(known[0], key, question))
+                return AskResult(parked=False, answer=_answer_of(known[0], key, question))
             asked = yield Statement("inbox_asked", {"task": task.id, "key": key})
             until = asked[0]["expires_at"] if asked else self._after(question.timeout_s)
             if not asked:
                 item = {"key": key, "kind": question.kind, "title": title, "body": body}
-                yield self._put(task, item | {"fallback": fallback, "expires_at": until})
+                yield self._store_question(task, item | {"fallback": fallback, "expires_at": until})
             park = commands.Park(fence=fence, hold=question.hold, wait_until=until)
             yield from self._park(cascade, task, park)
-            return Asked(parked=True)
+            return AskResult(parked=True)
 
-        return await self._core.flowing(script, actor)
+        return await self._core.run_with_cascade(script, actor)
 
-    def _put(self, task: Task, item: dict[str, Any]) -> Statement:
+    def _store_question(self, task: Task, item: dict[str, Any]) -> Statement:
         own = {"id": self._core.clock.new_id(), "task": task.id, "workspace": task.workspace}
         return Statement("inbox_ask", item | own | {"now": self._core.now()})
 
@@ -180,12 +184,12 @@ class Waiting:
     def _owned(self, fence: Fence) -> Script[Task | None]:
         """The task, locked; nothing when this very attempt has given it up to wait already."""
         try:
-            return (yield from self._reporting.owned(fence))
+            return (yield from self._reporting.lock_owned_task(fence))
         except Conflict as error:
             if error.code != "lease_lost":
                 raise
             rows = yield Statement("tasks_locked", {"ids": [fence.task]})
-            if rows and rows[0]["workspace"] == self._workspace and _gave_up(rows[0], fence):
+            if rows and rows[0]["workspace"] == self._workspace and _already_parked(rows[0], fence):
                 return None  # the answer to the first message was lost
             raise
 
@@ -198,7 +202,7 @@ class Waiting:
             return msgspec.convert(decode(rows[0]["value"])["until"], datetime)
         return self._after(timeout_s)
 
-    def _late(
+    def _unfinished_children(
         self, task: Task, name: str, until: datetime | None, rows: Sequence[Row]
     ) -> Script[dict[str, str]]:
         """The children that had not ended when the wait was over, with the status they had.
@@ -223,8 +227,8 @@ class Waiting:
     def _park(self, cascade: Cascade, task: Task, park: commands.Park) -> Script[None]:
         if task.status is Status.ASSIGNED:  # a session that speaks has begun
             begin = commands.Begin(fence=park.fence)
-            yield from cascade.each([task.id], lambda _: begin)
-        made = yield from cascade.each([task.id], lambda _: park)
+            yield from cascade.apply_to_each([task.id], lambda _: begin)
+        made = yield from cascade.apply_to_each([task.id], lambda _: park)
         assert made, "the task is owned, and its row held"
         if bad := lost([(made[-1], park)]):
             # Nobody is there to hear an answer.
@@ -233,7 +237,7 @@ class Waiting:
         self._sealing.forget(park.fence)
 
 
-def _gave_up(row: Row, fence: Fence) -> bool:
+def _already_parked(row: Row, fence: Fence) -> bool:
     """Whether this attempt was the last one at the task, and gave it up to wait."""
     mine = row["attempt"] == fence.attempt and row["lease_token"] == token_hash(fence.token)
     return mine and row["last_outcome"] == Outcome.PARKED and row["status"] not in LEASED

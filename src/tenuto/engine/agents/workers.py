@@ -6,14 +6,14 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.core import Core
-from tenuto.engine.tasks.report import Presence
+from tenuto.engine.tasks.report import WorkerInfo
 from tenuto.model import bounds
 from tenuto.model.agents.lifecycle import STALE_AFTER_S
 from tenuto.model.errors import NotFound
 from tenuto.store.protocol import Row, Script, Statement
 
 
-async def beat(core: Core, workspace: UUID, who: Presence, registered_by: UUID | None) -> bool:
+async def beat(core: Core, workspace: UUID, who: WorkerInfo, registered_by: UUID | None) -> bool:
     """Note that a worker lives, or that it is going; answers whether it is asked to end.
 
     `registered_by` is the agent whose own token says so: `NotFound` for a worker of others.

@@ -10,21 +10,21 @@ import msgspec
 
 from tenuto.clock import Clock
 from tenuto.engine.flows.activation_rows import (
-    Birth,
+    ActivationRequest,
     context_text,
     for_item,
     hold_of,
     named,
     new_group,
 )
-from tenuto.engine.flows.outcomes import held
-from tenuto.engine.flows.plans import Plans
+from tenuto.engine.flows.outcomes import hold_if_paused
+from tenuto.engine.flows.plans import PlanCache
 from tenuto.engine.flows.rows import awaiting, context_of, flow_of, group_of, is_paused
 from tenuto.engine.rows import (
     STATUS,
-    Place,
+    FlowPosition,
     Rows,
-    add_words,
+    add_labels,
     body_row,
     decode,
     hot_row,
@@ -39,7 +39,7 @@ from tenuto.model.flows.progress import (
     CASCADE,
     FLOW_OPEN,
     GROUP_OPEN,
-    Context,
+    ActivationContext,
     Flow,
     FlowStatus,
     Group,
@@ -59,17 +59,17 @@ LATECOMERS = 1_000_000
 """Slots from here on are of children that joined a run."""
 
 
-class Grown(msgspec.Struct):
+class ActivationResult(msgspec.Struct):
     """What came of births."""
 
     lanes: set[int]
     acts: list[tuple[UUID, UUID]]
     """Control tasks that nobody but the engine does, and their workspaces."""
-    refused: list[Birth]
+    refused: list[ActivationRequest]
     empty: list[Group]
 
 
-class Joined(msgspec.Struct, frozen=True):
+class AddedChild(msgspec.Struct, frozen=True):
     """A child that was added to a group under way."""
 
     id: UUID
@@ -80,12 +80,12 @@ class Joined(msgspec.Struct, frozen=True):
     acts: list[tuple[UUID, UUID]]
 
 
-class _Child(msgspec.Struct, frozen=True, kw_only=True):
+class _NewChild(msgspec.Struct, frozen=True, kw_only=True):
     """A task to be made."""
 
     new: NewTask
     id: UUID
-    place: Place
+    place: FlowPosition
     hold: str | None
     needs: tuple[tuple[UUID, bool], ...] = ()
     """What it waits for, and whether that has ended well already."""
@@ -93,13 +93,13 @@ class _Child(msgspec.Struct, frozen=True, kw_only=True):
     """By what a repeated submit of it is known."""
 
 
-class Births:
+class ActivationBatch:
     """What is to begin. `run` is a script."""
 
     def __init__(
         self,
         clock: Clock,
-        plans: Plans,
+        plans: PlanCache,
         actor: str | None,
         now: datetime,
         is_fresh: Fresh,
@@ -111,7 +111,7 @@ class Births:
         self._plans = plans
         self._actor = actor
         self._now = now
-        self._births: list[Birth] = []
+        self._births: list[ActivationRequest] = []
         self._growing: list[Group] = []
         self._paused: set[UUID | None] = set()
         """Groups concerned that are paused, or around which one is."""
@@ -120,31 +120,33 @@ class Births:
     def waiting(self) -> bool:
         return bool(self._births or self._growing)
 
-    def add(self, birth: Birth) -> None:
+    def add(self, birth: ActivationRequest) -> None:
         self._births.append(birth)
 
-    def go_on(self, group: Group) -> None:
+    def continue_group(self, group: Group) -> None:
         """Make the children of a group that are still to be made."""
         self._growing.append(group)
 
-    def run(self, cascade: "Cascade") -> Script[Grown]:
+    def run(self, cascade: "Cascade") -> Script[ActivationResult]:
         """Make what is waiting to begin."""
-        grown = Grown(set(), [], [], [])
+        grown = ActivationResult(set(), [], [], [])
         births, self._births = self._births, []
         growing, self._growing = self._growing, []
         groups = yield from self._groups(births, growing)
-        by_flow: defaultdict[UUID, list[Birth]] = defaultdict(list)
+        by_flow: defaultdict[UUID, list[ActivationRequest]] = defaultdict(list)
         for birth in births:
             if birth.group is None or groups[birth.group].status in GROUP_OPEN:
                 by_flow[birth.flow].append(birth)
         flows = yield from self._flows({*by_flow, *(group.flow for group in growing)})
         for flow, wanted in by_flow.items():
-            yield from self._bear(flows[flow], wanted, cascade, grown)
+            yield from self._activate(flows[flow], wanted, cascade, grown)
         for group in growing:
-            yield from self._grow(flows[group.flow], groups[group.id], cascade, grown)
+            yield from self._expand_group(flows[group.flow], groups[group.id], cascade, grown)
         return grown
 
-    def _groups(self, births: list[Birth], growing: list[Group]) -> Script[dict[UUID, Group]]:
+    def _groups(
+        self, births: list[ActivationRequest], growing: list[Group]
+    ) -> Script[dict[UUID, Group]]:
         """The groups concerned as they are now: in one that has ended, nothing begins."""
         ids = {each.group for each in births if each.group is not None}
         ids |= {group.id for group in growing}
@@ -172,15 +174,19 @@ class Births:
         rows = yield Statement("flows_locked", {"ids": sorted(ids)})
         return {row["id"]: flow_of(row) for row in rows}
 
-    def _bear(
-        self, flow: Flow, births: list[Birth], cascade: "Cascade", grown: Grown
+    def _activate(
+        self,
+        flow: Flow,
+        births: list[ActivationRequest],
+        cascade: "Cascade",
+        grown: ActivationResult,
     ) -> Script[None]:
         if flow.status not in FLOW_OPEN:
             return
         plan = yield from self._plans.plan(flow.id)
         jumps = sum(birth.jump for birth in births)
         if jumps:
-            flow = yield from self._spend(flow, births, cascade, grown)
+            flow = yield from self._charge_step_budget(flow, births, cascade, grown)
         keys = [birth.of or birth.key if birth.foreach else birth.key for birth in births]
         counts = yield from self._activations(flow.id, keys)
         children = []
@@ -193,8 +199,12 @@ class Births:
                 children.append(self._task(flow, plan, birth, counts))
         yield from self._insert(flow, children, cascade, grown)
 
-    def _spend(
-        self, flow: Flow, births: list[Birth], cascade: "Cascade", grown: Grown
+    def _charge_step_budget(
+        self,
+        flow: Flow,
+        births: list[ActivationRequest],
+        cascade: "Cascade",
+        grown: ActivationResult,
     ) -> Script[Flow]:
         """Count the jumps against the flow's budget; those beyond it are refused."""
         jumps = [birth for birth in births if birth.jump]
@@ -214,16 +224,18 @@ class Births:
         counts |= {row["key"]: row["activation"] for row in rows}
         return counts
 
-    def _task(self, flow: Flow, plan: Plan, birth: Birth, counts: dict[str, int]) -> _Child:
+    def _task(
+        self, flow: Flow, plan: Plan, birth: ActivationRequest, counts: dict[str, int]
+    ) -> _NewChild:
         counts[birth.key] += 1
         prompts = () if birth.prompt is None else (birth.prompt,)
-        context = Context(groups=birth.groups, prompts=prompts)
+        context = ActivationContext(groups=birth.groups, prompts=prompts)
         new = msgspec.structs.replace(plan.tasks[birth.key], depends_on=[])
         new = named(new, birth.key, flow)
-        return _Child(
+        return _NewChild(
             new=new,
             id=birth.id or self._clock.new_id(),
-            place=Place(
+            place=FlowPosition(
                 flow=flow.id,
                 group=birth.group,
                 slot=birth.slot,
@@ -238,7 +250,7 @@ class Births:
         """Whether what begins there waits for the end of a pause."""
         return flow.status is FlowStatus.PAUSED or group in self._paused
 
-    def first(self, plan: Plan, birth: Birth) -> Rows | None:
+    def first(self, plan: Plan, birth: ActivationRequest) -> Rows | None:
         """The rows of a key's first task in a flow that runs; `None` where more has to be done."""
         known = self._plans.running(birth.flow)
         if known is None or birth.key not in plan.tasks:
@@ -248,10 +260,12 @@ class Births:
         if child.hold is not None:
             return None
         rows, lanes = no_rows(), dict[Requirements, int]()
-        self._spell(flow, child, rows, lanes, given)
+        self._build_rows(flow, child, rows, lanes, given)
         return rows if all(self._is_fresh(needs, self._now) for needs in lanes) else None
 
-    def _group(self, flow: Flow, plan: Plan, birth: Birth, counts: dict[str, int]) -> Script[None]:
+    def _group(
+        self, flow: Flow, plan: Plan, birth: ActivationRequest, counts: dict[str, int]
+    ) -> Script[None]:
         key = (birth.of or birth.key) if birth.foreach is not None else birth.key
         counts[key] += 1
         group, row = new_group(self._clock.new_id(), flow, plan, birth, key, counts[key], self._now)
@@ -261,7 +275,9 @@ class Births:
 
     # The children of groups.
 
-    def _grow(self, flow: Flow, group: Group, cascade: "Cascade", grown: Grown) -> Script[None]:
+    def _expand_group(
+        self, flow: Flow, group: Group, cascade: "Cascade", grown: ActivationResult
+    ) -> Script[None]:
         if flow.status not in FLOW_OPEN or group.status not in GROUP_OPEN:
             return
         if group.total == 0:
@@ -269,7 +285,7 @@ class Births:
             return
         room = CASCADE - cascade.spent
         if room <= 0:
-            cascade.later("expand", group.id, group.workspace)
+            cascade.defer("expand", group.id, group.workspace)
             return
         end = min(group.total, group.made + room)
         turn = group.turn
@@ -278,7 +294,7 @@ class Births:
         yield from self._make(flow, group, range(group.made, end), turn, cascade, grown)
         yield cascade.group_change(msgspec.structs.replace(group, made=end, turn=turn))
         if end < group.total:
-            cascade.later("expand", group.id, group.workspace)
+            cascade.defer("expand", group.id, group.workspace)
 
     def _make(
         self,
@@ -287,21 +303,23 @@ class Births:
         slots: range,
         turn: int | None,
         cascade: "Cascade",
-        grown: Grown,
+        grown: ActivationResult,
     ) -> Script[None]:
         """Make the children of these slots; in a sequence only the one whose turn it is can run."""
         plan = yield from self._plans.plan(flow.id)
         specs = yield from self._specs(plan, group, slots)
         counts = yield from self._activations(flow.id, [key for key, _, _ in specs])
         deps = yield from self._needs(plan, group, slots)
-        children: list[_Child] = []
+        children: list[_NewChild] = []
         nested: list[tuple[Any, ...]] = []
         groups = (*context_of(group.context).groups, group.key)
         for slot, (key, new, item) in zip(slots, specs, strict=True):
             counts[key] += 1
             mine = group.kind == "parallel" or slot == turn
             if new is None:
-                birth = Birth(flow=flow.id, group=group.id, slot=slot, key=key, groups=groups)
+                birth = ActivationRequest(
+                    flow=flow.id, group=group.id, slot=slot, key=key, groups=groups
+                )
                 nested.append(self._nested(flow, plan, birth, counts[key], mine=mine))
             else:
                 child = self._child(
@@ -313,12 +331,12 @@ class Births:
             yield Statement("group_insert", params, {"born": nested})
             cascade.spent += len(nested)
         yield from self._insert(flow, children, cascade, grown)
-        yield from self._await(flow, children, deps["found"], cascade)
+        yield from self._add_dependencies(flow, children, deps["found"], cascade)
         if self._is_paused(flow, group.id):
-            yield from cascade.each([child.id for child in children], held)
+            yield from cascade.apply_to_each([child.id for child in children], hold_if_paused)
 
-    def _await(
-        self, flow: Flow, children: list[_Child], found: dict[UUID, Row], cascade: "Cascade"
+    def _add_dependencies(
+        self, flow: Flow, children: list[_NewChild], found: dict[UUID, Row], cascade: "Cascade"
     ) -> Script[None]:
         """Count the children with those that they wait for and that were there before."""
         counts = Counter(need for child in children for need, _ in child.needs if need in found)
@@ -328,10 +346,10 @@ class Births:
         missed = {need for child in children for need, met in child.needs if not met}
         for need in sorted(missed & counts.keys()):
             if Status(found[need]["status"]) in TERMINAL:
-                cascade.later("dependents", need, flow.workspace)  # it ended badly before they came
+                cascade.defer("dependents", need, flow.workspace)  # it ended badly before they came
 
     def _nested(
-        self, flow: Flow, plan: Plan, birth: Birth, activation: int, *, mine: bool
+        self, flow: Flow, plan: Plan, birth: ActivationRequest, activation: int, *, mine: bool
     ) -> tuple[Any, ...]:
         """The row of a group in a group; it runs at once when that is its turn."""
         status = GroupStatus.RUNNING if mine else GroupStatus.WAITING
@@ -342,7 +360,7 @@ class Births:
             self._growing.append(born)
         return row
 
-    def joined(self, group: Group, new: NewTask, cascade: "Cascade") -> Script["Joined"]:
+    def joined(self, group: Group, new: NewTask, cascade: "Cascade") -> Script["AddedChild"]:
         """A child that the plan does not know of; its slot is after those of the plan."""
         paused = yield from is_paused(group)
         if paused:
@@ -364,11 +382,11 @@ class Births:
             flow, group, slot, key, plain, None, counts[key] + 1, nobody, groups, mine=mine
         )
         child = msgspec.structs.replace(child, print=fingerprint(new))
-        grown = Grown(set(), [], [], [])
+        grown = ActivationResult(set(), [], [], [])
         yield from self._insert(flow, [child], cascade, grown)
         if paused:
-            yield from cascade.each([child.id], held)
-        return Joined(child.id, slot, mine, grown.lanes, grown.acts)
+            yield from cascade.apply_to_each([child.id], hold_if_paused)
+        return AddedChild(child.id, slot, mine, grown.lanes, grown.acts)
 
     def _specs(
         self, plan: Plan, group: Group, slots: range
@@ -398,19 +416,19 @@ class Births:
         groups: tuple[str, ...],
         *,
         mine: bool,
-    ) -> _Child:
-        context = Context(groups=groups)
+    ) -> _NewChild:
+        context = ActivationContext(groups=groups)
         if item is not None:
-            context = Context(groups=groups, item=item[0], index=item[1])
+            context = ActivationContext(groups=groups, item=item[0], index=item[1])
             new = for_item(new, *item)
         paused = self._is_paused(flow, group.id)
         first = "turn" if not mine else ("paused" if paused else None)
         new = named(new, key, flow)
         needs = tuple(deps["needs"][name] for name in new.depends_on)
-        return _Child(
+        return _NewChild(
             new=new,
             id=deps["ids"][slot],
-            place=Place(
+            place=FlowPosition(
                 flow=flow.id,
                 group=group.id,
                 slot=slot,
@@ -443,7 +461,7 @@ class Births:
         return {"ids": ids, "needs": needs, "found": found}
 
     def _insert(
-        self, flow: Flow, children: list[_Child], cascade: "Cascade", grown: Grown
+        self, flow: Flow, children: list[_NewChild], cascade: "Cascade", grown: ActivationResult
     ) -> Script[None]:
         if not children:
             return
@@ -452,7 +470,7 @@ class Births:
         given = yield from self._plans.input(flow.id)
         counts = Counter(need for child in children for need, _ in child.needs)
         for child in children:
-            self._spell(flow, child, rows, lanes, given, counts[child.id] or None)
+            self._build_rows(flow, child, rows, lanes, given, counts[child.id] or None)
             hot = rows["hot"][-1]
             if hot[STATUS] is Status.PENDING:
                 grown.lanes.add(hot[2])
@@ -467,10 +485,10 @@ class Births:
         yield insert("submit_new", rows, self._now)
         cascade.spent += len(children)
 
-    def _spell(
+    def _build_rows(
         self,
         flow: Flow,
-        child: _Child,
+        child: _NewChild,
         rows: Rows,
         lanes: dict[Requirements, int],
         given: Any,
@@ -510,7 +528,7 @@ class Births:
                 awaited=awaited,
             )
         )
-        add_words(rows, new, child.id, flow.workspace)
+        add_labels(rows, new, child.id, flow.workspace)
         rows["dependency"] += [
             (child.id, need, flow.workspace, met, False) for need, met in child.needs
         ]

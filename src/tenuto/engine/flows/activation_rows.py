@@ -9,11 +9,11 @@ import msgspec
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.definition import Foreach, Order
 from tenuto.model.flows.plan import Plan
-from tenuto.model.flows.progress import Context, Flow, Group, GroupStatus, with_item
+from tenuto.model.flows.progress import ActivationContext, Flow, Group, GroupStatus, with_item
 from tenuto.model.tasks.submission import NewTask
 
 
-class Birth(msgspec.Struct, frozen=True, kw_only=True):
+class ActivationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Something that is to begin in a slot: a key's task or group, or the run of a foreach."""
 
     flow: UUID
@@ -36,7 +36,7 @@ def new_group(
     id_: UUID,
     flow: Flow,
     plan: Plan,
-    birth: Birth,
+    birth: ActivationRequest,
     key: str,
     activation: int,
     now: datetime,
@@ -51,7 +51,7 @@ def new_group(
         spec = plan.groups[key]
         order, join, title = spec.order, spec.join, spec.title
         total, items = len(spec.children), None
-    context = Context(groups=birth.groups)
+    context = ActivationContext(groups=birth.groups)
     group = Group(
         id=id_,
         workspace=flow.workspace,
@@ -134,5 +134,5 @@ def hold_of(new: NewTask, first: str | None) -> str | None:
     return "act" if first is None else f"{first}:act"
 
 
-def context_text(context: Context) -> str | None:
-    return None if context == Context() else msgspec.json.encode(context).decode()
+def context_text(context: ActivationContext) -> str | None:
+    return None if context == ActivationContext() else msgspec.json.encode(context).decode()

@@ -15,42 +15,42 @@ import msgspec
 from tenuto.clock import Clock
 from tenuto.engine.agents.subtask_tree import (
     BELOW,
-    cancel_below,
+    cancel_subtasks,
     close_forsaken,
     closed,
-    hand_up,
     is_cancel,
+    wake_parents,
 )
 from tenuto.engine.flows import added_children
-from tenuto.engine.flows.activation import Births, Fresh, Grown
-from tenuto.engine.flows.activation_rows import Birth
+from tenuto.engine.flows.activation import ActivationBatch, ActivationResult, Fresh
+from tenuto.engine.flows.activation_rows import ActivationRequest
 from tenuto.engine.flows.outcomes import (
-    Ended,
-    SlotEnd,
-    after_needs,
+    FinishedTask,
+    SlotOutcome,
     birth,
     cancelled,
+    command_for_dependent,
     end_of_group,
     group_birth,
     group_next,
     handed_on,
     is_met,
-    on_turn,
+    is_plain_success,
     place_of_turn,
-    simply_met,
     skipped,
+    start_on_turn,
 )
-from tenuto.engine.flows.plans import Plans
+from tenuto.engine.flows.plans import PlanCache
 from tenuto.engine.flows.routing import next_step, question
 from tenuto.engine.flows.rows import (
-    Told,
+    AuditNote,
     control_of,
     flow_of,
     flow_statement,
     group_of,
     group_statement,
 )
-from tenuto.engine.limits.concurrency import Turns
+from tenuto.engine.limits.concurrency import PermitChanges
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
 from tenuto.model.agents.matching import Requirements
 from tenuto.model.errors import TenutoError
@@ -59,23 +59,23 @@ from tenuto.model.flows.progress import (
     CASCADE,
     FLOW_OPEN,
     GROUP_OPEN,
-    End,
+    ControlTaskFailed,
     Flow,
     FlowStatus,
     Group,
     GroupStatus,
-    Step,
-    Unfit,
-    counted,
+    NextStep,
+    SlotResult,
     end_of,
     flow_end,
-    joined,
+    join_status,
+    with_ended_slots,
 )
 from tenuto.model.tasks import commands
-from tenuto.model.tasks.commands import Command, Moment
+from tenuto.model.tasks.commands import Command, DecisionContext
 from tenuto.model.tasks.decide import decide
 from tenuto.model.tasks.submission import NewTask
-from tenuto.model.tasks.task import TERMINAL, Change, Status, Task
+from tenuto.model.tasks.task import TERMINAL, Status, Task, TaskChange
 from tenuto.store.protocol import Row, Script, Statement
 
 
@@ -85,7 +85,7 @@ class Cascade:
     def __init__(
         self,
         clock: Clock,
-        plans: Plans,
+        plans: PlanCache,
         actor: str | None,
         is_fresh: Fresh,
         *,
@@ -97,44 +97,44 @@ class Cascade:
         self._plans = plans
         self._actor = actor
         self._now = clock.now()
-        self._births = Births(clock, plans, actor, self._now, is_fresh)
-        self._ended: list[Ended] = []
-        self._steps: dict[UUID, Step | None] = {}
-        self._slots: list[SlotEnd] = []
+        self._births = ActivationBatch(clock, plans, actor, self._now, is_fresh)
+        self._ended: list[FinishedTask] = []
+        self._steps: dict[UUID, NextStep | None] = {}
+        self._slots: list[SlotOutcome] = []
         self._acts: list[tuple[UUID, UUID]] = []
         self._rest: list[tuple[Group, bool]] = []
         self._below: list[tuple[UUID, UUID]] = []
         self._work: list[tuple[Any, ...]] = []
-        self.turns = Turns()
+        self.turns = PermitChanges()
         """Who of those with a concurrency key came and went."""
         self.spent = 0
-        self.changes: list[Change] = []
+        self.changes: list[TaskChange] = []
         """Changes that workers are to be told of once they are durable."""
         self.lanes: set[int] = set()
         """Lanes in which something became claimable."""
         self.unfinished = False
         """Whether something was left for later."""
 
-    def follow(self, ended: Iterable[Ended] = ()) -> Script[None]:
+    def run(self, ended: Iterable[FinishedTask] = ()) -> Script[None]:
         """Everything that follows from these ends, and from what was begun before."""
         self._ended += ended
         yield from self._consequences()
         if self.turns.waiting:
-            yield from self._take_turns()
+            yield from self._update_permits()
         if self._work:
             self.unfinished = True
             work, self._work = self._work, []
             yield Statement("work_put", rows={"work": work})
 
-    def _take_turns(self) -> Script[None]:
+    def _update_permits(self) -> Script[None]:
         """Give places under concurrency keys; from then on no other row is waited for."""
         yield from self.turns.supersede(self)
         yield from self._consequences()
-        yield from self.turns.settle(self)
+        yield from self.turns.grant_free_permits(self)
         for each in self._ended:
-            self.later("ended", each.id, each.workspace)
+            self.defer("ended", each.id, each.workspace)
         for task, workspace in self._below:
-            self.later(BELOW, task, workspace)
+            self.defer(BELOW, task, workspace)
         self._ended, self._below = [], []
 
     def _consequences(self) -> Script[None]:
@@ -143,19 +143,19 @@ class Cascade:
         ):
             if self._below:
                 parents, self._below = self._below, []
-                yield from cancel_below(self, parents)
+                yield from cancel_subtasks(self, parents)
             if self._ended:
-                yield from self._told()
+                yield from self._process_finished_tasks()
             if self._slots:
-                yield from self._close()
+                yield from self._close_slots()
             if self._rest:
                 yield from self._end_rest()
             if self._births.waiting:
                 yield from self._bear()
             if self._acts:
-                yield from self._act()
+                yield from self._run_control_tasks()
 
-    def bear(self, birth: Birth) -> None:
+    def request_activation(self, birth: ActivationRequest) -> None:
         """Have something made."""
         self._births.add(birth)
 
@@ -170,7 +170,7 @@ class Cascade:
 
     def grow(self, group: Group) -> None:
         """Go on making a group's children."""
-        self._births.go_on(group)
+        self._births.continue_group(group)
 
     def act(self, tasks: Iterable[tuple[UUID, UUID]]) -> None:
         """Have control tasks, by id and workspace, do what they are for."""
@@ -180,11 +180,11 @@ class Cascade:
         """End whatever of a group has not ended, by cancelling or by skipping it."""
         self._rest.append((group, cancel))
 
-    def below(self, parents: Iterable[tuple[UUID, UUID]]) -> None:
+    def cancel_subtasks(self, parents: Iterable[tuple[UUID, UUID]]) -> None:
         """Cancel what these tasks, by id and workspace, have made: they are cancelled."""
         self._below += parents
 
-    def later(
+    def defer(
         self, kind: str, subject: UUID, workspace: UUID, data: Any = None, wait_s: float = 0
     ) -> None:
         """Leave something for a transaction of its own, not before so many seconds have passed."""
@@ -197,21 +197,21 @@ class Cascade:
         """The lanes that were marked as used."""
         return self._births.touched
 
-    def moment(self) -> Moment:
-        return Moment(self._now, self._clock.random(), self._actor)
+    def moment(self) -> DecisionContext:
+        return DecisionContext(self._now, self._clock.random(), self._actor)
 
     # Tasks that ended: whoever waits for them, and what takes their place.
 
-    def _told(self) -> Script[None]:
+    def _process_finished_tasks(self) -> Script[None]:
         batch, self._ended = self._ended, []
         if self.spent >= CASCADE:
             for each in batch:
-                self.later("ended", each.id, each.workspace)
+                self.defer("ended", each.id, each.workspace)
             return
-        yield from self.release(batch)
-        yield from self._succeed(batch)
+        yield from self.notify_dependents(batch)
+        yield from self._activate_successors(batch)
 
-    def release(self, batch: Sequence[Ended]) -> Script[None]:
+    def notify_dependents(self, batch: Sequence[FinishedTask]) -> Script[None]:
         """Tell those who wait for these tasks."""
         ends = {each.id: each for each in batch if each.awaited}
         if not ends:
@@ -219,11 +219,11 @@ class Cascade:
         rows = yield Statement("dependents", {"ids": sorted(ends), "most": CASCADE})
         if len(rows) == CASCADE:
             for each in ends.values():
-                self.later("dependents", each.id, each.workspace)
+                self.defer("dependents", each.id, each.workspace)
         if not rows:
             return
         self.spent += len(rows)
-        special = {row["id"] for row in rows if not simply_met(row, ends)}
+        special = {row["id"] for row in rows if not is_plain_success(row, ends)}
         hits = Counter(row["id"] for row in rows if row["id"] not in special)
         pairs = [(row["id"], row["needs"], is_met(row, ends)) for row in rows]
         if not hits:
@@ -236,29 +236,29 @@ class Cascade:
         if special:
             yield from self._released_singly([row for row in rows if row["id"] in special], ends)
 
-    def _released_singly(self, rows: list[Row], ends: dict[UUID, Ended]) -> Script[None]:
+    def _released_singly(self, rows: list[Row], ends: dict[UUID, FinishedTask]) -> Script[None]:
         waits: defaultdict[UUID, list[Row]] = defaultdict(list)
         for row in rows:
             waits[row["id"]].append(row)
-        yield from self.each(
-            sorted(waits), lambda task: after_needs(task, waits[task.id], ends), acts=True
+        yield from self.apply_to_each(
+            sorted(waits), lambda task: command_for_dependent(task, waits[task.id], ends), acts=True
         )
 
-    def each(
+    def apply_to_each(
         self,
         ids: list[UUID],
         choose: Callable[[Task], Command | None],
         *,
         acts: bool = False,
         ended: bool = False,
-    ) -> Script[list[Change]]:
+    ) -> Script[list[TaskChange]]:
         """Decide a command for each of the tasks and write what comes of it.
 
         Tasks that have ended are left alone unless `ended` says otherwise; `acts` has the engine do
         those that nobody else does.
         """
         rows = yield Statement("tasks_locked", {"ids": ids})
-        decided: list[tuple[Change, Command]] = []
+        decided: list[tuple[TaskChange, Command]] = []
         for row in rows:
             try:
                 task = task_of(row)
@@ -286,23 +286,23 @@ class Cascade:
             ]
         return [change for change, _ in decided]
 
-    def _note(self, before: Task, change: Change) -> None:
+    def _note(self, before: Task, change: TaskChange) -> None:
         after = change.task
         self.changes.append(change)
         self.turns.note([change])
         if after.status in TERMINAL and before.watched:
-            self._ended.append(Ended(after.id, after.workspace, after.status))
+            self._ended.append(FinishedTask(after.id, after.workspace, after.status))
         if is_cancel(change):
             self._below.append((after.id, after.workspace))
 
-    def _succeed(self, batch: Sequence[Ended]) -> Script[None]:
+    def _activate_successors(self, batch: Sequence[FinishedTask]) -> Script[None]:
         rows = [each.place for each in batch if each.place is not None]
         wanted = [(each.id, each.workspace) for each in batch if each.place is None]
         if wanted:
             rows += yield Statement("places", rows={"wanted": wanted})
         statuses = {each.id: each.status for each in batch}
         if children := sorted(row["id"] for row in rows if row["parent"] is not None):
-            yield from hand_up(self, children)
+            yield from wake_parents(self, children)
         self.turns.leave_all(rows)
         for row in rows:
             if row["kind"] == "approval":
@@ -315,27 +315,29 @@ class Cascade:
             if status is Status.COMPLETED:
                 try:
                     step = yield from self._step(row)
-                except Unfit:
+                except ControlTaskFailed:
                     if self._strict:
                         raise
-                    end = End.FAILURE
+                    end = SlotResult.FAILURE
             if step is None:
                 last = handed_on(row)
-                self._slots.append(SlotEnd(row["flow"], row["group_id"], row["slot"], end, last))
+                self._slots.append(
+                    SlotOutcome(row["flow"], row["group_id"], row["slot"], end, last)
+                )
             else:
-                self.bear(birth(row, step))
+                self.request_activation(birth(row, step))
 
-    def _step(self, row: Row) -> Script[Step | None]:
+    def _step(self, row: Row) -> Script[NextStep | None]:
         if row["id"] in self._steps:
             return self._steps[row["id"]]
         return (yield from next_step(self._plans, row))
 
     # Slots that ended: joins, turns, and the ends of flows.
 
-    def _close(self) -> Script[None]:
+    def _close_slots(self) -> Script[None]:
         slots, self._slots = self._slots, []
-        by_group: defaultdict[UUID, list[SlotEnd]] = defaultdict(list)
-        by_flow: defaultdict[UUID, list[SlotEnd]] = defaultdict(list)
+        by_group: defaultdict[UUID, list[SlotOutcome]] = defaultdict(list)
+        by_flow: defaultdict[UUID, list[SlotOutcome]] = defaultdict(list)
         for each in slots:
             if each.group is None:
                 by_flow[each.flow].append(each)
@@ -348,20 +350,20 @@ class Cascade:
         if by_flow:
             yield from self._flows_closed(by_flow)
 
-    def _group_closed(self, group: Group, ends: list[SlotEnd]) -> Script[None]:
+    def _group_closed(self, group: Group, ends: list[SlotOutcome]) -> Script[None]:
         if group.status not in GROUP_OPEN:
             return
-        after = counted(group, [each.end for each in ends])
+        after = with_ended_slots(group, [each.end for each in ends])
         if after.kind == "sequential":
             after = msgspec.structs.replace(after, follows=ends[-1].last)
-        status = joined(after)
+        status = join_status(after)
         if status is not None:
             yield from self.finish(after, status)
             return
         if after.kind == "sequential" and after.turn in {each.slot for each in ends}:
             if (yield from self._pass_plainly(after)):
                 return
-            after = yield from self.pass_turn(after)
+            after = yield from self.give_turn_to_next(after)
         yield self.group_change(after)
 
     def _pass_plainly(self, group: Group) -> Script[bool]:
@@ -379,7 +381,7 @@ class Cascade:
         self.spent += len(rows)
         return bool(rows)
 
-    def pass_turn(self, group: Group) -> Script[Group]:
+    def give_turn_to_next(self, group: Group) -> Script[Group]:
         """The group with the turn given to its next child, if that is made already."""
         rows = yield Statement("next_in_turn", place_of_turn(group))
         if not rows:
@@ -400,7 +402,7 @@ class Cascade:
 
     def give_turn(self, task: UUID) -> Script[None]:
         """Let a child of a sequence run."""
-        yield from self.each([task], on_turn)
+        yield from self.apply_to_each([task], start_on_turn)
         self._acts += [
             (change.task.id, change.task.workspace)
             for change in self.changes
@@ -413,15 +415,15 @@ class Cascade:
         if group.kind == "parallel" or group.total == 0:
             running = yield from self._admit(running)
         yield self.group_change(running, "group_started")
-        self._births.go_on(msgspec.structs.replace(running, version=group.version + 1))
+        self._births.continue_group(msgspec.structs.replace(running, version=group.version + 1))
 
     def _admit(self, group: Group) -> Script[Group]:
         """The group, none of whose own children are made, with the turn given to latecomers."""
         if group.open == group.total:
             return group
         if group.kind == "sequential":
-            return (yield from self.pass_turn(group))
-        yield from added_children.admit(self, group)
+            return (yield from self.give_turn_to_next(group))
+        yield from added_children.start_added_children(self, group)
         return group
 
     def finish(self, group: Group, status: GroupStatus) -> Script[None]:
@@ -438,22 +440,22 @@ class Cascade:
         if step is None:
             self._slots.append(end_of_group(group, status))
         else:
-            self.bear(group_birth(group, step))
+            self.request_activation(group_birth(group, step))
 
     def group_change(
         self, group: Group, kind: str | None = None, level: str = "INFO", message: str | None = None
     ) -> Statement:
         """The statement that writes a group, and tells of it where it has a new status."""
-        return group_statement(group, Told(kind, level, message), self._now, self._actor)
+        return group_statement(group, AuditNote(kind, level, message), self._now, self._actor)
 
-    def _flows_closed(self, by_flow: dict[UUID, list[SlotEnd]]) -> Script[None]:
+    def _flows_closed(self, by_flow: dict[UUID, list[SlotOutcome]]) -> Script[None]:
         rows = yield Statement("flows_locked", {"ids": sorted(by_flow)})
         for row in rows:
             flow = flow_of(row)
             if flow.status not in FLOW_OPEN:
                 continue
             ends = by_flow[flow.id]
-            bad = sum(each.end is End.FAILURE for each in ends)
+            bad = sum(each.end is SlotResult.FAILURE for each in ends)
             after = msgspec.structs.replace(
                 flow, open=flow.open - len(ends), failed=flow.failed + bad
             )
@@ -469,7 +471,7 @@ class Cascade:
         self, flow: Flow, kind: str | None = None, level: str = "INFO", message: str | None = None
     ) -> Statement:
         """The statement that writes a flow, and tells of it where there is something to tell."""
-        return flow_statement(flow, Told(kind, level, message), self._now, self._actor)
+        return flow_statement(flow, AuditNote(kind, level, message), self._now, self._actor)
 
     # What a group that has ended leaves behind.
 
@@ -477,15 +479,15 @@ class Cascade:
         rest, self._rest = self._rest, []
         for group, cancel in rest:
             if self.spent >= CASCADE:
-                self.later("rest", group.id, group.workspace, {"cancel": cancel})
+                self.defer("rest", group.id, group.workspace, {"cancel": cancel})
                 continue
             params = {"parent": group.id, "workspace": group.workspace, "most": CASCADE}
             rows = yield Statement("children_open", params)
             if len(rows) == CASCADE:
-                self.later("rest", group.id, group.workspace, {"cancel": cancel})
+                self.defer("rest", group.id, group.workspace, {"cancel": cancel})
             tasks = sorted(row["id"] for row in rows if not row["is_group"])
             if tasks:
-                yield from self.each(tasks, cancelled if cancel else skipped)
+                yield from self.apply_to_each(tasks, cancelled if cancel else skipped)
             yield from self.end_groups([r["id"] for r in rows if r["is_group"]], cancel=cancel)
 
     def end_groups(self, ids: list[UUID], *, cancel: bool) -> Script[None]:
@@ -511,17 +513,19 @@ class Cascade:
     # What begins.
 
     def _bear(self) -> Script[None]:
-        grown: Grown = yield from self._births.run(self)
+        grown: ActivationResult = yield from self._births.run(self)
         self.lanes |= grown.lanes
         self._acts += grown.acts
         for place in grown.refused:
-            self._slots.append(SlotEnd(place.flow, place.group, place.slot, End.FAILURE, None))
+            self._slots.append(
+                SlotOutcome(place.flow, place.group, place.slot, SlotResult.FAILURE, None)
+            )
         for group in grown.empty:
-            status = joined(group)
+            status = join_status(group)
             if status is not None:  # else only latecomers are in it
                 yield from self.finish(group, status)
 
-    def _act(self) -> Script[None]:
+    def _run_control_tasks(self) -> Script[None]:
         """Do what control tasks without a prompt are for."""
         acts, self._acts = self._acts, []
         rows = yield Statement("places", rows={"wanted": acts})
@@ -533,24 +537,24 @@ class Cascade:
                 orders[task] = yield from self._ask(row)
             else:
                 orders[task] = yield from self._decision(row)
-        yield from self.each(sorted(orders), lambda task: orders[task.id])
+        yield from self.apply_to_each(sorted(orders), lambda task: orders[task.id])
 
     def _decision(self, row: Row) -> Script[Command]:
         try:
             self._steps[row["id"]] = step = yield from self._step(row)
-        except Unfit as error:
-            return commands.Decide(status=Status.FAILED, message=error.message, code=error.code)
+        except ControlTaskFailed as error:
+            return commands.Resolve(status=Status.FAILED, message=error.message, code=error.code)
         said: dict[str, Any] = {"next": None if step is None else step.key}
         if step is not None and step.items is not None:
             said["items"] = len(step.items)
         output = msgspec.json.encode(said).decode()
-        return commands.Decide(status=Status.COMPLETED, output=output)
+        return commands.Resolve(status=Status.COMPLETED, output=output)
 
     def _ask(self, row: Row) -> Script[Command]:
         """Put the question to people; the task waits for their answer."""
         control = control_of(row)
         assert isinstance(control, Approval)
-        command = commands.Ask(
+        command = commands.AwaitAnswer(
             hold=control.hold(), timeout_s=control.timeout_s, message=control.message
         )
         until = None if control.timeout_s is None else command.until(self._now)

@@ -10,18 +10,18 @@ from uuid import UUID
 import msgspec
 
 from tenuto.clock import Clock
-from tenuto.engine.flows.activation import Births, Fresh
-from tenuto.engine.flows.activation_rows import Birth
-from tenuto.engine.flows.plans import Plans
+from tenuto.engine.flows.activation import ActivationBatch, Fresh
+from tenuto.engine.flows.activation_rows import ActivationRequest
+from tenuto.engine.flows.plans import PlanCache
 from tenuto.engine.flows.rows import context_of
 from tenuto.engine.rows import STATUS, Rows, insert
 from tenuto.model.flows.plan import Plan
-from tenuto.model.flows.progress import in_turn
+from tenuto.model.flows.progress import is_next_child
 from tenuto.model.tasks.task import Status
 from tenuto.store.protocol import Row, Statement
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Where a task stands whose end is watched, as its claim found it."""
 
     awaited: int
@@ -35,13 +35,13 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     context: str | None = None
 
 
-def standing_of(row: Row) -> Standing:
+def claim_snapshot(row: Row) -> ClaimSnapshot:
     """The standing in a claim's row."""
-    known = msgspec.json.decode(row["standing"], type=Standing)
+    known = msgspec.json.decode(row["standing"], type=ClaimSnapshot)
     return msgspec.structs.replace(known, flow=row["flow"], key=row["key"], context=row["context"])
 
 
-class Link(msgspec.Struct, frozen=True):
+class ChainedCompletion(msgspec.Struct, frozen=True):
     """The statement to try, but for the end itself, and the lanes that it fills besides."""
 
     query: str
@@ -54,34 +54,47 @@ class Link(msgspec.Struct, frozen=True):
         return Statement(self.query, self.params | params, self.rows | {"result": result})
 
 
-def link_of(
-    task: UUID, at: Standing, clock: Clock, plans: Plans, is_fresh: Fresh, actor: str | None
-) -> Link | None:
+def plan_chained_completion(
+    task: UUID,
+    at: ClaimSnapshot,
+    clock: Clock,
+    plans: PlanCache,
+    is_fresh: Fresh,
+    actor: str | None,
+) -> ChainedCompletion | None:
     """What plainly follows from the end of a task, if anything does."""
     if not at.plain:
         return None
     if at.flow is None:
-        return Link("complete_awaited", {"actor": actor}, {}, set()) if at.awaited else None
+        return (
+            ChainedCompletion("complete_awaited", {"actor": actor}, {}, set())
+            if at.awaited
+            else None
+        )
     plan = plans.known(at.flow)
     if at.awaited or plan is None:
         return None
     groups = context_of(at.context).groups
     around = groups[-1] if groups else None
-    if at.next is not None and not in_turn(plan, around, at.key or "", at.next):
-        births = Births(clock, plans, actor, clock.now(), is_fresh)
-        return None if at.group is not None else _before(task, at, plan, births, clock)
+    if at.next is not None and not is_next_child(plan, around, at.key or "", at.next):
+        births = ActivationBatch(clock, plans, actor, clock.now(), is_fresh)
+        return None if at.group is not None else _chain_to_next_task(task, at, plan, births, clock)
     spec = plan.groups.get(around or "")
     if at.group is None or spec is None or spec.order != "sequential":
         return None
     place = {"parent": at.group, "slot": at.slot, "actor": actor}
-    return Link("complete_in_turn", place, {}, set())
+    return ChainedCompletion("complete_in_turn", place, {}, set())
 
 
-def _before(task: UUID, at: Standing, plan: Plan, births: Births, clock: Clock) -> Link | None:
+def _chain_to_next_task(
+    task: UUID, at: ClaimSnapshot, plan: Plan, births: ActivationBatch, clock: Clock
+) -> ChainedCompletion | None:
     """The link to a task that takes this one's place in the flow."""
     assert at.flow is not None, "only a flow has a next"
     assert at.next is not None, "only what has a next has a place to be taken"
-    birth = Birth(flow=at.flow, group=None, slot=at.slot or 0, key=at.next, of=at.key, follows=task)
+    birth = ActivationRequest(
+        flow=at.flow, group=None, slot=at.slot or 0, key=at.next, of=at.key, follows=task
+    )
     rows = births.first(plan, birth)
     if rows is None:
         return None
@@ -89,4 +102,4 @@ def _before(task: UUID, at: Standing, plan: Plan, births: Births, clock: Clock) 
     lanes = {new[2]} if new[STATUS] is Status.PENDING else set()
     spelled = insert("complete_before", rows, clock.now())
     place = {"flow": at.flow, "key": at.next, "born": new[0]}
-    return Link(spelled.query, spelled.params | place, rows, lanes)
+    return ChainedCompletion(spelled.query, spelled.params | place, rows, lanes)

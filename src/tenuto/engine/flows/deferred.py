@@ -10,7 +10,7 @@ import msgspec
 from tenuto.engine.agents import subtask_tree
 from tenuto.engine.flows import added_children
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.flows.outcomes import Ended
+from tenuto.engine.flows.outcomes import FinishedTask
 from tenuto.engine.flows.rows import flow_of, group_of
 from tenuto.engine.limits import budgets, concurrency
 from tenuto.engine.rows import decode
@@ -37,10 +37,12 @@ def end_roots(cascade: Cascade, flow: Flow) -> Script[None]:
     """End what is open at the top of a flow that was cancelled."""
     rows = yield Statement("roots_open", {"flow": flow.id, "most": CASCADE})
     if len(rows) == CASCADE:
-        cascade.later("roots", flow.id, flow.workspace)
+        cascade.defer("roots", flow.id, flow.workspace)
     tasks = sorted(row["id"] for row in rows if not row["is_group"])
     if tasks:
-        yield from cascade.each(tasks, lambda _: commands.Cancel(reason="its flow was cancelled"))
+        yield from cascade.apply_to_each(
+            tasks, lambda _: commands.Cancel(reason="its flow was cancelled")
+        )
     yield from cascade.end_groups([row["id"] for row in rows if row["is_group"]], cancel=True)
 
 
@@ -51,14 +53,14 @@ def _roots(cascade: Cascade, work: Row) -> Script[None]:
 
 def _ended(cascade: Cascade, work: Row) -> Script[None]:
     rows = yield Statement("task_state", {"ids": [work["subject"]]})
-    ended = [Ended(row["id"], row["workspace"], Status(row["status"])) for row in rows]
-    yield from cascade.follow([each for each in ended if each.status in TERMINAL])
+    ended = [FinishedTask(row["id"], row["workspace"], Status(row["status"])) for row in rows]
+    yield from cascade.run([each for each in ended if each.status in TERMINAL])
 
 
 def _dependents(cascade: Cascade, work: Row) -> Script[None]:
     rows = yield Statement("task_state", {"ids": [work["subject"]]})
-    ended = [Ended(row["id"], row["workspace"], Status(row["status"])) for row in rows]
-    yield from cascade.release([each for each in ended if each.status in TERMINAL])
+    ended = [FinishedTask(row["id"], row["workspace"], Status(row["status"])) for row in rows]
+    yield from cascade.notify_dependents([each for each in ended if each.status in TERMINAL])
 
 
 def _expand(cascade: Cascade, work: Row) -> Script[None]:
@@ -92,7 +94,7 @@ def _resume(cascade: Cascade, work: Row) -> Script[None]:
     if stopping:
         # Their workers have not said yet that they stopped for the pause.
         data = {"of": decode(work["data"])["of"], "tasks": stopping}
-        cascade.later("resume", work["subject"], work["workspace"], data, _STOPPING_S)
+        cascade.defer("resume", work["subject"], work["workspace"], data, _STOPPING_S)
 
 
 def _is_still(work: Row, status: FlowStatus) -> Script[bool]:
@@ -106,7 +108,7 @@ def _unheld(task: Task) -> Command | None:
     """For what was made while its flow was paused."""
     if task.hold is None or task.hold.partition(":")[0] != "paused":
         return None
-    return commands.Turn(hold="act" if task.hold.endswith(":act") else None)
+    return commands.ClearHold(hold="act" if task.hold.endswith(":act") else None)
 
 
 def _each_open(
@@ -116,7 +118,9 @@ def _each_open(
     data: dict[str, Any] = decode(work["data"])
     if "tasks" in data:
         for choose in choices:
-            yield from cascade.each([UUID(each) for each in data["tasks"]], choose, acts=True)
+            yield from cascade.apply_to_each(
+                [UUID(each) for each in data["tasks"]], choose, acts=True
+            )
         return
     query = "group_tasks_open" if data["of"] == "group" else "flow_tasks_open"
     params = {
@@ -128,10 +132,10 @@ def _each_open(
     rows = yield Statement(query, params)
     ids = [row["id"] for row in rows]
     for choose in choices if ids else ():
-        yield from cascade.each(ids, choose, acts=True)
+        yield from cascade.apply_to_each(ids, choose, acts=True)
     if len(ids) == CASCADE:
         again = data | {"after": str(ids[-1])}
-        cascade.later(work["kind"], work["subject"], work["workspace"], again)
+        cascade.defer(work["kind"], work["subject"], work["workspace"], again)
 
 
 PIECES: dict[str, Callable[[Cascade, Row], Script[None]]] = {

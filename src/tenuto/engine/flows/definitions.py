@@ -15,9 +15,9 @@ from tenuto.engine.schedules.manifest_rules import RuleChange, keep_rules
 from tenuto.engine.tenancy.secret_use import check_definitions
 from tenuto.manifest.decoding import fields_of
 from tenuto.manifest.diff import FieldChange, changes, same
-from tenuto.manifest.documents import Draft, Files, drafted
-from tenuto.manifest.export import camel, dump, kind_of, said_by
-from tenuto.manifest.manifest import Manifest, linked
+from tenuto.manifest.documents import Files, ManifestDraft, parse_files
+from tenuto.manifest.export import camel, dump, kind_of, to_plain
+from tenuto.manifest.manifest import Manifest, link_draft
 from tenuto.manifest.tasks import check_spec
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
@@ -64,24 +64,24 @@ class DefinitionChange(msgspec.Struct, frozen=True, rename="camel"):
     fields: list[FieldChange] = []
 
 
-class Started(msgspec.Struct, frozen=True, rename="camel"):
+class StartedDefinition(msgspec.Struct, frozen=True, rename="camel"):
     """A definition that files ask to start at once, and the flow; none in a dry run."""
 
     key: str
     flow_id: UUID | None = None
 
 
-class Applied(msgspec.Struct, frozen=True, rename="camel"):
+class ApplyResult(msgspec.Struct, frozen=True, rename="camel"):
     """What files did, or in a dry run would do."""
 
     dry_run: bool
     definitions: list[DefinitionChange]
-    started: list[Started]
+    started: list[StartedDefinition]
     warnings: list[str]
     rules: list[RuleChange] = []
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _StoredVersion(msgspec.Struct, frozen=True):
     """A stored definition, as it was when it was looked at."""
 
     id: UUID
@@ -89,7 +89,7 @@ class _Known(msgspec.Struct, frozen=True):
     version: int
 
 
-class _Moved(Exception):
+class _DefinitionsChanged(Exception):
     """Somebody changed definitions that a decision was made on."""
 
 
@@ -151,24 +151,24 @@ class Definitions:
         """What is stored under the keys, and everything that it leads to."""
         return {key: known.spec for key, known in (await self._reach(keys)).items()}
 
-    async def apply_files(self, files: Files, *, dry_run: bool = False) -> Applied:
+    async def apply_files(self, files: Files, *, dry_run: bool = False) -> ApplyResult:
         """Do what files ask for, all of it or nothing; raises `Invalid` with every fault in them.
 
         Done again it changes nothing.
         """
-        draft = await asyncio.to_thread(drafted, files)
+        draft = await asyncio.to_thread(parse_files, files)
 
-        async def once() -> Applied:
+        async def once() -> ApplyResult:
             known = await self._around(draft)
             stored = {key: each.spec for key, each in known.items() if key not in draft.specs}
-            manifest = await asyncio.to_thread(linked, draft, stored)
+            manifest = await asyncio.to_thread(link_draft, draft, stored)
             seen = dict.fromkeys(draft.wanted(), 0)
             seen |= {key: each.version for key, each in known.items()}
             return await self._apply(manifest, dry_run, seen)
 
         return await self._insist(once)
 
-    async def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Applied:
+    async def apply(self, manifest: Manifest, *, dry_run: bool = False) -> ApplyResult:
         """Store what a manifest has in one transaction, then start what it asks for."""
         for spec in manifest.specs.values():
             check_spec(spec)
@@ -178,28 +178,30 @@ class Definitions:
         for _ in range(TRIES):
             try:
                 return await work()
-            except _Moved:
+            except _DefinitionsChanged:
                 continue
         raise Conflict("others keep changing these definitions", "version_conflict")
 
-    async def _apply(self, manifest: Manifest, dry_run: bool, seen: Mapping[str, int]) -> Applied:
+    async def _apply(
+        self, manifest: Manifest, dry_run: bool, seen: Mapping[str, int]
+    ) -> ApplyResult:
         """Apply a manifest that was checked against what has these versions; 0 is nothing."""
         flows = {} if dry_run else await self._prepared(manifest)
 
-        def script(cascade: Cascade) -> Script[Applied]:
+        def script(cascade: Cascade) -> Script[ApplyResult]:
             specs = list(manifest.specs.values())
             found = yield from self._put(specs, seen, dry_run=dry_run)
             place = (self._core, self._workspace, self._flows.actor, self._flows.caller)
             rules = yield from keep_rules(*place, manifest, dry_run=dry_run)
             new = {change.key for change in found if change.action != "unchanged"}
-            started = [Started(key) for key in manifest.starts if key in new]
+            started = [StartedDefinition(key) for key in manifest.starts if key in new]
             for index, each in enumerate(started):
                 if each.key in flows:
                     yield from self._flows.begin(cascade, flows[each.key])
-                    started[index] = Started(each.key, flows[each.key]["id"])
-            return Applied(dry_run, found, started, list(manifest.warnings), rules)
+                    started[index] = StartedDefinition(each.key, flows[each.key]["id"])
+            return ApplyResult(dry_run, found, started, list(manifest.warnings), rules)
 
-        return await self._core.flowing(script, self._flows.actor)
+        return await self._core.run_with_cascade(script, self._flows.actor)
 
     async def _prepared(self, manifest: Manifest) -> dict[str, dict[str, Any]]:
         """The flows that are started with what is stored, should it be new."""
@@ -224,7 +226,7 @@ class Definitions:
         stored = {row["key"]: row for row in rows}
         there = {key: row["version"] for key, row in stored.items()}
         if any(there.get(key, 0) != version for key, version in seen.items()):
-            raise _Moved
+            raise _DefinitionsChanged
         found = []
         for spec in specs:
             row = stored.get(spec.key or "")
@@ -262,7 +264,7 @@ class Definitions:
             there = params | {"workspace": self._workspace}
             added = yield Statement("definitions_add", there, {"made": made})
             if len(added) < len(made):
-                raise _Moved
+                raise _DefinitionsChanged
         if changed:
             yield Statement("definitions_set", params, {"changed": changed})
 
@@ -285,20 +287,22 @@ class Definitions:
             cursor = page[-1]["id"]
         return rows
 
-    async def _around(self, draft: Draft) -> dict[str, _Known]:
+    async def _around(self, draft: ManifestDraft) -> dict[str, _StoredVersion]:
         """What is stored of all that a draft touches: what it leads to, and groups around it."""
         known = await self._reach(draft.wanted())
-        inside = draft.spoken_of()
+        inside = draft.declared_keys()
         above = [row for row in await self._all("group") if row["key"] not in known]
         homes = [row["key"] for row in above if inside & set(_children(row))]
         return known | await self._reach(homes)
 
-    async def _reach(self, keys: Iterable[str]) -> dict[str, _Known]:
-        known: dict[str, _Known] = {}
+    async def _reach(self, keys: Iterable[str]) -> dict[str, _StoredVersion]:
+        known: dict[str, _StoredVersion] = {}
         todo = set(keys)
         while todo:
             rows = await self._core.store.fetch(self._keyed(todo))
-            fresh = {row["key"]: _Known(row["id"], spec_of(row), row["version"]) for row in rows}
+            fresh = {
+                row["key"]: _StoredVersion(row["id"], spec_of(row), row["version"]) for row in rows
+            }
             known |= fresh
             said = {key for each in fresh.values() for key in targets(each.spec)}
             todo = said - known.keys() - todo
@@ -334,7 +338,7 @@ def _view(row: Row) -> DefinitionView:
         kind=row["kind"],
         title=spec.title,
         version=row["version"],
-        spec=camel(said_by(spec)),
+        spec=camel(to_plain(spec)),
         created_at=row["created_at"],
         updated_at=row["updated_at"],
     )
@@ -362,7 +366,7 @@ def _change(row: Row | None, spec: Spec) -> DefinitionChange:
     return DefinitionChange(key, kind, "updated", row["version"] + 1, changes(before, spec))
 
 
-def _check_circle(known: Mapping[str, _Known], spec: Spec) -> None:
+def _check_circle(known: Mapping[str, _StoredVersion], spec: Spec) -> None:
     """Raise `Invalid` when a definition leads back to itself other than by a jump."""
 
     def onward(key: str) -> Sequence[str]:

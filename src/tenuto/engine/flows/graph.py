@@ -14,7 +14,7 @@ import msgspec
 
 from tenuto.model.flows.definition import Condition, Foreach, Goto, GroupSpec
 from tenuto.model.flows.plan import Plan
-from tenuto.model.flows.progress import GROUP_OPEN, in_turn
+from tenuto.model.flows.progress import GROUP_OPEN, is_next_child
 from tenuto.model.tasks.task import TERMINAL
 from tenuto.store.protocol import Row
 
@@ -66,7 +66,7 @@ class GraphView(msgspec.Struct, frozen=True, kw_only=True):
     truncated: bool = False
 
 
-class Drawing:
+class GraphBuilder:
     """Puts a graph together; `root` is the run of a group whose successors are not of interest."""
 
     def __init__(
@@ -217,7 +217,9 @@ class Drawing:
             (key, kind)
             for key, kind in after
             if key is not None
-            and (kind in ("goto", "item") or not in_turn(self._plan, home, node.key or "", key))
+            and (
+                kind in ("goto", "item") or not is_next_child(self._plan, home, node.key or "", key)
+            )
         ]
 
     def _latest(self, key: str) -> str | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from tenuto.engine.flows.plans import Plans, refers
+from tenuto.engine.flows.plans import PlanCache, refers
 from tenuto.engine.flows.rows import context_of
 from tenuto.engine.rows import decode
 from tenuto.model.errors import Invalid, TenutoError
@@ -12,30 +12,34 @@ from tenuto.model.flows.definition import resolved
 from tenuto.model.flows.progress import effective_prompt
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
-Dressed = dict[str, Any] | TenutoError
+InputOrError = dict[str, Any] | TenutoError
 
 
-class Dressing:
+class InputBuilder:
     """Reads what flows add to the works of an engine."""
 
-    def __init__(self, plans: Plans) -> None:
+    def __init__(self, plans: PlanCache) -> None:
         self._plans = plans
 
-    def dress(self, rows: Rows, given: Mapping[UUID, Any]) -> Script[dict[UUID, Dressed]]:
+    def build_inputs(
+        self, rows: Rows, given: Mapping[UUID, Any]
+    ) -> Script[dict[UUID, InputOrError]]:
         """The fields of each work that differ from its row, or why it cannot be run.
 
         `given` has the input of each, with the secrets that its row only names.
         """
-        alone = yield from self._needed([row for row in rows if row["flow"] is None])
-        found: dict[UUID, Dressed] = {}
+        alone = yield from self._load_dependency_results(
+            [row for row in rows if row["flow"] is None]
+        )
+        found: dict[UUID, InputOrError] = {}
         for row in rows:
             try:
-                found[row["id"]] = yield from self._dressed(row, given[row["id"]], alone)
+                found[row["id"]] = yield from self._build_input(row, given[row["id"]], alone)
             except Invalid as error:
                 found[row["id"]] = error
         return found
 
-    def _dressed(
+    def _build_input(
         self, row: Row, given: Any, alone: dict[UUID, dict[str, Any]]
     ) -> Script[dict[str, Any]]:
         changes: dict[str, Any] = {}
@@ -52,7 +56,7 @@ class Dressing:
             changes["input"] = resolved(given, results)
         return changes
 
-    def _needed(self, rows: Rows) -> Script[dict[UUID, dict[str, Any]]]:
+    def _load_dependency_results(self, rows: Rows) -> Script[dict[UUID, dict[str, Any]]]:
         """What tasks without a flow refer to: results they waited for, by key and by id."""
         ids = sorted(row["id"] for row in rows)
         if not ids:

@@ -5,17 +5,24 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.flows.activation_rows import Birth
+from tenuto.engine.flows.activation_rows import ActivationRequest
 from tenuto.engine.flows.rows import context_of
 from tenuto.model.flows.plan import Plan
-from tenuto.model.flows.progress import End, Group, GroupStatus, Step, end_of, in_turn
+from tenuto.model.flows.progress import (
+    Group,
+    GroupStatus,
+    NextStep,
+    SlotResult,
+    end_of,
+    is_next_child,
+)
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.commands import Command
 from tenuto.model.tasks.task import LEASED, Status, Task
 from tenuto.store.protocol import Row
 
 
-class Ended(msgspec.Struct, frozen=True):
+class FinishedTask(msgspec.Struct, frozen=True):
     """A task that has just ended, and whose end is watched."""
 
     id: UUID
@@ -30,39 +37,39 @@ class Ended(msgspec.Struct, frozen=True):
         return self.place is None or self.place["awaited"] > 0
 
 
-class SlotEnd(msgspec.Struct, frozen=True):
+class SlotOutcome(msgspec.Struct, frozen=True):
     """The end of a slot, in a group or at the top of a flow."""
 
     flow: UUID
     group: UUID | None
     slot: int
-    end: End
+    end: SlotResult
     last: UUID | None
     """The task whose result is handed on: to the next in turn, or to what follows the group."""
 
 
-def end_of_group(group: Group, status: GroupStatus) -> SlotEnd:
+def end_of_group(group: Group, status: GroupStatus) -> SlotOutcome:
     """The end of the slot that a group stood in."""
-    return SlotEnd(group.flow, group.parent, group.slot, end_of(status), group.follows)
+    return SlotOutcome(group.flow, group.parent, group.slot, end_of(status), group.follows)
 
 
-def simply_met(row: Row, ends: dict[UUID, Ended]) -> bool:
+def is_plain_success(row: Row, ends: dict[UUID, FinishedTask]) -> bool:
     return bool(row["plain"]) and ends[row["needs"]].status is Status.COMPLETED
 
 
-def is_met(row: Row, ends: dict[UUID, Ended]) -> bool:
+def is_met(row: Row, ends: dict[UUID, FinishedTask]) -> bool:
     done = ends[row["needs"]].status is Status.COMPLETED
     return done or row["on_dependency_failure"] == "run"
 
 
-def after_needs(task: Task, waits: list[Row], ends: dict[UUID, Ended]) -> Command:
+def command_for_dependent(task: Task, waits: list[Row], ends: dict[UUID, FinishedTask]) -> Command:
     for row in waits:
         if not is_met(row, ends):
             return failed_need(
                 row["needs"], ends[row["needs"]].status, row["on_dependency_failure"]
             )
     del task
-    return commands.Met(n=len(waits))
+    return commands.DependenciesMet(n=len(waits))
 
 
 def failed_need(needs: UUID, status: Status, policy: str | None) -> Command:
@@ -70,11 +77,11 @@ def failed_need(needs: UUID, status: Status, policy: str | None) -> Command:
     why = f"waited for task {needs}, which is {status}"
     if policy == "skip" or status is Status.SKIPPED:
         return commands.Skip(reason=why)
-    return commands.Refuse(code="dependency_failed", message=why)
+    return commands.FailWithoutAttempt(code="dependency_failed", message=why)
 
 
-def on_turn(task: Task) -> Command | None:
-    return commands.Turn(hold="act") if task.hold == "turn:act" else commands.Turn()
+def start_on_turn(task: Task) -> Command | None:
+    return commands.ClearHold(hold="act") if task.hold == "turn:act" else commands.ClearHold()
 
 
 def skipped(task: Task) -> Command | None:
@@ -88,7 +95,7 @@ def cancelled(task: Task) -> Command | None:
     return commands.Cancel(reason="its group has ended")
 
 
-def held(task: Task) -> Command | None:
+def hold_if_paused(task: Task) -> Command | None:
     """For what waits in a flow or group that is paused, unless it waits for that alone.
 
     What has its turn to come would run with it, whatever its flow is by then.
@@ -98,9 +105,9 @@ def held(task: Task) -> Command | None:
     return commands.Pause(reason="its flow was paused")
 
 
-def birth(row: Row, step: Step) -> Birth:
+def birth(row: Row, step: NextStep) -> ActivationRequest:
     context = context_of(row["context"])
-    return Birth(
+    return ActivationRequest(
         flow=row["flow"],
         group=row["group_id"],
         slot=row["slot"],
@@ -127,12 +134,12 @@ def group_next(plan: Plan, group: Group) -> str | None:
     key: str | None = spec.next
     context = context_of(group.context)
     around = context.groups[-1] if context.groups else None
-    return None if key is None or in_turn(plan, around, group.key, key) else key
+    return None if key is None or is_next_child(plan, around, group.key, key) else key
 
 
-def group_birth(group: Group, key: str) -> Birth:
+def group_birth(group: Group, key: str) -> ActivationRequest:
     context = context_of(group.context)
-    return Birth(
+    return ActivationRequest(
         flow=group.flow,
         group=group.parent,
         slot=group.slot,

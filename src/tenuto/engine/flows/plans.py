@@ -17,7 +17,7 @@ _MOST = 256
 _MARK = f'"{FROM}"'
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _CachedPlan(msgspec.Struct, frozen=True):
     plan: Plan
     input: Any
     flow: Flow
@@ -26,11 +26,11 @@ class _Known(msgspec.Struct, frozen=True):
     """The groups of which some children wait for others."""
 
 
-class Plans:
+class PlanCache:
     """What flows were started with. Its methods are scripts."""
 
     def __init__(self) -> None:
-        self._known: dict[UUID, _Known] = {}
+        self._known: dict[UUID, _CachedPlan] = {}
 
     def plan(self, flow: UUID) -> Script[Plan]:
         """The plan of a flow that exists."""
@@ -50,7 +50,7 @@ class Plans:
         """What the flow was started with."""
         return (yield from self._load(flow)).input
 
-    def _load(self, flow: UUID) -> Script[_Known]:
+    def _load(self, flow: UUID) -> Script[_CachedPlan]:
         known = self._known.get(flow)
         if known is None:
             rows = yield Statement("flow_plans", {"ids": [flow]})
@@ -81,9 +81,9 @@ class Plans:
         )
         self._keep(plan, row["input"], made)
 
-    def _keep(self, plan: Plan, given: str | None, flow: Flow) -> _Known:
+    def _keep(self, plan: Plan, given: str | None, flow: Flow) -> _CachedPlan:
         running = msgspec.structs.replace(flow, status=FlowStatus.RUNNING)
-        known = _Known(plan, decode(given), running, _tied(plan))
+        known = _CachedPlan(plan, decode(given), running, _tied(plan))
         if len(self._known) >= _MOST:
             del self._known[next(iter(self._known))]
         self._known[flow.id] = known

@@ -11,7 +11,7 @@ from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.rows import group_of
 from tenuto.model.flows.plan import find_cycle
-from tenuto.model.flows.progress import GROUP_OPEN, Group, joined
+from tenuto.model.flows.progress import GROUP_OPEN, Group, join_status
 from tenuto.model.tasks import commands
 from tenuto.store.protocol import Row, Script, Statement
 
@@ -23,7 +23,7 @@ SETTLED_AFTER = timedelta(minutes=5)
 """How long nothing must have changed in a group before its count is doubted."""
 
 
-class FlowUpkeep:
+class FlowRepair:
     """The upkeep of flows. Each `*_once` answers how many rows it mended."""
 
     def __init__(self, core: Core) -> None:
@@ -38,7 +38,7 @@ class FlowUpkeep:
         failed = 0
         while circle := find_cycle(edges, lambda task: edges.get(task, ())):
             members = sorted({UUID(each) for each in circle})
-            failed += await self._core.flowing(partial(_fail_circle, members), actor)
+            failed += await self._core.run_with_cascade(partial(_fail_circle, members), actor)
             for each in circle:
                 edges.pop(each, None)
         return failed
@@ -48,15 +48,15 @@ class FlowUpkeep:
         params = {"before": self._core.now() - SETTLED_AFTER, "most": ADRIFT}
         rows = await self._core.store.fetch(Statement("groups_adrift", params))
         for row in rows:
-            await self._core.flowing(partial(_recounted, row), actor)
+            await self._core.run_with_cascade(partial(_recounted, row), actor)
         return len(rows)
 
 
 def _fail_circle(ids: list[UUID], cascade: Cascade) -> Script[int]:
-    refuse = commands.Refuse(
+    refuse = commands.FailWithoutAttempt(
         code="dependency_cycle", message="waits in a circle: " + ", ".join(map(str, ids[:5]))
     )
-    return len((yield from cascade.each(ids, lambda _: refuse)))
+    return len((yield from cascade.apply_to_each(ids, lambda _: refuse)))
 
 
 def _recounted(found: Row, cascade: Cascade) -> Script[None]:
@@ -69,6 +69,6 @@ def _recounted(found: Row, cascade: Cascade) -> Script[None]:
     why = f"counted {group.open} open children where there are {found['actual']}"
     yield cascade.group_change(right, "group_recounted", "ERROR", why)
     right = msgspec.structs.replace(right, version=right.version + 1)
-    status = joined(right)
+    status = join_status(right)
     if status is not None:
         yield from cascade.finish(right, status)

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.model.flows.definition import Control
-from tenuto.model.flows.progress import Context, Flow, FlowStatus, Group, GroupStatus
+from tenuto.model.flows.progress import ActivationContext, Flow, FlowStatus, Group, GroupStatus
 from tenuto.model.tasks.task import TERMINAL, Status
 from tenuto.store.protocol import Row, Script, Statement
 
@@ -16,7 +16,7 @@ RANKS_FAR = 64
 """How many steps away a rank is passed on to what a task waits for."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class AuditNote(msgspec.Struct, frozen=True):
     """What the trail says of a change; without a kind, nothing."""
 
     kind: str | None
@@ -24,7 +24,7 @@ class Told(msgspec.Struct, frozen=True):
     message: str | None = None
 
 
-def group_statement(group: Group, told: Told, now: datetime, actor: str | None) -> Statement:
+def group_statement(group: Group, told: AuditNote, now: datetime, actor: str | None) -> Statement:
     """Write a group, and tell of it."""
     version = group.version + (told.kind is not None)
     changed = (
@@ -45,7 +45,7 @@ def group_statement(group: Group, told: Told, now: datetime, actor: str | None) 
     return Statement("group_change", {"now": now, "actor": actor}, rows)
 
 
-def flow_statement(flow: Flow, told: Told, now: datetime, actor: str | None) -> Statement:
+def flow_statement(flow: Flow, told: AuditNote, now: datetime, actor: str | None) -> Statement:
     """Write a flow, and tell of it."""
     version = flow.version + (told.kind is not None)
     changed = (
@@ -63,7 +63,7 @@ def flow_statement(flow: Flow, told: Told, now: datetime, actor: str | None) -> 
 
 
 def _noted(
-    of: Flow | Group, version: int, told: Told, data: dict[str, Any]
+    of: Flow | Group, version: int, told: AuditNote, data: dict[str, Any]
 ) -> list[tuple[Any, ...]]:
     if told.kind is None:
         return []
@@ -84,9 +84,11 @@ def is_by_engine(row: Row) -> bool:
     return kind == "approval" or (kind != "agent" and row["prompt"] is None)
 
 
-def context_of(text: str | None) -> Context:
+def context_of(text: str | None) -> ActivationContext:
     """What an activation added to its definition."""
-    return Context() if text is None else msgspec.json.decode(text, type=Context)
+    return (
+        ActivationContext() if text is None else msgspec.json.decode(text, type=ActivationContext)
+    )
 
 
 def group_of(row: Row) -> Group:

@@ -12,11 +12,11 @@ import msgspec
 from tenuto import tracing
 from tenuto.crash_points import crash_point
 from tenuto.engine.core import Core
-from tenuto.engine.flows.activation_rows import Birth
+from tenuto.engine.flows.activation_rows import ActivationRequest
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.deferred import PIECES, end_flow
 from tenuto.engine.flows.rows import flow_of, group_of
-from tenuto.engine.flows.views import Origin
+from tenuto.engine.flows.views import FlowStartArgs
 from tenuto.engine.limits.pending_quota import check_flow
 from tenuto.engine.tasks import retry
 from tenuto.engine.tasks.references import check_references
@@ -38,7 +38,7 @@ from tenuto.model.limits.complexity import gated, require_subagents
 from tenuto.model.tasks.fingerprint import fingerprint, fingerprints
 from tenuto.model.tasks.submission import NewTask, check, requirements
 from tenuto.model.tenancy.access import Caller
-from tenuto.model.tenancy.secrets import hidden
+from tenuto.model.tenancy.secrets import extract_secrets
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 log = logging.getLogger("tenuto.engine")
@@ -100,7 +100,7 @@ class Flows:
         await self._make_ready(plan)
         return await self._run(lambda cascade: self._begun(cascade, params))
 
-    async def rerun(self, flow: UUID, origin: Origin, steps: int | None) -> UUID:
+    async def rerun(self, flow: UUID, origin: FlowStartArgs, steps: int | None) -> UUID:
         """Start another flow of a flow's plan and input; answers its id.
 
         What the plan has and no definition says any more, the caller says anew.
@@ -168,7 +168,7 @@ class Flows:
             "source": source,
             "fire_key": fire_key,
             "rerun_of": None,
-            "trace_id": tracing.here(),
+            "trace_id": tracing.current_traceparent(),
             "actor": self.actor,
             "now": self._core.now(),
         }
@@ -183,10 +183,12 @@ class Flows:
         if not (yield Statement("flow_insert", params)):
             return False
         yield from check_flow(self._workspace, self._core.lanes.ceiling)
-        cascade.bear(Birth(flow=params["id"], group=None, slot=0, key=params["key"]))
+        cascade.request_activation(
+            ActivationRequest(flow=params["id"], group=None, slot=0, key=params["key"])
+        )
         return True
 
-    async def adopt(self, new: NewTask) -> tuple[UUID, bool]:
+    async def submit_as_flow(self, new: NewTask) -> tuple[UUID, bool]:
         """Run a task that says what follows it as a flow of its own; its id, and whether it is new.
 
         An idempotency key makes one flow, however often it is used.
@@ -196,7 +198,7 @@ class Flows:
             text = "a task with next or control waits for nobody; make it the next of what it needs"
             raise Invalid(text, field="dependsOn")
         task = new.id or self._core.clock.new_id()
-        once = _said_once(new)
+        once = _idempotency_fields(new)
         key = new.key or f"task-{uuid5(self._workspace, once) if once else task}"
         kept = msgspec.structs.replace(new, id=None, key=key, idempotency_key=None, group=None)
         if once is not None and (known := await self._core.read(self._adopted(once, kept))):
@@ -214,7 +216,9 @@ class Flows:
                     raise Conflict("the idempotency key was used before", "idempotency_conflict")
                 return before, False
             yield from check_flow(self._workspace, self._core.lanes.ceiling)
-            cascade.bear(Birth(flow=params["id"], group=None, slot=0, key=key, id=task))
+            cascade.request_activation(
+                ActivationRequest(flow=params["id"], group=None, slot=0, key=key, id=task)
+            )
             return task, True
 
         return await self._run(script)
@@ -326,10 +330,10 @@ class Flows:
                 raise Conflict(f"the flow is {found.status}")
             after = msgspec.structs.replace(found, status=target)
             yield cascade.flow_change(after, f"flow_{what}d")
-            cascade.later(what, flow, self._workspace, {"of": "flow"})
+            cascade.defer(what, flow, self._workspace, {"of": "flow"})
 
         await self._run(script)
-        await self.work_once()
+        await self.run_deferred_once()
 
     async def cancel_group(self, group: UUID, reason: str | None = None) -> None:
         """End a run of a group with all that is open in it."""
@@ -359,10 +363,10 @@ class Flows:
                 raise Conflict(f"the group is {found.status}")
             after = msgspec.structs.replace(found, status=target)
             yield cascade.group_change(after, f"group_{what}d")
-            cascade.later(what, group, self._workspace, {"of": "group"})
+            cascade.defer(what, group, self._workspace, {"of": "group"})
 
         await self._run(script)
-        await self.work_once()
+        await self.run_deferred_once()
 
     async def live_group(self, name: str) -> UUID:
         """The run that an id or a key names, of a key the newest that has not ended."""
@@ -399,7 +403,7 @@ class Flows:
 
         return await self._run(script)
 
-    async def work_once(self, most: int = 20, workspace: UUID | None = None) -> int:
+    async def run_deferred_once(self, most: int = 20, workspace: UUID | None = None) -> int:
         """Do some of what was left, in one workspace or in all; answers how many pieces."""
         params = {"now": self._core.now(), "workspace": workspace, "most": most}
 
@@ -410,16 +414,16 @@ class Flows:
         done = 0
         for row in await self._core.store.transact(look):
             try:
-                done += await self._piece(row["id"])
+                done += await self._run_deferred(row["id"])
             except Unavailable:
                 raise
             except Exception:
                 # One piece must not hold up the others; it is tried again, later.
                 log.exception("cannot do %s of %s", row["kind"], row["subject"])
-                await self._put_off(row["id"])
+                await self._postpone(row["id"])
         return done
 
-    async def _put_off(self, work: UUID) -> None:
+    async def _postpone(self, work: UUID) -> None:
         params = {"id": work, "at": self._core.now() + TRY_AGAIN}
 
         def script() -> Script[None]:
@@ -427,7 +431,7 @@ class Flows:
 
         await self._core.store.once(script)
 
-    async def _piece(self, work: UUID) -> int:
+    async def _run_deferred(self, work: UUID) -> int:
         def script(cascade: Cascade) -> Script[int]:
             rows = yield Statement("work_take", {"id": work})
             if not rows:
@@ -440,7 +444,7 @@ class Flows:
         return await self._run(script)
 
     async def _run(self, script: Callable[[Cascade], Script[T]]) -> T:
-        return await self._core.flowing(script, self.actor)
+        return await self._core.run_with_cascade(script, self.actor)
 
 
 def spec_of(row: Row) -> Spec:
@@ -463,11 +467,11 @@ def _is_repeated(stored: str, new: NewTask) -> bool:
 
 def _check_open(new: NewTask) -> None:
     """Raise `Invalid` for a task that holds secrets: a flow keeps what it runs as it is written."""
-    if hidden(new.input)[1]:
+    if extract_secrets(new.input)[1]:
         raise Invalid("a flow's task names secrets, it does not hold them", "secret_in_definition")
 
 
-def _said_once(new: NewTask) -> str | None:
+def _idempotency_fields(new: NewTask) -> str | None:
     """By what a repeated submit is known again."""
     if new.idempotency_key is not None:
         return f"submit:{new.idempotency_key}"
@@ -476,7 +480,7 @@ def _said_once(new: NewTask) -> str | None:
 
 def input_text(given: Any) -> str | None:
     """A flow's input as it is stored; raises `Invalid` for what cannot be."""
-    if hidden(given)[1]:
+    if extract_secrets(given)[1]:
         raise Invalid("a flow's input names secrets, it does not hold them", "secret_in_definition")
     return bounds.json_text("input", given)
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.core import Core
-from tenuto.engine.flows.graph import MAX_NODES, MAX_WAITS, Drawing, GraphView
+from tenuto.engine.flows.graph import MAX_NODES, MAX_WAITS, GraphBuilder, GraphView
 from tenuto.engine.views import Page, summary_of
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound
@@ -81,7 +81,7 @@ class GroupSummary(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     finished_at: datetime | None
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
+class FailedTask(msgspec.Struct, frozen=True, kw_only=True, rename=_rename):
     """A task of a flow that ended badly."""
 
     id: UUID
@@ -99,7 +99,7 @@ class FlowView(FlowSummary, frozen=True, kw_only=True, rename=_rename):
     progress_percent: int
     cost_usd: float | None
     open_groups: list[GroupSummary]
-    failures: list[Failed]
+    failures: list[FailedTask]
 
 
 class GroupView(GroupSummary, frozen=True, kw_only=True, rename=_rename):
@@ -111,7 +111,7 @@ class GroupView(GroupSummary, frozen=True, kw_only=True, rename=_rename):
     cost_usd: float | None
 
 
-class Origin(msgspec.Struct, frozen=True):
+class FlowStartArgs(msgspec.Struct, frozen=True):
     """What a flow was started with."""
 
     plan: Plan
@@ -165,7 +165,7 @@ class FlowViews:
         ahead = 0
         if row["status"] in FLOW_OPEN:
             live = await self._fetch("flow_graph", flow=flow, live=True, most=LOOKED_AT)
-            ahead = Drawing(await self._plan(flow), live).to_come()
+            ahead = GraphBuilder(await self._plan(flow), live).to_come()
         found = {each["status"]: each["n"] for each in counts}
         return FlowView(
             **{name: row[name] for name in FlowSummary.__struct_fields__},
@@ -174,7 +174,7 @@ class FlowViews:
             progress_percent=_percent(row["status"], progress, ahead),
             cost_usd=progress["cost_usd"],
             open_groups=[_summary(GroupSummary, each) for each in groups],
-            failures=[_summary(Failed, each) for each in failed],
+            failures=[_summary(FailedTask, each) for each in failed],
         )
 
     async def tasks(self, flow: UUID, limit: int = 100, cursor: UUID | None = None) -> Page:
@@ -190,14 +190,14 @@ class FlowViews:
         row = await self._flow(flow)
         nodes = await self._fetch("flow_graph", flow=flow, most=MAX_NODES + 1)
         waits = await self._fetch("flow_waits", flow=flow, most=MAX_WAITS + 1)
-        drawing = Drawing(await self._plan(flow), nodes, waits)
+        drawing = GraphBuilder(await self._plan(flow), nodes, waits)
         return drawing.view(planned=row["status"] in FLOW_OPEN)
 
-    async def origin(self, flow: UUID) -> Origin:
+    async def origin(self, flow: UUID) -> FlowStartArgs:
         """What a flow was started with, to start another of it."""
         row = await self._flow(flow)
         given = await self._core.read(self._core.plans.input(flow))
-        return Origin(await self._plan(flow), given, row["priority"])
+        return FlowStartArgs(await self._plan(flow), given, row["priority"])
 
     async def find(self, name: str) -> UUID:
         """The flow that an id names, or the newest of a key."""
@@ -231,7 +231,7 @@ class FlowViews:
         ahead = 0
         if row["status"] in GROUP_OPEN:
             live = await self._fetch("group_graph", group_id=group, live=True, most=LOOKED_AT)
-            ahead = Drawing(await self._plan(row["flow"]), live, root=group).to_come()
+            ahead = GraphBuilder(await self._plan(row["flow"]), live, root=group).to_come()
         return GroupView(
             **{name: row[name] for name in GroupSummary.__struct_fields__},
             tasks=progress["tasks"],
@@ -245,7 +245,7 @@ class FlowViews:
         row = await self._group(group)
         nodes = await self._fetch("group_graph", group_id=group, most=MAX_NODES + 1)
         waits = await self._fetch("flow_waits", flow=row["flow"], most=MAX_WAITS + 1)
-        drawing = Drawing(await self._plan(row["flow"]), nodes, waits, root=group)
+        drawing = GraphBuilder(await self._plan(row["flow"]), nodes, waits, root=group)
         return drawing.view(planned=row["status"] in GROUP_OPEN)
 
     async def find_group(self, name: str) -> UUID:

@@ -16,12 +16,12 @@ from tenuto.model.limits.budgets import (
     HOLD,
     NO_MODEL,
     Budget,
-    Spent,
     Usage,
+    UsageTotal,
     check_usage,
+    format_usage,
     is_over,
-    raised,
-    shown,
+    raised_budget,
 )
 from tenuto.model.printable import printable
 from tenuto.model.tasks import commands
@@ -45,7 +45,7 @@ MODELS = 100
 _named: set[str] = set()
 
 
-class SpendingStats(msgspec.Struct, frozen=True, rename="camel"):
+class UsageStats(msgspec.Struct, frozen=True, rename="camel"):
     """What a workspace used: since midnight UTC, and ever."""
 
     tokens_today: int
@@ -104,21 +104,21 @@ def spent_by_attempt(rows: Sequence[Row]) -> defaultdict[int, dict[str, Any]]:
     used: defaultdict[int, dict[str, Any]] = defaultdict(dict)
     for row in rows:
         mine = used[row["attempt"]]
-        for name in Spent.__struct_fields__:
+        for name in UsageTotal.__struct_fields__:
             mine[name] = mine.get(name, 0) + row[name]
     return used
 
 
 def counted(usage: Usage) -> None:
     """Count a report in this process's metrics."""
-    from tenuto.metrics import HERE, OTHER  # noqa: PLC0415  short commands do without
+    from tenuto.metrics import OTHER, PROCESS_METRICS  # noqa: PLC0415  short commands do without
 
     model = printable(usage.model or NO_MODEL)
     if model not in _named and len(_named) >= MODELS:
         model = OTHER
     _named.add(model)
-    HERE.count("tenuto_tokens_total", model, by=usage.input_tokens + usage.output_tokens)
-    HERE.count("tenuto_cost_usd_total", by=usage.cost_usd)
+    PROCESS_METRICS.count("tenuto_tokens_total", model, by=usage.input_tokens + usage.output_tokens)
+    PROCESS_METRICS.count("tenuto_cost_usd_total", by=usage.cost_usd)
 
 
 def used(
@@ -139,20 +139,20 @@ def used(
     return True
 
 
-class _Over(msgspec.Struct, frozen=True):
+class _ExceededBudget(msgspec.Struct, frozen=True):
     """A budget that is used up, whose it is, and what was used."""
 
     task: UUID
     title: str
     budget: Budget
-    spent: Spent
+    spent: UsageTotal
 
     @property
     def hold(self) -> str:
         return f"{HOLD}:{self.task}"
 
 
-def _held(task: UUID, workspace: UUID) -> Script[_Over | None]:
+def _held(task: UUID, workspace: UUID) -> Script[_ExceededBudget | None]:
     """The budget that is used up, its task held: who answers for it sees all that waits for it."""
     held: set[UUID] = set()
     while True:
@@ -163,21 +163,21 @@ def _held(task: UUID, workspace: UUID) -> Script[_Over | None]:
         yield Statement("tasks_locked", {"ids": sorted(held)})
 
 
-def _exceeded(task: UUID, workspace: UUID) -> Script[_Over | None]:
+def _exceeded(task: UUID, workspace: UUID) -> Script[_ExceededBudget | None]:
     params = {"task": task, "workspace": workspace, "most": DEEPEST}
     rows = yield Statement("budgets_above", params)
     for row in rows:
         budget = msgspec.json.decode(row["budget"], type=Budget)
         spent = yield from _tree_spent(row["id"], workspace)
         if is_over(budget, spent):
-            return _Over(row["id"], row["title"], budget, spent)
+            return _ExceededBudget(row["id"], row["title"], budget, spent)
     return None
 
 
-def _tree_spent(task: UUID, workspace: UUID) -> Script[Spent]:
+def _tree_spent(task: UUID, workspace: UUID) -> Script[UsageTotal]:
     rows = yield Statement("tree_spent", {"task": task, "workspace": workspace})
     row = rows[0]
-    return Spent(
+    return UsageTotal(
         input_tokens=row["input_tokens"],
         output_tokens=row["output_tokens"],
         cost_usd=row["cost_usd"],
@@ -185,11 +185,11 @@ def _tree_spent(task: UUID, workspace: UUID) -> Script[Spent]:
 
 
 def _stop(
-    clock: Clock, cascade: "Cascade", workspace: UUID, task: UUID, over: _Over
+    clock: Clock, cascade: "Cascade", workspace: UUID, task: UUID, over: _ExceededBudget
 ) -> Script[None]:
-    why = f"the budget of {over.title!r} is used up: {shown(over.spent)}"
-    asked = commands.Exceed(hold=over.hold, reason=why)
-    changed = yield from cascade.each([task], lambda found: _unless_asked(found, asked))
+    why = f"the budget of {over.title!r} is used up: {format_usage(over.spent)}"
+    asked = commands.PauseForBudget(hold=over.hold, reason=why)
+    changed = yield from cascade.apply_to_each([task], lambda found: _unless_asked(found, asked))
     if not changed:
         return
     known = yield Statement("budget_asked", {"task": over.task, "workspace": workspace})
@@ -229,16 +229,18 @@ def answer(
     if approve:
         spent = yield from _tree_spent(task, workspace)
         old = msgspec.json.decode(rows[0]["budget"], type=Budget)
-        budget = raised(old, spent, wanted)
+        budget = raised_budget(old, spent, wanted)
         text = msgspec.json.encode(budget).decode()
         yield Statement("budget_set", {"task": task, "workspace": workspace, "budget": text})
     hold = f"{HOLD}:{task}"
     ids = yield from _waiting(task, workspace)
     if approve and len(ids) == MOST_HELD:
-        cascade.later(HOLD, task, workspace)
+        cascade.defer(HOLD, task, workspace)
     if not approve:
         ids.add(task)  # and all below it, as with any cancel
-    yield from cascade.each(sorted(ids), lambda found: _answered(found, hold, approve=approve))
+    yield from cascade.apply_to_each(
+        sorted(ids), lambda found: _answered(found, hold, approve=approve)
+    )
     return budget
 
 
@@ -260,11 +262,11 @@ def go_on(cascade: "Cascade", work: Row) -> Script[None]:
     def freed(found: Task) -> Command | None:
         nonlocal stopping
         stopping = stopping or found.status in LEASED
-        return None if found.status in LEASED else commands.Turn()
+        return None if found.status in LEASED else commands.ClearHold()
 
-    yield from cascade.each(sorted(ids), freed)
+    yield from cascade.apply_to_each(sorted(ids), freed)
     if stopping or len(ids) == MOST_HELD:
-        cascade.later(HOLD, task, workspace, wait_s=_STOPPING_S if stopping else 0)
+        cascade.defer(HOLD, task, workspace, wait_s=_STOPPING_S if stopping else 0)
 
 
 def _answered(task: Task, hold: str, *, approve: bool) -> Command | None:
@@ -274,10 +276,10 @@ def _answered(task: Task, hold: str, *, approve: bool) -> Command | None:
         return None
     if task.status in LEASED:
         raise Conflict(f"task {task.id} is still being stopped; answer in a moment")
-    return commands.Turn()
+    return commands.ClearHold()
 
 
-class Spending:
+class UsageRecorder:
     """What one workspace's attempts use."""
 
     def __init__(self, core: "Core", workspace: UUID) -> None:
@@ -291,15 +293,15 @@ class Spending:
             return (yield from used(self._core, cascade, self._workspace, fence, usage))
 
         check_usage(usage)
-        if await self._core.flowing(script, actor):
+        if await self._core.run_with_cascade(script, actor):
             counted(usage)
 
-    async def stats(self, now: datetime) -> SpendingStats:
+    async def stats(self, now: datetime) -> UsageStats:
         """What the workspace used."""
         since = now.replace(hour=0, minute=0, second=0, microsecond=0)
         params = {"workspace": self._workspace, "since": since}
         row = (await self._core.store.fetch(Statement("spending_stats", params)))[0]
-        return SpendingStats(
+        return UsageStats(
             row["tokens_since"],
             row["cost_since"],
             row["input_tokens"],

@@ -19,7 +19,7 @@ class ComplexityLevels:
 
     async def get(self) -> ComplexityRules:
         """The rules as they are."""
-        await self._core.lanes.moved(self._workspace)
+        await self._core.lanes.reload_if_changed(self._workspace)
         return await self._core.lanes.complexity(self._workspace)
 
     async def set(self, rules: ComplexityRules) -> None:
@@ -31,4 +31,4 @@ class ComplexityLevels:
             yield Statement("complexity_set", {"workspace": self._workspace, "rules": text})
 
         await self._core.store.once(script)
-        await self._core.lanes.moved(self._workspace)
+        await self._core.lanes.reload_if_changed(self._workspace)

@@ -21,15 +21,15 @@ from tenuto.model.limits.concurrency import (
     HOLD,
     MOST,
     Concurrency,
-    asks,
-    given,
+    grant_order,
+    needs_permit,
     steps_aside,
-    superseded,
+    tasks_to_cancel,
 )
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.commands import Command
 from tenuto.model.tasks.decide import decide
-from tenuto.model.tasks.task import TERMINAL, Change, Status, Task
+from tenuto.model.tasks.task import TERMINAL, Status, Task, TaskChange
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ SETTLED_AFTER = timedelta(minutes=1)
 Key = tuple[UUID, str]
 
 
-def wish_of(text: str) -> Concurrency:
+def parse_concurrency(text: str) -> Concurrency:
     """What a task said about its concurrency, as the store keeps it."""
     return msgspec.json.decode(text, type=Concurrency)
 
 
-class Turns:
+class PermitChanges:
     """What one transaction does to concurrency keys. `settle` is its last script."""
 
     def __init__(self) -> None:
@@ -71,15 +71,15 @@ class Turns:
         """Whether there is something to settle."""
         return bool(self._asked or self._aside or self._left)
 
-    def note(self, changes: Iterable[Change]) -> None:
+    def note(self, changes: Iterable[TaskChange]) -> None:
         """Those of the tasks that ask for a place, and those that are passed by from now on."""
         for change in changes:
-            if asks(change):
-                self.ask(change.task.id, change.task.workspace)
+            if needs_permit(change):
+                self.request_permit(change.task.id, change.task.workspace)
             if steps_aside(change):
                 self._aside[change.task.id] = change.task.workspace
 
-    def ask(self, task: UUID, workspace: UUID) -> None:
+    def request_permit(self, task: UUID, workspace: UUID) -> None:
         """A task wants a place."""
         self._asked[task] = workspace
 
@@ -87,9 +87,11 @@ class Turns:
         """Those of the tasks that have keys have ended."""
         for row in rows:
             if row["concurrency"] is not None:
-                self.leave(row["id"], row["workspace"], wish_of(row["concurrency"]).key)
+                self.release_permit(
+                    row["id"], row["workspace"], parse_concurrency(row["concurrency"]).key
+                )
 
-    def leave(self, task: UUID, workspace: UUID, key: str) -> None:
+    def release_permit(self, task: UUID, workspace: UUID, key: str) -> None:
         """A task with a key has ended."""
         self._left[workspace, key].append(task)
 
@@ -101,24 +103,26 @@ class Turns:
         """Cancel what those take the place of who want that, before any key is held."""
         rows = yield from _wishes(self._asked)
         for row in rows:
-            wish = wish_of(row["concurrency"])
+            wish = parse_concurrency(row["concurrency"])
             if wish.policy == "cancel_old":
                 params = {"task": row["id"], "workspace": row["workspace"], "most": 1}
                 mine = yield Statement("turn_show", params)
                 number = mine[0]["number"] if mine and not mine[0]["held"] else LAST
                 yield from cancel_before(cascade, row["id"], row["workspace"], wish, number)
 
-    def settle(self, cascade: "Cascade") -> Script[None]:
+    def grant_free_permits(self, cascade: "Cascade") -> Script[None]:
         """Give the places that are free to those who come next."""
         rows = yield from _wishes(self._asked | self._aside)
         found = {row["id"]: row for row in rows}
         for task in self._aside:
             if task in found:
-                self.look(found[task]["workspace"], wish_of(found[task]["concurrency"]).key)
+                self.look(
+                    found[task]["workspace"], parse_concurrency(found[task]["concurrency"]).key
+                )
         newcomers: defaultdict[Key, list[tuple[UUID, Concurrency]]] = defaultdict(list)
         for task in self._asked:
             if task in found:
-                wish = wish_of(found[task]["concurrency"])
+                wish = parse_concurrency(found[task]["concurrency"])
                 newcomers[found[task]["workspace"], wish.key].append((task, wish))
         left = dict(self._left)
         self._asked, self._aside, self._left = {}, {}, defaultdict(list)
@@ -154,25 +158,25 @@ class Turns:
         if not line:
             yield Statement("turn_key_drop", params)
             return
-        chosen = given([(row["id"], row["most"]) for row in line], line[0]["places"])
-        moved = yield from self._give(cascade, chosen)
+        chosen = grant_order([(row["id"], row["most"]) for row in line], line[0]["places"])
+        moved = yield from self._start_tasks(cascade, chosen)
         if len(moved) < len(chosen) or len(chosen) == most:
-            cascade.later("turn", chosen[0], key[0], {"key": key[1]})
+            cascade.defer("turn", chosen[0], key[0], {"key": key[1]})
         for task, wish in newcomers:
             if wish.policy == "cancel_new" and task not in moved:
-                yield from self._turn_away(cascade, task, wish)
+                yield from self._cancel_new_task(cascade, task, wish)
             elif wish.policy == "cancel_old":
                 older = yield _before(key[0], wish, numbers[task])
-                if superseded([row["id"] for row in older], wish.limit):
+                if tasks_to_cancel([row["id"] for row in older], wish.limit):
                     data = {"concurrency": wish, "number": numbers[task]}
-                    cascade.later("supersede", task, key[0], data)
+                    cascade.defer("supersede", task, key[0], data)
 
-    def _give(self, cascade: "Cascade", chosen: list[UUID]) -> Script[set[UUID]]:
+    def _start_tasks(self, cascade: "Cascade", chosen: list[UUID]) -> Script[set[UUID]]:
         """Let tasks run that are still as they were seen and that nobody else holds."""
         if not chosen:
             return set()
         rows = yield Statement("turn_candidates", {"ids": sorted(chosen)})
-        decided: list[tuple[Change, Command]] = []
+        decided: list[tuple[TaskChange, Command]] = []
         for row in rows:
             try:
                 change = self._turned(task_of(row), cascade)
@@ -180,18 +184,18 @@ class Turns:
                 yield _quarantine(error, cascade)
                 continue
             if change is not None:
-                decided.append((change, commands.Turn()))
+                decided.append((change, commands.ClearHold()))
         if decided:
             yield write_changes(decided)
             yield Statement("turn_take", {"ids": [change.task.id for change, _ in decided]})
             cascade.changes += [change for change, _ in decided]
         return {change.task.id for change, _ in decided}
 
-    def _turned(self, task: Task, cascade: "Cascade") -> Change | None:
+    def _turned(self, task: Task, cascade: "Cascade") -> TaskChange | None:
         if task.status is not Status.WAITING or task.hold != HOLD or task.unmet > 0:
             return None
         try:
-            change = decide(task, commands.Turn(), cascade.moment())
+            change = decide(task, commands.ClearHold(), cascade.moment())
         except TenutoError:
             return None
         if change is None or not self.missed:
@@ -200,10 +204,10 @@ class Turns:
         event = msgspec.structs.replace(change.event, level="ERROR", message=why)
         return msgspec.structs.replace(change, event=event)
 
-    def _turn_away(self, cascade: "Cascade", task: UUID, wish: Concurrency) -> Script[None]:
+    def _cancel_new_task(self, cascade: "Cascade", task: UUID, wish: Concurrency) -> Script[None]:
         """End a newcomer for whom there is no place. Its row is this transaction's own."""
         why = f"no place is free for the concurrency key {wish.key!r}"
-        yield from cascade.each([task], lambda _: commands.Cancel(reason=why))
+        yield from cascade.apply_to_each([task], lambda _: commands.Cancel(reason=why))
         yield Statement("turn_leave", {"ids": [task]})
 
 
@@ -218,7 +222,7 @@ def check_above(parent: Task, wish: Concurrency) -> Script[None]:
     """Raise `Invalid` for a child whose key one above it has: each could wait for the other."""
     params = {"task": parent.id, "workspace": parent.workspace, "most": DEEPEST}
     rows = yield Statement("turns_above", params)
-    if any(wish_of(row["concurrency"]).key == wish.key for row in rows):
+    if any(parse_concurrency(row["concurrency"]).key == wish.key for row in rows):
         raise Invalid(
             f"a task above it has the concurrency key {wish.key!r}, and keeps its place meanwhile",
             field="concurrency",
@@ -240,27 +244,29 @@ def cancel_before(
 ) -> Script[None]:
     """Cancel as many of a key's older tasks as it takes for this one, which has that number."""
     rows = yield _before(workspace, wish, number)
-    ids = superseded([row["id"] for row in rows], wish.limit)
+    ids = tasks_to_cancel([row["id"] for row in rows], wish.limit)
     if len(ids) > GIVEN and number != LAST:
         data = {"concurrency": wish, "number": number}
-        cascade.later("supersede", task, workspace, data)
+        cascade.defer("supersede", task, workspace, data)
     if ids:
         why = f"a newer task has the concurrency key {wish.key!r}"
-        yield from cascade.each(sorted(ids), lambda _: commands.Cancel(reason=why))
+        yield from cascade.apply_to_each(sorted(ids), lambda _: commands.Cancel(reason=why))
 
 
-class _Superseding(msgspec.Struct):
+class _SupersedeWork(msgspec.Struct):
     concurrency: Concurrency
     number: int
 
 
-class _Looking(msgspec.Struct):
+class _GrantPermitsWork(msgspec.Struct):
     key: str
 
 
 def go_on(cascade: "Cascade", work: Row) -> Script[None]:
     """A piece of work: give the places of a key."""
-    cascade.turns.look(work["workspace"], msgspec.json.decode(work["data"], type=_Looking).key)
+    cascade.turns.look(
+        work["workspace"], msgspec.json.decode(work["data"], type=_GrantPermitsWork).key
+    )
     yield from ()
 
 
@@ -269,7 +275,7 @@ def go_on_superseding(cascade: "Cascade", work: Row) -> Script[None]:
     rows = yield Statement("task_state", {"ids": [work["subject"]]})
     if not rows or Status(rows[0]["status"]) in TERMINAL:
         return
-    said = msgspec.json.decode(work["data"], type=_Superseding)
+    said = msgspec.json.decode(work["data"], type=_SupersedeWork)
     wish, workspace = said.concurrency, work["workspace"]
     yield from cancel_before(cascade, work["subject"], workspace, wish, said.number)
 
@@ -287,7 +293,7 @@ async def standing(core: "Core", task: UUID, workspace: UUID) -> str:
     )
 
 
-class TurnUpkeep:
+class PermitRepair:
     """What a coordinator mends of concurrency keys. Each `*_once` answers how many it mended."""
 
     def __init__(self, core: "Core") -> None:
@@ -299,7 +305,7 @@ class TurnUpkeep:
         rows = await self._core.store.fetch(Statement("turns_adrift", params))
         mended = 0
         for row in rows:
-            mended += await self._core.flowing(partial(_mended, row), actor)
+            mended += await self._core.run_with_cascade(partial(_mended, row), actor)
         return mended
 
 
@@ -310,7 +316,7 @@ def _mended(found: Row, cascade: "Cascade") -> Script[int]:
     log.error("task %s (%s) was forgotten by its concurrency key", found["id"], found["status"])
     cascade.turns.missed = True
     if Status(found["status"]) in TERMINAL:
-        cascade.turns.leave(found["id"], found["workspace"], found["key"])
+        cascade.turns.release_permit(found["id"], found["workspace"], found["key"])
     else:
-        cascade.turns.ask(found["id"], found["workspace"])
+        cascade.turns.request_permit(found["id"], found["workspace"])
     return 1

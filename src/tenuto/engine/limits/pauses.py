@@ -12,11 +12,11 @@ from tenuto.engine.core import Core
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.limits import pauses
-from tenuto.model.limits.pauses import EVERYTHING, MAX_GATES, Gate, GateKind
+from tenuto.model.limits.pauses import EVERYTHING, MAX_GATES, ClaimPause, GateKind
 from tenuto.store.protocol import Row, Script, Statement
 
 
-class GateView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class PauseView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Something that is held back. `subject`: a lane's number, an agent's name, a type, or all."""
 
     kind: GateKind
@@ -27,7 +27,7 @@ class GateView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     created_at: datetime
 
 
-class Gates:
+class Pauses:
     """The gates of one workspace, on behalf of one actor."""
 
     def __init__(self, core: Core, workspace: UUID, actor: str | None) -> None:
@@ -35,7 +35,7 @@ class Gates:
         self._workspace = workspace
         self._actor = actor
 
-    async def list(self) -> Sequence[GateView]:
+    async def list(self) -> Sequence[PauseView]:
         """What is held back now, by kind and subject."""
         rows = await self._core.store.fetch(Statement("gates", {"workspace": self._workspace}))
         now = self._core.now()
@@ -47,7 +47,7 @@ class Gates:
         subject: str = EVERYTHING,
         reason: str | None = None,
         until: datetime | None = None,
-    ) -> GateView:
+    ) -> PauseView:
         """Let nobody claim what is meant, from now on; what runs goes on.
 
         Done again it changes the reason and the time.
@@ -58,7 +58,7 @@ class Gates:
         if until is not None and until <= now:
             raise Invalid("until is in the past", field="until")
         await self._check_subject(kind, subject)
-        made = GateView(
+        made = PauseView(
             kind=kind,
             subject=subject,
             reason=reason,
@@ -74,13 +74,13 @@ class Gates:
     async def open(self, kind: GateKind, subject: str = EVERYTHING) -> None:
         """Let what was held back go on; workers look at once."""
         pauses.check(kind, subject, None)
-        gate = Gate(kind=kind, subject=subject)
+        gate = ClaimPause(kind=kind, subject=subject)
         if not await self._write("gate_drop", gate, self._core.now(), {}):
             raise NotFound("that is not paused")
         self._core.wakeups.announce({EVERYBODY})
 
     async def _write(
-        self, query: str, gate: Gate | GateView, now: datetime, more: Mapping[str, Any]
+        self, query: str, gate: ClaimPause | PauseView, now: datetime, more: Mapping[str, Any]
     ) -> bool:
         what = {"kind": gate.kind, "subject": gate.subject}
         told = what | {"reason": gate.reason, "until": gate.until}
@@ -101,7 +101,7 @@ class Gates:
 
         done = await self._core.store.once(script)
         # Others hear of it by their next claim; this process need not make one in vain.
-        await self._core.lanes.moved(self._workspace)
+        await self._core.lanes.reload_if_changed(self._workspace)
         return done
 
     async def _check_subject(self, kind: GateKind, subject: str) -> None:
@@ -117,8 +117,8 @@ class Gates:
                 raise NotFound(f"no agent {subject!r}")
 
 
-def _view(row: Row) -> GateView:
-    return GateView(
+def _view(row: Row) -> PauseView:
+    return PauseView(
         kind=row["kind"],
         subject=row["name"],
         reason=row["reason"],

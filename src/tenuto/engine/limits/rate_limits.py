@@ -13,7 +13,7 @@ from tenuto.engine.agents.lanes import limit_of
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.limits import rate_limits
-from tenuto.model.limits.rate_limits import Group, RateLimit, Usage
+from tenuto.model.limits.rate_limits import Group, RateLimit, RateLimitUsage
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class RateLimitView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     updated_at: datetime
 
 
-class Taken(msgspec.Struct, frozen=True):
+class RateLimitedClaim(msgspec.Struct, frozen=True):
     """What a claim within limits took, and which limits it left used up, until when."""
 
     rows: Rows
@@ -90,10 +90,10 @@ class RateLimits:
         await self._changed()
 
     async def _changed(self) -> None:
-        await self._core.lanes.moved(self._workspace)
+        await self._core.lanes.reload_if_changed(self._workspace)
         self._core.wakeups.announce({EVERYTHING})
 
-    def _params(self, limit: RateLimit, usage: Usage, now: datetime) -> dict[str, Any]:
+    def _params(self, limit: RateLimit, usage: RateLimitUsage, now: datetime) -> dict[str, Any]:
         return msgspec.structs.asdict(limit) | {
             "workspace": self._workspace,
             "taken": msgspec.json.encode(usage.taken).decode(),
@@ -119,7 +119,7 @@ def used_up(
     for row in rows:
         limit, usage = limit_of(row), _usage(row)
         if limit.applies(model, account) and rate_limits.requests_left(limit, usage, now) == 0:
-            found[limit.name] = rate_limits.opens_at(limit, usage, now)
+            found[limit.name] = rate_limits.next_request_at(limit, usage, now)
     return found
 
 
@@ -129,7 +129,7 @@ def take(
     n: int,
     now: datetime,
     claim: Callable[[list[int], int], Statement],
-) -> Script[Taken]:
+) -> Script[RateLimitedClaim]:
     """Claim up to n tasks over lanes by their limits, best rank first, and count what was taken.
 
     The limits' rows are held in order of their names until the end: nobody else counts meanwhile.
@@ -137,7 +137,7 @@ def take(
     names = sorted({name for group in groups for name in group})
     rows = {row["name"]: row for row in (yield _locked(workspace, names))}
     if len(rows) < len(names):
-        return Taken([], {})  # one was deleted: the lanes are looked at anew
+        return RateLimitedClaim([], {})  # one was deleted: the lanes are looked at anew
     known = {name: limit_of(row) for name, row in rows.items()}
     usages = {name: _usage(row) for name, row in rows.items()}
     left = {name: rate_limits.requests_left(known[name], usages[name], now) for name in names}
@@ -148,14 +148,14 @@ def take(
         taken += found
         counts.update(dict.fromkeys(group, len(found)))
     for name in +counts:
-        usages[name] = rate_limits.with_requests(usages[name], now, counts[name])
+        usages[name] = rate_limits.add_requests(usages[name], now, counts[name])
     yield from _write(workspace, {name: usages[name] for name in +counts})
     held = {
-        name: rate_limits.opens_at(known[name], usages[name], now)
+        name: rate_limits.next_request_at(known[name], usages[name], now)
         for name in names
         if left[name] - counts[name] <= 0
     }
-    return Taken(taken, held)
+    return RateLimitedClaim(taken, held)
 
 
 def _shares(
@@ -170,7 +170,7 @@ def _shares(
         if most[group] > 0:
             rows = yield Statement("lane_heads", {"lanes": lanes, "n": most[group]})
             heads[group] = [row["rank"] for row in rows]
-    return rate_limits.shared_out(heads, left, n)
+    return rate_limits.allocate_claims(heads, left, n)
 
 
 def charge(
@@ -194,21 +194,21 @@ def charge(
     yield from _write(workspace, usages)
 
 
-class _Profile(msgspec.Struct, frozen=True):
+class _AgentModel(msgspec.Struct, frozen=True):
     """What limits look at of an agent."""
 
     model: str | None = None
     account: str | None = None
 
 
-def _profile(workspace: UUID, agent: UUID | None) -> Script[_Profile]:
+def _profile(workspace: UUID, agent: UUID | None) -> Script[_AgentModel]:
     if agent is None:
-        return _Profile()
+        return _AgentModel()
     rows = yield Statement("agent", {"workspace": workspace, "id": agent})
-    return msgspec.json.decode(rows[0]["profile"], type=_Profile) if rows else _Profile()
+    return msgspec.json.decode(rows[0]["profile"], type=_AgentModel) if rows else _AgentModel()
 
 
-def _write(workspace: UUID, usages: dict[str, Usage]) -> Script[None]:
+def _write(workspace: UUID, usages: dict[str, RateLimitUsage]) -> Script[None]:
     if usages:
         used = [
             (name, msgspec.json.encode(usage.taken).decode(), usage.tokens, usage.counted_at)
@@ -221,15 +221,15 @@ def _locked(workspace: UUID, names: list[str]) -> Statement:
     return Statement("rate_limits_locked", {"workspace": workspace, "names": names})
 
 
-def _usage(row: Row) -> Usage:
+def _usage(row: Row) -> RateLimitUsage:
     taken = msgspec.json.decode(row["taken"], type=rate_limits.Taken)
-    return Usage(taken, row["tokens"], row["counted_at"])
+    return RateLimitUsage(taken, row["tokens"], row["counted_at"])
 
 
 def _view(row: Row, now: datetime) -> RateLimitView:
     limit, usage = limit_of(row), _usage(row)
     requests = rate_limits.requests_left(limit, usage, now)
-    opens = rate_limits.opens_at(limit, usage, now)
+    opens = rate_limits.next_request_at(limit, usage, now)
     return RateLimitView(
         **msgspec.structs.asdict(limit),
         requests_left=None if limit.requests_per_minute is None else requests,

@@ -11,7 +11,7 @@ from tenuto.store.protocol import Row, Statement
 PAGE = 2000
 
 
-class Remains(msgspec.Struct, frozen=True):
+class TaskAuditRow(msgspec.Struct, frozen=True):
     """A task as it was left, and what its end says."""
 
     id: UUID
@@ -28,15 +28,15 @@ class Remains(msgspec.Struct, frozen=True):
     """The number of the last of them."""
 
 
-class Proof:
+class AuditReader:
     """Reads what must hold when faults are over."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    async def tasks(self) -> list[Remains]:
+    async def tasks(self) -> list[TaskAuditRow]:
         """Every task there is."""
-        found: list[Remains] = []
+        found: list[TaskAuditRow] = []
         after = UUID(int=0)
         while rows := await self._rows("proof_tasks", after=after, most=PAGE):
             found += [_remains(row) for row in rows]
@@ -67,9 +67,9 @@ class Proof:
         return await self._core.store.fetch(Statement(query, params))
 
 
-def _remains(row: Row) -> Remains:
+def _remains(row: Row) -> TaskAuditRow:
     output = row["output"]
-    return Remains(
+    return TaskAuditRow(
         id=row["id"],
         status=row["status"],
         attempt=row["attempt"],

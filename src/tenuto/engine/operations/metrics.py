@@ -26,7 +26,7 @@ _UNFORCED = (Outcome.PARKED, Outcome.RELEASED)
 """Ends after which a task is DEAD for coming back too often, not for failing."""
 
 
-class Counting:
+class MetricsRecorder:
     """Counts every event that it is handed, once."""
 
     def __init__(self, core: Core, metrics: Metrics) -> None:
@@ -34,7 +34,7 @@ class Counting:
         self._metrics = metrics
         self._marks: list[Row] = []
 
-    async def hear(self, events: Sequence[Row]) -> None:
+    async def process_events(self, events: Sequence[Row]) -> None:
         """Count the events; times that need what came before are read for all of them at once."""
         for event in events:
             if self._count(event):

@@ -14,7 +14,7 @@ from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.flows.start import Flows
 from tenuto.engine.rows import decode
 from tenuto.engine.schedules.triggers import condition
-from tenuto.engine.tasks.maintenance import Upkeep
+from tenuto.engine.tasks.maintenance import TaskMaintenance
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Incompatible, TenutoError, Unavailable
 from tenuto.model.flows.definition import check_data
@@ -24,9 +24,9 @@ from tenuto.model.schedules.event_names import (
     MAX_DEPTH,
     PUBLISHED,
     depth_of,
+    matching_name,
     names_of,
     source_of,
-    wanted,
 )
 from tenuto.store.protocol import Row, Script, Statement
 
@@ -40,7 +40,7 @@ CLIMB = 32
 """How far up its parents the flow of a task is looked for."""
 
 
-class _Match(msgspec.Struct, frozen=True):
+class _TriggerMatch(msgspec.Struct, frozen=True):
     """An event that a trigger waits for, and the name by which."""
 
     trigger: Row
@@ -48,7 +48,7 @@ class _Match(msgspec.Struct, frozen=True):
     name: str
 
 
-class _Place(msgspec.Struct, frozen=True, kw_only=True):
+class _EventSubject(msgspec.Struct, frozen=True, kw_only=True):
     """What an event is about, as far as the trail does not say it."""
 
     task: UUID | None = None
@@ -61,26 +61,26 @@ class _Place(msgspec.Struct, frozen=True, kw_only=True):
     """The flow whose doing it is, near or far; that of `flow`, or of a parent's."""
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _EventSubjects(msgspec.Struct, frozen=True):
     """What is known of tasks, groups and flows, by id."""
 
-    places: dict[UUID, _Place]
+    places: dict[UUID, _EventSubject]
     flows: dict[UUID, Row]
 
-    def of(self, event: Row) -> _Place:
-        return self.places.get(event["task"], _Place())
+    def of(self, event: Row) -> _EventSubject:
+        return self.places.get(event["task"], _EventSubject())
 
 
-class Triggering:
+class TriggerRunner:
     """The system's side of triggers. An event starts a trigger's target once."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._upkeep = Upkeep(core)
+        self._upkeep = TaskMaintenance(core)
         self._heard = 0
 
     @property
-    def has_done_enough(self) -> bool:
+    def is_over_limit(self) -> bool:
         """Whether what is left had better wait for the next look."""
         return self._heard >= MOST
 
@@ -110,11 +110,11 @@ class Triggering:
         told = await self._places([match.event for match in matches])
         plans: dict[tuple[UUID, str], Plan] = {}
         for match in matches:
-            await self._follow(match, told, plans)
+            await self._start_matched(match, told, plans)
             await self._core.clock.sleep(0)  # a costly filter must not keep others waiting
         return taken
 
-    async def _matches(self, events: Sequence[Row]) -> list[_Match]:
+    async def _matches(self, events: Sequence[Row]) -> list[_TriggerMatch]:
         named = [(event, names) for event in events if (names := _names(event))]
         workspaces = sorted({event["workspace"] for event, _ in named})
         if not workspaces:
@@ -125,20 +125,20 @@ class Triggering:
         ):
             triggers[row["workspace"]].append(row)
         return [
-            _Match(trigger, event, name)
+            _TriggerMatch(trigger, event, name)
             for event, names in named
             for trigger in triggers[event["workspace"]]
             if event["at"] >= trigger["active_at"]
-            if (name := wanted(trigger["event"], names)) is not None
+            if (name := matching_name(trigger["event"], names)) is not None
         ]
 
-    async def _follow(
-        self, match: _Match, told: _Told, plans: dict[tuple[UUID, str], Plan]
+    async def _start_matched(
+        self, match: _TriggerMatch, told: _EventSubjects, plans: dict[tuple[UUID, str], Plan]
     ) -> None:
         """Start what one event calls for, or note why it cannot be; it holds up no other."""
         trigger = match.trigger
         try:
-            given = _given(match, told.of(match.event))
+            given = _flow_input(match, told.of(match.event))
             if trigger["filter"] is None or condition(trigger["filter"]).holds({"event": given}):
                 await self._start(match, given, told, plans)
         except (Unavailable, Incompatible):
@@ -150,7 +150,11 @@ class Triggering:
             await self._failed(trigger, f"a fault in this program: {error!r}")
 
     async def _start(
-        self, match: _Match, given: Any, told: _Told, plans: dict[tuple[UUID, str], Plan]
+        self,
+        match: _TriggerMatch,
+        given: Any,
+        told: _EventSubjects,
+        plans: dict[tuple[UUID, str], Plan],
     ) -> None:
         trigger, event = match.trigger, match.event
         cause = told.flows.get(told.of(event).cause or UUID(int=0))
@@ -175,13 +179,13 @@ class Triggering:
         def script(cascade: Cascade) -> Script[None]:
             yield from self._begin(cascade, flows, match, params, root)
 
-        await self._core.flowing(script, actor)
+        await self._core.run_with_cascade(script, actor)
 
     def _begin(
         self,
         cascade: Cascade,
         flows: Flows,
-        match: _Match,
+        match: _TriggerMatch,
         params: dict[str, Any],
         root: UUID | None,
     ) -> Script[None]:
@@ -218,14 +222,14 @@ class Triggering:
 
     # What events are about.
 
-    async def _places(self, events: Sequence[Row]) -> _Told:
+    async def _places(self, events: Sequence[Row]) -> _EventSubjects:
         """What the events are about, and the flows whose doing they are."""
-        places: dict[UUID, _Place] = {}
+        places: dict[UUID, _EventSubject] = {}
         asked = {event["task"]: event["workspace"] for event in events}
         groups = await self._fetch("told_groups", asked)
         flows = await self._fetch("told_flows", asked)
         for row in groups:
-            places[row["id"]] = _Place(
+            places[row["id"]] = _EventSubject(
                 group=row["id"],
                 flow=row["flow"],
                 key=row["key"],
@@ -233,7 +237,7 @@ class Triggering:
                 cause=row["flow"],
             )
         for row in flows:
-            places[row["id"]] = _Place(
+            places[row["id"]] = _EventSubject(
                 flow=row["id"], key=row["key"], title=row["title"], cause=row["id"]
             )
         places |= await self._of_tasks(events)
@@ -243,9 +247,9 @@ class Triggering:
             if subject in asked and place.cause is not None
         }
         known = {row["id"]: row for row in await self._fetch("told_flows", more)}
-        return _Told(places, known)
+        return _EventSubjects(places, known)
 
-    async def _of_tasks(self, events: Sequence[Row]) -> dict[UUID, _Place]:
+    async def _of_tasks(self, events: Sequence[Row]) -> dict[UUID, _EventSubject]:
         """What events of tasks are about, and what published ones owe to a task."""
         published = {event["task"]: event for event in events if event["kind"] == PUBLISHED}
         causes: dict[UUID, UUID] = {}
@@ -258,7 +262,7 @@ class Triggering:
         tasks = {row["id"]: row for row in await self._fetch("told_tasks", subjects)}
         found = {}
         for id_, row in tasks.items():
-            found[id_] = _Place(
+            found[id_] = _EventSubject(
                 task=id_,
                 group=row["group_id"],
                 flow=row["flow"],
@@ -269,7 +273,7 @@ class Triggering:
             )
         for event, cause in causes.items():
             if cause in found:
-                found[event] = _Place(task=cause, cause=found[cause].cause)
+                found[event] = _EventSubject(task=cause, cause=found[cause].cause)
         return found
 
     async def _flow_above(self, row: Row) -> UUID | None:
@@ -292,7 +296,7 @@ class Triggering:
         )
 
 
-def _some(matches: list[_Match], events: Sequence[Row]) -> tuple[list[_Match], int]:
+def _some(matches: list[_TriggerMatch], events: Sequence[Row]) -> tuple[list[_TriggerMatch], int]:
     """The first of the matches, those of an event together, and how many events that makes."""
     if len(matches) <= MOST:
         return matches, len(events)
@@ -312,7 +316,7 @@ def _names(event: Row) -> tuple[str, ...]:
     return names_of(event["kind"], event["previous"], event["new"], event["message"])
 
 
-def _given(match: _Match, place: _Place) -> dict[str, Any]:
+def _flow_input(match: _TriggerMatch, place: _EventSubject) -> dict[str, Any]:
     """The event as filters see it, and flows are started with; what is not known is null."""
     event = match.event
     ids = {name: getattr(place, name) for name in ("task", "flow", "group")}

@@ -7,13 +7,13 @@ from uuid import UUID
 import msgspec
 
 from tenuto.engine.core import Core
-from tenuto.engine.tenancy.encryption import Sealing
+from tenuto.engine.tenancy.encryption import TaskSecrets
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid, NotFound
 from tenuto.model.schedules.event_names import MAX_DATA, check_name
 from tenuto.model.tasks.task import Fence
 from tenuto.model.tenancy.redact import Redactor
-from tenuto.model.tenancy.secrets import hidden
+from tenuto.model.tenancy.secrets import extract_secrets
 from tenuto.store.protocol import Script, Statement
 
 
@@ -27,10 +27,10 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     at: datetime
 
 
-class Publishing:
+class EventPublisher:
     """Adds events to the trail of one workspace."""
 
-    def __init__(self, core: Core, sealing: Sealing, workspace: UUID) -> None:
+    def __init__(self, core: Core, sealing: TaskSecrets, workspace: UUID) -> None:
         self._core = core
         self._sealing = sealing
         self._workspace = workspace
@@ -44,7 +44,7 @@ class Publishing:
         """
         check_name(name)
         bounds.json_text("data", data)
-        stored, values = hidden(data)
+        stored, values = extract_secrets(data)
         told = Redactor(values.values()).value(stored)
         if task is not None:
             told = (await self._redactor(task)).value(told)

@@ -14,8 +14,8 @@ from tenuto.engine.flows.rows import flow_of
 from tenuto.engine.flows.start import Flows
 from tenuto.engine.rows import decode
 from tenuto.engine.schedules.rows import (
-    Noted,
-    Schedule,
+    ScheduleAuditNote,
+    ScheduleRow,
     changed,
     queue_text,
     schedule_of,
@@ -25,7 +25,7 @@ from tenuto.engine.schedules.schedules import fire_key, fired
 from tenuto.model import bounds
 from tenuto.model.errors import Incompatible, TenutoError, TooMany, Unavailable
 from tenuto.model.flows.progress import FLOW_OPEN
-from tenuto.model.schedules.firing import Standing, Turn, turn
+from tenuto.model.schedules.firing import FiringDecision, ScheduleState, decide_firing
 from tenuto.store.protocol import Row, Script, Statement
 
 log = logging.getLogger("tenuto.engine")
@@ -35,7 +35,7 @@ BATCH = 100
 MOST_LIVE = 100
 
 
-class _Ready(msgspec.Struct, frozen=True):
+class _PreparedFlow(msgspec.Struct, frozen=True):
     """What is known before the transaction: the flow to begin, or why there can be none."""
 
     flows: Flows
@@ -43,7 +43,7 @@ class _Ready(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
-class Firing:
+class ScheduleRunner:
     """The system's side of schedules. A time starts one flow, whoever looks and how often."""
 
     def __init__(self, core: Core) -> None:
@@ -68,17 +68,21 @@ class Firing:
             try:
                 return await self._take_turn(row, ready, actor)
             except TooMany as full:
-                return await self._take_turn(row, _Ready(ready.flows, error=full.message), actor)
+                return await self._take_turn(
+                    row, _PreparedFlow(ready.flows, error=full.message), actor
+                )
         except (Unavailable, Incompatible):
             raise
         except Exception as error:
             log.exception("schedule %s is paused: it cannot be understood", row["id"])
             return await self._stop(row["id"], f"paused: {error}", actor)
 
-    async def _take_turn(self, row: Row, ready: _Ready, actor: str) -> int:
-        return await self._core.flowing(lambda cascade: self._turn(cascade, row, ready), actor)
+    async def _take_turn(self, row: Row, ready: _PreparedFlow, actor: str) -> int:
+        return await self._core.run_with_cascade(
+            lambda cascade: self._turn(cascade, row, ready), actor
+        )
 
-    async def _ready(self, row: Row, actor: str) -> _Ready:
+    async def _ready(self, row: Row, actor: str) -> _PreparedFlow:
         flows = Flows(self._core, row["workspace"], actor)
         try:
             plan = await flows.plan(row["target"])
@@ -87,10 +91,10 @@ class Firing:
         except (Unavailable, Incompatible):
             raise
         except TenutoError as error:
-            return _Ready(flows, error=error.message)
-        return _Ready(flows, params)
+            return _PreparedFlow(flows, error=error.message)
+        return _PreparedFlow(flows, params)
 
-    def _turn(self, cascade: Cascade, seen: Row, ready: _Ready) -> Script[int]:
+    def _turn(self, cascade: Cascade, seen: Row, ready: _PreparedFlow) -> Script[int]:
         rows = yield Statement("schedule_take", {"id": seen["id"]})
         if not rows or any(rows[0][name] != seen[name] for name in ("target", "input")):
             return 0  # somebody is at it, or has changed what was prepared
@@ -100,8 +104,8 @@ class Firing:
         due = found.next_at is not None and found.next_at <= now
         if not due and (live or not found.line):
             return 0
-        standing = Standing(last=found.last_at, queued=found.line, running=len(live))
-        chosen = turn(found.times, standing, now, self._core.clock.random())
+        standing = ScheduleState(last=found.last_at, queued=found.line, running=len(live))
+        chosen = decide_firing(found.times, standing, now, self._core.clock.random())
         begun = None
         if chosen.start is not None and ready.params is not None:
             if chosen.cancel:
@@ -128,7 +132,7 @@ class Firing:
                 after = msgspec.structs.replace(
                     schedule_of(row), status="PAUSED", next_at=None, last_error=error
                 )
-                noted = Noted("schedule_failed", level="ERROR", message=error)
+                noted = ScheduleAuditNote("schedule_failed", level="ERROR", message=error)
                 yield changed(after, [noted], self._core.now(), actor)
             return len(rows)
 
@@ -136,19 +140,19 @@ class Firing:
 
 
 def _told(
-    found: Schedule, chosen: Turn, begun: dict[str, Any] | None, error: str | None
-) -> tuple[Schedule, list[Noted]]:
+    found: ScheduleRow, chosen: FiringDecision, begun: dict[str, Any] | None, error: str | None
+) -> tuple[ScheduleRow, list[ScheduleAuditNote]]:
     """The schedule after its turn, and what the trail says of it."""
     noted = []
     failed = begun is None and chosen.start is not None and error is not None
     if chosen.missed:
-        noted.append(Noted("schedule_missed", {"times": chosen.missed}, "WARN"))
+        noted.append(ScheduleAuditNote("schedule_missed", {"times": chosen.missed}, "WARN"))
     for kind, times in (("schedule_skipped", chosen.skipped), ("schedule_queued", chosen.waiting)):
         if times:
             span = {"times": len(times), "first": times[0], "last": times[-1]}
-            noted.append(Noted(kind, span))
+            noted.append(ScheduleAuditNote(kind, span))
     if failed:
-        noted.append(Noted("schedule_failed", {"time": chosen.start}, "ERROR", error))
+        noted.append(ScheduleAuditNote("schedule_failed", {"time": chosen.start}, "ERROR", error))
     after = settled(
         msgspec.structs.replace(
             found,
@@ -169,5 +173,5 @@ def _told(
             last_error=None,
         )
     if after.status == "ENDED":
-        noted.append(Noted("schedule_ended"))
+        noted.append(ScheduleAuditNote("schedule_ended"))
     return after, noted

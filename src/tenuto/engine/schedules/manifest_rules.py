@@ -35,7 +35,7 @@ def keep_rules(
     if manifest.schedules:
         by_time = schedules.Schedules(core, workspace, actor, caller)
         timed = [
-            schedules.Wanted(
+            schedules.DesiredSchedule(
                 name=each.name,
                 target=each.target,
                 schedule=msgspec.convert(each.spec, ScheduleSpec),
@@ -48,7 +48,7 @@ def keep_rules(
     if manifest.triggers:
         by_event = triggers.Triggers(core, workspace, actor)
         told = [
-            triggers.Wanted(
+            triggers.DesiredTrigger(
                 name=each.name, event=each.event, target=each.target, filter=each.filter
             )
             for each in manifest.triggers

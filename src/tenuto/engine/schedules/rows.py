@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.model.schedules.firing import first_look, next_look
+from tenuto.model.schedules.firing import initial_cursor, next_poll_at
 from tenuto.model.schedules.schedule import ScheduleSpec
 from tenuto.store.protocol import Row, Statement
 
@@ -15,7 +15,7 @@ MAX_SCHEDULES = 1_000
 """Of a workspace."""
 
 
-class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule as its row has it; `spec`, `input` and `queued` are JSON text."""
 
     id: UUID
@@ -57,7 +57,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         return f"schedule:{self.id}"
 
 
-class Noted(msgspec.Struct, frozen=True):
+class ScheduleAuditNote(msgspec.Struct, frozen=True):
     """Something that the trail says of a schedule."""
 
     kind: str
@@ -66,9 +66,9 @@ class Noted(msgspec.Struct, frozen=True):
     message: str | None = None
 
 
-def schedule_of(row: Row) -> Schedule:
+def schedule_of(row: Row) -> ScheduleRow:
     """The schedule in a row."""
-    return Schedule(**{name: row[name] for name in Schedule.__struct_fields__})
+    return ScheduleRow(**{name: row[name] for name in ScheduleRow.__struct_fields__})
 
 
 def encoded(spec: ScheduleSpec) -> str:
@@ -81,16 +81,16 @@ def queue_text(times: Sequence[datetime]) -> str | None:
     return msgspec.json.encode(list(times)).decode() if times else None
 
 
-def retimed(schedule: Schedule, spec: ScheduleSpec, now: datetime, roll: float) -> Schedule:
+def retimed(schedule: ScheduleRow, spec: ScheduleSpec, now: datetime, roll: float) -> ScheduleRow:
     """The schedule with other times: those from now on, and an old fixed time only if it moved."""
     same = spec.kind == "datetime-event" and schedule.times.at == spec.at
-    last = schedule.last_at if same else first_look(spec, now)
+    last = schedule.last_at if same else initial_cursor(spec, now)
     line = schedule.line if spec.overlap == "queue" else ()
     after = msgspec.structs.replace(
         schedule,
         spec=encoded(spec),
         last_at=last,
-        next_at=next_look(spec, last, roll),
+        next_at=next_poll_at(spec, last, roll),
         queued=queue_text((now,) if spec.kind == "immediate" else line),
     )
     if schedule.status == "PAUSED":
@@ -98,14 +98,14 @@ def retimed(schedule: Schedule, spec: ScheduleSpec, now: datetime, roll: float) 
     return settled(after)
 
 
-def settled(schedule: Schedule) -> Schedule:
+def settled(schedule: ScheduleRow) -> ScheduleRow:
     """The schedule with the status that follows from what is still to come."""
     over = schedule.next_at is None and schedule.queued is None
     return msgspec.structs.replace(schedule, status="ENDED" if over else "ACTIVE")
 
 
 def added(
-    schedule: Schedule, noted: Sequence[Noted], now: datetime, actor: str | None
+    schedule: ScheduleRow, noted: Sequence[ScheduleAuditNote], now: datetime, actor: str | None
 ) -> Statement:
     """Write a new schedule, and tell of it."""
     params = _params(schedule, len(noted), now, actor) | {
@@ -116,21 +116,25 @@ def added(
 
 
 def changed(
-    schedule: Schedule, noted: Sequence[Noted], now: datetime, actor: str | None
+    schedule: ScheduleRow, noted: Sequence[ScheduleAuditNote], now: datetime, actor: str | None
 ) -> Statement:
     """Write a schedule, and tell of it."""
     params = _params(schedule, schedule.version + len(noted), now, actor)
     return Statement("schedule_change", params, _rows(schedule, noted))
 
 
-def _params(schedule: Schedule, version: int, now: datetime, actor: str | None) -> dict[str, Any]:
+def _params(
+    schedule: ScheduleRow, version: int, now: datetime, actor: str | None
+) -> dict[str, Any]:
     left_out = {"name", "version", "created_by", "created_at", "updated_at"}
-    names = [name for name in Schedule.__struct_fields__ if name not in left_out]
+    names = [name for name in ScheduleRow.__struct_fields__ if name not in left_out]
     fields = {name: getattr(schedule, name) for name in names}
     return fields | {"version": version, "now": now, "actor": actor}
 
 
-def _rows(schedule: Schedule, noted: Sequence[Noted]) -> dict[str, list[tuple[Any, ...]]]:
+def _rows(
+    schedule: ScheduleRow, noted: Sequence[ScheduleAuditNote]
+) -> dict[str, list[tuple[Any, ...]]]:
     rows = []
     for seq, each in enumerate(noted, schedule.version + 1):
         data = None if each.data is None else msgspec.json.encode(each.data).decode()

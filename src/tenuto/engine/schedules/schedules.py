@@ -14,8 +14,8 @@ from tenuto.engine.flows.start import Flows
 from tenuto.engine.rows import decode
 from tenuto.engine.schedules.rows import (
     MAX_SCHEDULES,
-    Noted,
-    Schedule,
+    ScheduleAuditNote,
+    ScheduleRow,
     added,
     changed,
     encoded,
@@ -28,7 +28,7 @@ from tenuto.engine.tenancy.secret_use import check_value
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
 from tenuto.model.flows.definition import check_key
-from tenuto.model.schedules.firing import first_look, next_look
+from tenuto.model.schedules.firing import initial_cursor, next_poll_at
 from tenuto.model.schedules.schedule import (
     CatchUp,
     Overlap,
@@ -38,11 +38,13 @@ from tenuto.model.schedules.schedule import (
     following,
 )
 from tenuto.model.tenancy.access import Caller
-from tenuto.model.tenancy.secrets import hidden
+from tenuto.model.tenancy.secrets import extract_secrets
 from tenuto.store.protocol import Row, Script, Statement
 
 
-class Times(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+class ScheduleTimes(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
+):
     """A `ScheduleSpec` as REST spells it."""
 
     type: ScheduleType
@@ -61,9 +63,9 @@ class Times(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_un
         return ScheduleSpec(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 
-def times_of(spec: ScheduleSpec) -> Times:
+def times_of(spec: ScheduleSpec) -> ScheduleTimes:
     """When to start, as REST spells it."""
-    return Times(**{name: getattr(spec, name) for name in Times.__struct_fields__})
+    return ScheduleTimes(**{name: getattr(spec, name) for name in ScheduleTimes.__struct_fields__})
 
 
 class ScheduleView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -72,7 +74,7 @@ class ScheduleView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     id: UUID
     name: str
     target: str
-    schedule: Times
+    schedule: ScheduleTimes
     input: Any
     status: Literal["ACTIVE", "PAUSED", "ENDED"]
     next_at: datetime | None
@@ -103,7 +105,7 @@ class ScheduleChange(msgspec.Struct, frozen=True, kw_only=True):
     input: Any = UNSET
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class DesiredSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """A schedule as a file asks for it."""
 
     name: str
@@ -142,7 +144,9 @@ class Schedules:
             begun = await self._flows.prepare(plan, input, source=made.source, fire_key=key)
         elif made.next_at is None:
             raise Invalid("no time of the schedule is still to come", "schedule_invalid")
-        await self._core.flowing(lambda cascade: self._create(cascade, made, begun), self._actor)
+        await self._core.run_with_cascade(
+            lambda cascade: self._create(cascade, made, begun), self._actor
+        )
         return await self.get(made.id)
 
     async def page(
@@ -193,7 +197,7 @@ class Schedules:
     async def pause(self, schedule: UUID | str) -> ScheduleView:
         """Start nothing until it is resumed; what runs goes on."""
 
-        def paused(found: Schedule) -> Schedule:
+        def paused(found: ScheduleRow) -> ScheduleRow:
             if found.status != "ACTIVE":
                 raise Conflict(f"the schedule is {found.status}")
             return msgspec.structs.replace(found, status="PAUSED", next_at=None)
@@ -203,12 +207,12 @@ class Schedules:
     async def resume(self, schedule: UUID | str) -> ScheduleView:
         """Go on with the times from now on; a fixed time that has passed still starts."""
 
-        def resumed(found: Schedule) -> Schedule:
+        def resumed(found: ScheduleRow) -> ScheduleRow:
             if found.status != "PAUSED":
                 raise Conflict(f"the schedule is {found.status}")
             spec, now = found.times, self._core.now()
             last = found.last_at if spec.kind == "datetime-event" else max(now, found.last_at)
-            upcoming = next_look(spec, last, self._core.clock.random())
+            upcoming = next_poll_at(spec, last, self._core.clock.random())
             return settled(msgspec.structs.replace(found, last_at=last, next_at=upcoming))
 
         return await self._move(schedule, "schedule_resumed", resumed)
@@ -224,7 +228,7 @@ class Schedules:
 
         await self._core.store.once(script)
 
-    def put(self, wanted: Sequence[Wanted]) -> Script[dict[str, str]]:
+    def put(self, wanted: Sequence[DesiredSchedule]) -> Script[dict[str, str]]:
         """Keep schedules under their names, as files ask for them; says what became of each.
 
         What they start may be stored by the same transaction, so it is not looked for.
@@ -237,13 +241,13 @@ class Schedules:
                 made = self._made(each.name, each.target, each.schedule, _input(each.input))
                 if each.schedule.kind == "immediate":
                     made = msgspec.structs.replace(made, queued=queue_text([made.created_at]))
-                yield from self._add(settled(made), [Noted("schedule_created")])
+                yield from self._add(settled(made), [ScheduleAuditNote("schedule_created")])
             elif actions[each.name] == "updated":
                 told = ScheduleChange(target=each.target, schedule=each.schedule)
                 yield from self._set(stored[each.name], told, _input(each.input))
         return actions
 
-    def compare(self, wanted: Sequence[Wanted]) -> Script[dict[str, str]]:
+    def compare(self, wanted: Sequence[DesiredSchedule]) -> Script[dict[str, str]]:
         """What `put` would do; raises `Invalid` for what cannot be kept."""
         for each in wanted:
             check_key("name", each.name)
@@ -253,10 +257,10 @@ class Schedules:
         stored = {row["name"]: schedule_of(row) for row in rows}
         return {each.name: _action(stored, each) for each in wanted}
 
-    def _made(self, name: str, target: str, spec: ScheduleSpec, given: str | None) -> Schedule:
+    def _made(self, name: str, target: str, spec: ScheduleSpec, given: str | None) -> ScheduleRow:
         now = self._core.now()
-        last = first_look(spec, now)
-        return Schedule(
+        last = initial_cursor(spec, now)
+        return ScheduleRow(
             id=self._core.clock.new_id(),
             workspace=self._workspace,
             name=name,
@@ -264,26 +268,26 @@ class Schedules:
             spec=encoded(spec),
             input=given,
             last_at=last,
-            next_at=next_look(spec, last, self._core.clock.random()),
+            next_at=next_poll_at(spec, last, self._core.clock.random()),
             created_at=now,
             updated_at=now,
         )
 
     def _create(
-        self, cascade: Cascade, made: Schedule, begun: dict[str, Any] | None
+        self, cascade: Cascade, made: ScheduleRow, begun: dict[str, Any] | None
     ) -> Script[None]:
         if (yield self._named([made.name])):
             raise _taken(made.name)
-        noted = [Noted("schedule_created")]
+        noted = [ScheduleAuditNote("schedule_created")]
         if begun is not None:
             yield from self._flows.begin(cascade, begun)
             made = msgspec.structs.replace(
                 made, status="ENDED", fired=1, fired_at=made.created_at, last_flow=begun["id"]
             )
-            noted += [fired(made.created_at, begun["id"]), Noted("schedule_ended")]
+            noted += [fired(made.created_at, begun["id"]), ScheduleAuditNote("schedule_ended")]
         yield from self._add(made, noted)
 
-    def _add(self, made: Schedule, noted: Sequence[Noted]) -> Script[None]:
+    def _add(self, made: ScheduleRow, noted: Sequence[ScheduleAuditNote]) -> Script[None]:
         yield from check_value(self._workspace, self._caller, decode(made.input))
         if (yield added(made, noted, self._core.now(), self._actor)):
             return
@@ -292,7 +296,7 @@ class Schedules:
         raise Invalid(f"a workspace has at most {MAX_SCHEDULES:,} schedules", "too_large")
 
     def _set(
-        self, found: Schedule, change: ScheduleChange, text: str | UnsetType | None
+        self, found: ScheduleRow, change: ScheduleChange, text: str | UnsetType | None
     ) -> Script[None]:
         now, after = self._core.now(), found
         if change.target is not UNSET:
@@ -305,14 +309,14 @@ class Schedules:
         if after != found:
             # Another target gets the input that is there, too.
             yield from check_value(self._workspace, self._caller, decode(after.input))
-            yield changed(after, [Noted("schedule_changed")], now, self._actor)
+            yield changed(after, [ScheduleAuditNote("schedule_changed")], now, self._actor)
 
     async def _move(self, schedule: UUID | str, kind: str, decide: Any) -> ScheduleView:
         id_ = (await self._find(schedule))["id"]
 
         def script() -> Script[None]:
             after = decide((yield from self._locked(id_)))
-            yield changed(after, [Noted(kind)], self._core.now(), self._actor)
+            yield changed(after, [ScheduleAuditNote(kind)], self._core.now(), self._actor)
 
         await self._core.store.transact(script)
         return await self.get(id_)
@@ -321,7 +325,7 @@ class Schedules:
         params = {"workspace": self._workspace, "names": sorted(names)}
         return Statement("schedules_named", params)
 
-    def _locked(self, schedule: UUID) -> Script[Schedule]:
+    def _locked(self, schedule: UUID) -> Script[ScheduleRow]:
         params = {"workspace": self._workspace, "id": schedule}
         return schedule_of(_known((yield Statement("schedule_locked", params)), schedule))
 
@@ -342,9 +346,9 @@ def fire_key(schedule: UUID, time: datetime) -> str:
     return f"schedule:{schedule}:{time.isoformat()}"
 
 
-def fired(time: datetime, flow: UUID) -> Noted:
+def fired(time: datetime, flow: UUID) -> ScheduleAuditNote:
     """What the trail says of a start."""
-    return Noted("schedule_fired", {"time": time, "flow": flow})
+    return ScheduleAuditNote("schedule_fired", {"time": time, "flow": flow})
 
 
 def id_in(name: UUID | str) -> UUID | None:
@@ -359,18 +363,18 @@ def id_in(name: UUID | str) -> UUID | None:
 
 def _input(given: Any) -> str | None:
     """What flows are started with, as it is stored; `Invalid` when it holds a secret itself."""
-    if hidden(given)[1]:
+    if extract_secrets(given)[1]:
         text = 'input has secrets, but it is stored as written; use {"$secret": NAME}'
         raise Invalid(text, "secret_in_definition", field="input")
     return bounds.json_text("input", given)
 
 
-def _differs(found: Schedule, wanted: Wanted) -> bool:
+def _differs(found: ScheduleRow, wanted: DesiredSchedule) -> bool:
     there = (found.target, found.times, decode(found.input))
     return there != (wanted.target, wanted.schedule, wanted.input)
 
 
-def _action(stored: Mapping[str, Schedule], wanted: Wanted) -> str:
+def _action(stored: Mapping[str, ScheduleRow], wanted: DesiredSchedule) -> str:
     found = stored.get(wanted.name)
     if found is None:
         return "created"

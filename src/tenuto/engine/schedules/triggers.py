@@ -58,7 +58,7 @@ class TriggerChange(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     target: str | UnsetType = UNSET
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class DesiredTrigger(msgspec.Struct, frozen=True, kw_only=True):
     """A trigger as a file asks for it."""
 
     name: str
@@ -84,10 +84,10 @@ class Triggers:
         filter: str | None = None,  # noqa: A002  the name that users know
     ) -> TriggerView:
         """Start a definition after each of these events from now on, if the filter holds of it."""
-        _check(Wanted(name=name, event=event, target=target, filter=filter))
+        _check(DesiredTrigger(name=name, event=event, target=target, filter=filter))
         await self._flows.plan(target)
         made = self._core.clock.new_id()
-        wanted = Wanted(name=name, event=event, target=target, filter=filter)
+        wanted = DesiredTrigger(name=name, event=event, target=target, filter=filter)
         await self._core.store.transact(lambda: self._add(made, wanted))
         return await self.get(made)
 
@@ -122,7 +122,7 @@ class Triggers:
             fields |= {
                 name: value for name in fields if (value := getattr(change, name)) is not UNSET
             }
-            _check(Wanted(name=row["name"], **fields))
+            _check(DesiredTrigger(name=row["name"], **fields))
             return fields | {"active_at": self._core.now(), "last_error": None}
 
         return await self._move(trigger, "trigger_changed", changed)
@@ -146,7 +146,7 @@ class Triggers:
 
         await self._core.store.once(script)
 
-    def put(self, wanted: Sequence[Wanted]) -> Script[dict[str, str]]:
+    def put(self, wanted: Sequence[DesiredTrigger]) -> Script[dict[str, str]]:
         """Keep triggers under their names, as files ask for them; says what became of each.
 
         What they start may be stored by the same transaction, so it is not looked for.
@@ -162,7 +162,7 @@ class Triggers:
                 yield self._set(stored[each.name], fields, "trigger_changed")
         return actions
 
-    def compare(self, wanted: Sequence[Wanted]) -> Script[dict[str, str]]:
+    def compare(self, wanted: Sequence[DesiredTrigger]) -> Script[dict[str, str]]:
         """What `put` would do; raises `Invalid` for what cannot be kept."""
         for each in wanted:
             _check(each)
@@ -170,11 +170,11 @@ class Triggers:
         stored = {row["name"]: row for row in rows}
         return {each.name: _action(stored, each) for each in wanted}
 
-    def _add(self, made: UUID, wanted: Wanted) -> Script[None]:
+    def _add(self, made: UUID, wanted: DesiredTrigger) -> Script[None]:
         if (yield self._named([wanted.name])):
             raise _taken(wanted.name)
         params: dict[str, Any] = {"id": made, "workspace": self._workspace, "actor": self._actor}
-        params |= {name: getattr(wanted, name) for name in Wanted.__struct_fields__}
+        params |= {name: getattr(wanted, name) for name in DesiredTrigger.__struct_fields__}
         params |= {"now": self._core.now(), "most": MAX_TRIGGERS}
         if (yield Statement("trigger_add", params)):
             return
@@ -231,7 +231,7 @@ def condition(text: str) -> Expression:
     return compile_expression(text, _NAMES)
 
 
-def _check(wanted: Wanted) -> None:
+def _check(wanted: DesiredTrigger) -> None:
     check_key("name", wanted.name)
     check_pattern(wanted.event)
     check_key("target", wanted.target)
@@ -239,7 +239,7 @@ def _check(wanted: Wanted) -> None:
         condition(wanted.filter)
 
 
-def _action(stored: Mapping[str, Row], wanted: Wanted) -> str:
+def _action(stored: Mapping[str, Row], wanted: DesiredTrigger) -> str:
     row = stored.get(wanted.name)
     if row is None:
         return "created"

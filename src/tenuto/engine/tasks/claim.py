@@ -10,15 +10,15 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.agents.lanes import Open
+from tenuto.engine.agents.lanes import OpenLanes
 from tenuto.engine.core import Core
-from tenuto.engine.flows.chains import standing_of
-from tenuto.engine.flows.inputs import Dressing
+from tenuto.engine.flows.chains import claim_snapshot
+from tenuto.engine.flows.inputs import InputBuilder
 from tenuto.engine.flows.plans import refers
 from tenuto.engine.limits import rate_limits
-from tenuto.engine.limits.rate_limits import Taken
+from tenuto.engine.limits.rate_limits import RateLimitedClaim
 from tenuto.engine.rows import decode
-from tenuto.engine.tenancy.encryption import Opened, Sealing
+from tenuto.engine.tenancy.encryption import DecryptedInput, TaskSecrets
 from tenuto.engine.tenancy.secret_use import Claimant
 from tenuto.model import bounds
 from tenuto.model.agents.lifecycle import ENDING, refusal
@@ -31,12 +31,12 @@ from tenuto.model.tasks.decide import token_hash
 from tenuto.model.tasks.retry import ErrorClass, RetryPolicy
 from tenuto.model.tasks.task import DEFAULT_LEASE_S, Fence, Status
 from tenuto.model.tenancy.access import Caller
-from tenuto.model.tenancy.secrets import Reference, marked
-from tenuto.store.batching import Answers, Kind
+from tenuto.model.tenancy.secrets import SecretReference, may_have_secrets
+from tenuto.store.batching import Answers, WriteKind
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 
-class Work(msgspec.Struct, frozen=True):
+class ClaimedTask(msgspec.Struct, frozen=True):
     """A claimed task as its attempt sees it."""
 
     fence: Fence
@@ -75,11 +75,11 @@ _COLUMNS = itemgetter(
     *("cwd", "env", "input", "metadata", "parent", "trace_id", "checkpoint", "flow", "key"),
 )
 """What a work is made of, in the order of its fields."""
-_MADE: Callable[..., Work] = Work
+_MADE: Callable[..., ClaimedTask] = ClaimedTask
 """Makes a work by position: rows have no types that could be checked beforehand."""
 
 
-class _Wish(msgspec.Struct, frozen=True):
+class _ClaimRequest(msgspec.Struct, frozen=True):
     params: dict[str, Any]
     lanes: list[int]
     agent: UUID
@@ -107,16 +107,16 @@ class _UnknownClaims(msgspec.Struct, eq=False):
     """Held by the caller who finds out; the others wait for it."""
 
 
-class Claiming:
+class TaskClaimer:
     """The claim family, for the agents of one workspace or of all."""
 
-    def __init__(self, core: Core, sealing: Sealing, workspace: UUID | None = None) -> None:
+    def __init__(self, core: Core, sealing: TaskSecrets, workspace: UUID | None = None) -> None:
         self._core = core
         self._workspace = workspace
         self._sealing = sealing
-        self._dressing = Dressing(core.plans)
-        self._kind = Kind("claim", self._script, one_statement=True, alone=True)
-        self._counted = Kind("claim_counted", self._counted_script, alone=True)
+        self._dressing = InputBuilder(core.plans)
+        self._kind = WriteKind("claim", self._script, one_statement=True, alone=True)
+        self._counted = WriteKind("claim_counted", self._counted_script, alone=True)
         self._doubts: dict[tuple[UUID, str], _UnknownClaims] = {}
         """Claims whose outcome is unknown, by agent and worker."""
 
@@ -129,7 +129,7 @@ class Claiming:
         token: str | None = None,
         status: Status = Status.RUNNING,
         caller: Caller | None = None,
-    ) -> list[Work]:
+    ) -> list[ClaimedTask]:
         """Up to n tasks that the agent may take, best rank first, now RUNNING and its own.
 
         `caller` decides which secrets they are handed; none is the database itself. A caller that
@@ -145,7 +145,7 @@ class Claiming:
         doubted = n > 0 and token is None and who in self._doubts
         if doubted and (late := await self._claimed_before(agent, worker, n, caller)):
             return late
-        taken: list[Work] = []
+        taken: list[ClaimedTask] = []
         while len(taken) < n:
             found = await self._core.lanes.eligible(agent, self._core.now())
             if found.free or found.limited:
@@ -159,10 +159,10 @@ class Claiming:
                         doubt = self._doubts.setdefault(who, _UnknownClaims([], asyncio.Lock()))
                         doubt.tokens.append(mine)
                     raise error.why from error
-                taken += await self._understand(rows, mine, Claimant(agent.id, caller))
+                taken += await self._parse_rows(rows, mine, Claimant(agent.id, caller))
                 if rows:
                     break
-            if not await self._core.lanes.moved(agent.workspace):
+            if not await self._core.lanes.reload_if_changed(agent.workspace):
                 break
         return taken
 
@@ -182,14 +182,14 @@ class Claiming:
         }
 
     async def _take(
-        self, agent: AgentProfile, params: dict[str, Any], found: Open, *, repeats: bool
+        self, agent: AgentProfile, params: dict[str, Any], found: OpenLanes, *, repeats: bool
     ) -> Rows:
         bounded = self._core.lanes.running(agent.workspace) is not None
         counted = agent.max_concurrent is not None or bounded
-        wish = _Wish(params, found.free, agent.id, counted, found.limited, repeats)
+        wish = _ClaimRequest(params, found.free, agent.id, counted, found.limited, repeats)
         slow = counted or bool(found.limited) or repeats
         try:
-            taken: Taken = await self._core.batcher.submit(
+            taken: RateLimitedClaim = await self._core.batcher.submit(
                 self._counted if slow else self._kind, wish, key=agent.id.int
             )
         except Unavailable as error:
@@ -203,19 +203,19 @@ class Claiming:
                 raise ClaimOutcomeUnknown(error) from error
             return rows
         if taken.held:
-            self._core.lanes.hold(agent.workspace, found.version, taken.held)
+            self._core.lanes.exclude_limited(agent.workspace, found.version, taken.held)
         return taken.rows
 
     async def _claimed_before(
         self, agent: AgentProfile, worker: str, n: int, caller: Caller | None
-    ) -> list[Work]:
+    ) -> list[ClaimedTask]:
         """Up to n tasks that claims of unknown outcome took; surplus tasks are released.
 
         Raises `Unavailable` while an outcome stays unknown: until then nothing else is claimed.
         """
         who = (agent.id, worker)
         doubt = self._doubts[who]
-        taken: list[Work] = []
+        taken: list[ClaimedTask] = []
         async with doubt.asking:
             try:
                 while doubt.tokens:
@@ -229,12 +229,14 @@ class Claiming:
         for work in taken[n:]:
             with suppress(TenutoError):
                 command = commands.Release(fence=work.fence)
-                await self._core.order(work.fence.task, command, actor="engine")
+                await self._core.apply_command(work.fence.task, command, actor="engine")
         return taken[:n]
 
-    async def _settled(self, agent: AgentProfile, token: str, caller: Caller | None) -> list[Work]:
+    async def _settled(
+        self, agent: AgentProfile, token: str, caller: Caller | None
+    ) -> list[ClaimedTask]:
         """What a claim took of which nothing was known; `Unavailable` while that may change."""
-        if found := await self.claimed(agent.id, token, caller):
+        if found := await self.claimed_by_token(agent.id, token, caller):
             return found
 
         def mark() -> Script[None]:
@@ -242,36 +244,40 @@ class Claiming:
 
         # Standbys confirm commits in order: after a later one the claim's is visible or lost.
         await self._core.store.once(mark)
-        return await self.claimed(agent.id, token, caller)
+        return await self.claimed_by_token(agent.id, token, caller)
 
-    async def claimed(self, agent: UUID, token: str, caller: Caller | None = None) -> list[Work]:
+    async def claimed_by_token(
+        self, agent: UUID, token: str, caller: Caller | None = None
+    ) -> list[ClaimedTask]:
         """What an earlier claim took with that token and still holds."""
         rows = await self._taken(agent, token_hash(token))
-        return await self._understand(rows, token, Claimant(agent, caller))
+        return await self._parse_rows(rows, token, Claimant(agent, caller))
 
     async def _taken(self, agent: UUID, token: str) -> Rows:
         params = {"agent": agent, "token": token}
         return await self._core.store.fetch(Statement("claimed_by_token", params))
 
-    def _script(self, wishes: list[_Wish]) -> Script[Answers]:
+    def _script(self, wishes: list[_ClaimRequest]) -> Script[Answers]:
         answers = []
         for wish in wishes:
-            answers.append(Taken((yield _statement(wish.params, wish.lanes)), {}))
+            answers.append(RateLimitedClaim((yield _statement(wish.params, wish.lanes)), {}))
         return answers
 
-    def _counted_script(self, wishes: list[_Wish]) -> Script[Answers]:
+    def _counted_script(self, wishes: list[_ClaimRequest]) -> Script[Answers]:
         answers: list[Any] = []
         for wish in wishes:
             if wish.repeats and (before := (yield from _taken_before(wish))):
-                answers.append(Taken(before, {}))
+                answers.append(RateLimitedClaim(before, {}))
                 continue
             n = wish.params["n"]
             if wish.counted:
                 n = yield from self._within_capacity(wish)
-            answers.append(n if isinstance(n, Forbidden) else (yield from _taken_of(wish, n)))
+            answers.append(
+                n if isinstance(n, Forbidden) else (yield from _claim_within_limits(wish, n))
+            )
         return answers
 
-    def _within_capacity(self, wish: _Wish) -> Script[int | Forbidden]:
+    def _within_capacity(self, wish: _ClaimRequest) -> Script[int | Forbidden]:
         """How many of the tasks wished for the agent and the workspace may run."""
         # Counts are statements of their own: they must see what the last holder of the lock did.
         n = yield from self._within_quota(wish)
@@ -286,7 +292,7 @@ class Claiming:
             n = min(n, most - load)
         return n
 
-    def _within_quota(self, wish: _Wish) -> Script[int]:
+    def _within_quota(self, wish: _ClaimRequest) -> Script[int]:
         """How many of the tasks wished for the workspace's quota allows."""
         n: int = wish.params["n"]
         workspace = {"workspace": wish.params["workspace"]}
@@ -300,7 +306,7 @@ class Claiming:
         load: int = (yield Statement("workspace_load", workspace))[0]["load"]
         return min(n, most - load)
 
-    async def _understand(self, rows: Rows, token: str, claimant: Claimant) -> list[Work]:
+    async def _parse_rows(self, rows: Rows, token: str, claimant: Claimant) -> list[ClaimedTask]:
         works = []
         secret = []
         placed = []
@@ -312,8 +318,8 @@ class Claiming:
                 continue
             watched, given, env, flow = _LOOKED_AT(row)
             if watched:
-                self._core.watched.add(row["id"], standing_of(row))
-            if marked(given) or marked(env):
+                self._core.watched.add(row["id"], claim_snapshot(row))
+            if may_have_secrets(given) or may_have_secrets(env):
                 secret.append(row)
             if flow is not None or refers(given):
                 placed.append(row)
@@ -321,16 +327,16 @@ class Claiming:
         if secret:
             works = await self._with_secrets(works, await self._sealing.open(secret, claimant))
         if placed:
-            works = await self._in_place(works, placed)
+            works = await self._add_flow_inputs(works, placed)
         for work in works:
             self._sealing.remember(work.fence, work.secrets)
         return works
 
-    async def _in_place(self, works: list[Work], rows: Rows) -> list[Work]:
+    async def _add_flow_inputs(self, works: list[ClaimedTask], rows: Rows) -> list[ClaimedTask]:
         """The works with what their flows add; those that lack something fail for good."""
         given = {work.fence.task: work.input for work in works}
         ready = [row for row in rows if row["id"] in given]
-        dressed = await self._core.read(self._dressing.dress(ready, given))
+        dressed = await self._core.read(self._dressing.build_inputs(ready, given))
         whole = []
         for work in works:
             found = dressed.get(work.fence.task)
@@ -347,16 +353,16 @@ class Claiming:
         """End a task for good that lacks something, whether it runs or was only assigned."""
         command: commands.Command = commands.Fail(fence=fence, failure=failure)
         try:
-            await self._core.order(fence.task, command, actor="engine")
+            await self._core.apply_command(fence.task, command, actor="engine")
         except TenutoError as error:
             if error.code == "out_of_turn":
                 command = commands.NotStarted(fence=fence, failure=failure)
                 with suppress(TenutoError):
-                    await self._core.order(fence.task, command, actor="engine")
+                    await self._core.apply_command(fence.task, command, actor="engine")
 
     async def _with_secrets(
-        self, works: list[Work], opened: dict[UUID, Opened | TenutoError]
-    ) -> list[Work]:
+        self, works: list[ClaimedTask], opened: dict[UUID, DecryptedInput | TenutoError]
+    ) -> list[ClaimedTask]:
         """The works with what was left out of them; those that lack something do not start."""
         whole = []
         for work in works:
@@ -375,7 +381,7 @@ class Claiming:
         failure = commands.Failure(message=error.message, error_class=ErrorClass.CRASH)
         command = commands.NotStarted(fence=fence, failure=failure)
         with suppress(TenutoError):
-            await self._core.order(fence.task, command, actor="engine")
+            await self._core.apply_command(fence.task, command, actor="engine")
 
     async def _quarantine(self, row: Row, error: Exception) -> None:
         def script() -> Script[None]:
@@ -398,7 +404,7 @@ def _statement(params: dict[str, Any], lanes: list[int]) -> Statement:
     return Statement("claim", params | {"lanes": lanes})
 
 
-def _taken_before(wish: _Wish) -> Script[Rows]:
+def _taken_before(wish: _ClaimRequest) -> Script[Rows]:
     """What another claim with the token took; until this one is over, no other looks."""
     token = {"agent": wish.agent, "token": wish.params["token"]}
     yield Statement("claim_turn", {"token": token["token"]})
@@ -406,12 +412,12 @@ def _taken_before(wish: _Wish) -> Script[Rows]:
     return (yield Statement("claimed_by_token", token))
 
 
-def _taken_of(wish: _Wish, n: int) -> Script[Taken]:
+def _claim_within_limits(wish: _ClaimRequest, n: int) -> Script[RateLimitedClaim]:
     """Claim up to n of the tasks wished for, within the rate limits that hold for them."""
     if n <= 0:
-        return Taken([], {})
+        return RateLimitedClaim([], {})
     if not wish.limited:
-        return Taken((yield _statement(wish.params | {"n": n}, wish.lanes)), {})
+        return RateLimitedClaim((yield _statement(wish.params | {"n": n}, wish.lanes)), {})
 
     def claim(lanes: list[int], share: int) -> Statement:
         return _statement(wish.params | {"n": share}, lanes)
@@ -421,7 +427,7 @@ def _taken_of(wish: _Wish, n: int) -> Script[Taken]:
     return (yield from rate_limits.take(workspace, groups, n, now, claim))
 
 
-def _work(row: Row, token: str) -> Work:
+def _work(row: Row, token: str) -> ClaimedTask:
     task, attempt, *plain, command, cwd, env, given, metadata, parent, trace, saved, flow, key = (
         _COLUMNS(row)
     )
@@ -432,7 +438,7 @@ def _work(row: Row, token: str) -> Work:
         *plain,
         None if command is None else msgspec.json.decode(command, type=list[str]),
         cwd,
-        {} if env is None else msgspec.json.decode(env, type=dict[str, str | Reference]),
+        {} if env is None else msgspec.json.decode(env, type=dict[str, str | SecretReference]),
         decode(given),
         {} if metadata is None else msgspec.json.decode(metadata, type=dict[str, Any]),
         parent,

@@ -5,14 +5,14 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.engine.agents.registry import Registry
+from tenuto.engine.agents.registry import AgentRegistry
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.rows import decode
-from tenuto.engine.tasks.query import Filter, Querying
-from tenuto.engine.tasks.retry import Revival
-from tenuto.engine.tasks.submit import Submitted, Submitting
-from tenuto.engine.tenancy.encryption import Sealing
+from tenuto.engine.tasks.query import Filter, TaskQueries
+from tenuto.engine.tasks.retry import TaskRetry
+from tenuto.engine.tasks.submit import Submitted, TaskSubmitter
+from tenuto.engine.tenancy.encryption import TaskSecrets
 from tenuto.engine.tenancy.secret_use import check_tasks
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, NotFound, TenutoError
@@ -21,8 +21,8 @@ from tenuto.model.limits.concurrency import Concurrency
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.retry import RetryPolicy
 from tenuto.model.tasks.submission import NewTask, requirements
-from tenuto.model.tasks.task import LEASED, TERMINAL, Change, Status
-from tenuto.model.tasks.user_commands import check_whole
+from tenuto.model.tasks.task import LEASED, TERMINAL, Status, TaskChange
+from tenuto.model.tasks.user_commands import check_payload_present
 from tenuto.model.tenancy.access import Caller
 from tenuto.store.protocol import Script, Statement
 
@@ -43,11 +43,11 @@ class ActionResult(msgspec.Struct, frozen=True):
     refused: dict[str, str]
 
 
-class Controlling:
+class TaskController:
     """The control family."""
 
     def __init__(
-        self, core: Core, submitting: Submitting, querying: Querying, sealing: Sealing
+        self, core: Core, submitting: TaskSubmitter, querying: TaskQueries, sealing: TaskSecrets
     ) -> None:
         self._core = core
         self._sealing = sealing
@@ -56,7 +56,7 @@ class Controlling:
 
     async def command(
         self, task: UUID, workspace: UUID, command: commands.Command, actor: str | None
-    ) -> Change | None:
+    ) -> TaskChange | None:
         """Apply one command of a person to one task."""
         reason = getattr(command, "reason", None)
         if reason is not None:
@@ -66,18 +66,18 @@ class Controlling:
                 await self.retry(task, workspace, actor, deep=False)
                 return None
             await self._restore_lane(task, workspace)
-        return await self._core.order(task, command, workspace=workspace, actor=actor)
+        return await self._core.apply_command(task, command, workspace=workspace, actor=actor)
 
     async def retry(self, task: UUID, workspace: UUID, actor: str | None, *, deep: bool) -> int:
         """Try an ended task again, and, `deep`, what ended because of it; answers how many."""
         await self._restore_lane(task, workspace)
 
         def script(cascade: Cascade) -> Script[int]:
-            revival = Revival(cascade, workspace, deep=deep)
+            revival = TaskRetry(cascade, workspace, deep=deep)
             yield from revival.retry(task)
             return revival.revived
 
-        return await self._core.flowing(script, actor)
+        return await self._core.run_with_cascade(script, actor)
 
     async def assign(
         self,
@@ -93,7 +93,7 @@ class Controlling:
         The attempt that runs has lost its lease, so nothing it says counts any more.
         """
         if agent is not None:
-            await Registry(self._core, workspace).profile(agent)
+            await AgentRegistry(self._core, workspace).profile(agent)
         new = await self._asked_for(task, workspace)
         needs = requirements(msgspec.structs.replace(new, target_agent=agent), workspace)
         lane = (await self._core.lanes.ensure({needs}))[needs]
@@ -105,13 +105,15 @@ class Controlling:
                 raise Conflict(f"cannot assign a task that is {status}")
             if status in LEASED and not take:
                 raise Conflict("the task is being run; reassign it to take it away")
-            yield from cascade.each([task], lambda _: commands.Assign(lane=lane, agent=agent))
+            yield from cascade.apply_to_each(
+                [task], lambda _: commands.Assign(lane=lane, agent=agent)
+            )
             params = {"id": task, "workspace": workspace, "agent": agent}
             yield Statement("assign", params)
             if status in LEASED:
-                yield from cascade.each([task], lambda _: commands.Expire(seen_dead=True))
+                yield from cascade.apply_to_each([task], lambda _: commands.Expire(seen_dead=True))
 
-        await self._core.flowing(script, actor)
+        await self._core.run_with_cascade(script, actor)
 
     async def _is_tied(self, task: UUID, workspace: UUID) -> bool:
         """Whether the task has a flow, a concurrency key, or others that it waits for."""
@@ -161,7 +163,7 @@ class Controlling:
         """A new task that asks for the same; the old one stays as it is."""
         new = await self._asked_for(task, workspace)
         await self._core.read(check_tasks(workspace, caller, [new]))
-        new = await self._sealing.reveal(new, task, workspace)
+        new = await self._sealing.decrypt_request(new, task, workspace)
         return (await self._submitting.many([new], workspace, actor, rerun_of=task))[0]
 
     async def _asked_for(self, task: UUID, workspace: UUID) -> NewTask:
@@ -170,7 +172,7 @@ class Controlling:
         if not rows:
             raise NotFound(f"no task {task}")
         row = rows[0]
-        check_whole(row["current_step"])
+        check_payload_present(row["current_step"])
         labels = await self._querying.labels([task])
         fields: dict[str, Any] = {name: row[name] for name in _RERUN_FIELDS}
         retry = row["retry"]

@@ -22,7 +22,7 @@ from tenuto.store.protocol import Row, Script, Statement
 _PATH = 100_000
 
 
-class Waits(msgspec.Struct, frozen=True):
+class DependencyGraph(msgspec.Struct, frozen=True):
     """Who waits for whom, by id; `names` are those under which a task may be referred to."""
 
     needs: dict[UUID, list[UUID]]
@@ -40,10 +40,10 @@ class Waits(msgspec.Struct, frozen=True):
         return self.needed[task] + len(self.blocks.get(task, ())) or None
 
 
-NOBODY = Waits({}, {}, {}, {}, Counter())
+NOBODY = DependencyGraph({}, {}, {}, {}, Counter())
 
 
-def waits_of(news: Sequence[NewTask], ids: Sequence[UUID]) -> Waits:
+def waits_of(news: Sequence[NewTask], ids: Sequence[UUID]) -> DependencyGraph:
     """Who waits for whom in a submit; raises `Invalid` for circles and names of nobody."""
     if not any(new.depends_on or new.blocks for new in news):
         return NOBODY
@@ -51,7 +51,7 @@ def waits_of(news: Sequence[NewTask], ids: Sequence[UUID]) -> Waits:
     for new, task in zip(news, ids, strict=True):
         if new.key is not None and names.setdefault(new.key, task) != task:
             raise Invalid(f"two tasks of one submit have the key {new.key!r}", field="key")
-    waits = Waits({}, {}, {}, names, Counter())
+    waits = DependencyGraph({}, {}, {}, names, Counter())
     for new, task in zip(news, ids, strict=True):
         if new.depends_on:
             found = [_named("dependsOn", each, names) for each in dict.fromkeys(new.depends_on)]
@@ -69,7 +69,7 @@ def waits_of(news: Sequence[NewTask], ids: Sequence[UUID]) -> Waits:
     return waits
 
 
-def _check_circles(waits: Waits, keys: dict[str, str]) -> None:
+def _check_circles(waits: DependencyGraph, keys: dict[str, str]) -> None:
     edges = {str(task): [str(need) for need in needs] for task, needs in waits.needs.items()}
     for task, blocked in waits.blocks.items():
         for each in blocked:
@@ -89,10 +89,10 @@ def _named(field: str, name: str, names: dict[str, UUID]) -> UUID:
         raise Invalid(text, "dependency_unknown", field=field) from None
 
 
-class Dependencies:
+class SubmitDependencies:
     """What a submit of tasks that wait adds to its transaction. Its methods are scripts."""
 
-    def __init__(self, waits: Waits, workspace: UUID) -> None:
+    def __init__(self, waits: DependencyGraph, workspace: UUID) -> None:
         self._waits = waits
         self._workspace = workspace
         self._found: dict[UUID, Row] = {}
@@ -189,7 +189,7 @@ class Dependencies:
                     ended = Status(self._found[need]["status"])
                     failed[task] = failed_need(need, ended, self._waits.policies[task])
         if failed:
-            yield from cascade.each(sorted(failed), lambda task: failed[task.id])
+            yield from cascade.apply_to_each(sorted(failed), lambda task: failed[task.id])
 
     def _block(self, cascade: Cascade, fresh: set[UUID]) -> Script[None]:
         """Let others wait for the new tasks; those for one that was there before wait already."""
@@ -206,7 +206,7 @@ class Dependencies:
                     raise Invalid(f"no task {each} to block", "dependency_unknown", field="blocks")
             if (yield Statement("turns_held", {"ids": sorted(blocked)})):
                 raise Conflict("a task that has a place under its concurrency key cannot wait")
-            changed = yield from cascade.each(sorted(blocked), _blocked)
+            changed = yield from cascade.apply_to_each(sorted(blocked), _blocked)
             held = {change.task.id for change in changed}
             for each in blocked:
                 if each not in held:
@@ -233,4 +233,4 @@ def _waits_for_nothing(row: tuple[Any, ...]) -> bool:
 
 
 def _blocked(task: Task) -> commands.Command | None:
-    return None if task.status in LEASED or task.status in TERMINAL else commands.Block()
+    return None if task.status in LEASED or task.status in TERMINAL else commands.AddDependency()

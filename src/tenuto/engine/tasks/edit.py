@@ -11,11 +11,11 @@ from tenuto.engine.rows import CorruptRow
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound, TenutoError
 from tenuto.model.tasks import commands
-from tenuto.model.tasks.task import Change
+from tenuto.model.tasks.task import TaskChange
 from tenuto.store.protocol import Row, Script, Statement
 
 
-class Changes(msgspec.Struct, frozen=True, kw_only=True):
+class TaskChanges(msgspec.Struct, frozen=True, kw_only=True):
     """What to change of a task; what is unset stays."""
 
     title: str | msgspec.UnsetType = msgspec.UNSET
@@ -31,14 +31,14 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True):
         return [name for name in self.__struct_fields__ if getattr(self, name) is not msgspec.UNSET]
 
 
-class _Applied(msgspec.Struct, frozen=True):
+class _EditResult(msgspec.Struct, frozen=True):
     """What orders have changed, and what followed."""
 
-    changed: list[Change]
+    changed: list[TaskChange]
     cascades: list[Cascade]
 
 
-class Editing:
+class TaskEditor:
     """The edit family."""
 
     def __init__(self, core: Core) -> None:
@@ -48,7 +48,7 @@ class Editing:
         self,
         task: UUID,
         workspace: UUID,
-        changes: Changes,
+        changes: TaskChanges,
         actor: str | None,
         *,
         version: int | None = None,
@@ -59,7 +59,7 @@ class Editing:
         orders: list[commands.Command] = []
         if "priority" in named:
             assert isinstance(changes.priority, int)
-            orders.append(commands.Reprioritise(priority=changes.priority))
+            orders.append(commands.SetPriority(priority=changes.priority))
             named.remove("priority")
         statements = _statements(task, workspace, changes)
         if said := [name for name in named if name != "status"]:
@@ -67,14 +67,14 @@ class Editing:
         if "status" in named:
             orders.append(commands.Pause() if changes.status == "PAUSED" else commands.Resume())
 
-        def script() -> Script[_Applied]:
+        def script() -> Script[_EditResult]:
             applied = yield from self._applied(task, workspace, orders, actor, version)
             for statement in statements:  # noqa: UP028  a list cannot be sent the answers
                 yield statement
             return applied
 
         applied = await self._core.store.transact(script)
-        self._core.announce(applied.changed)
+        self._core.send_hints(applied.changed)
         for cascade in applied.cascades:
             self._core.announce_cascade(cascade)
 
@@ -83,7 +83,7 @@ class Editing:
         own = {"id": task, "workspace": workspace}
 
         def script() -> Script[None]:
-            yield from self._applied(task, workspace, [commands.Erase()], actor, None)
+            yield from self._applied(task, workspace, [commands.DeletePayload()], actor, None)
             if (yield Statement("needed_still", own)):
                 raise Conflict("something that has not ended may still ask what the task has made")
             yield Statement("erase", own)
@@ -97,8 +97,8 @@ class Editing:
         orders: list[commands.Command],
         actor: str | None,
         version: int | None,
-    ) -> Script[_Applied]:
-        applied = _Applied([], [])
+    ) -> Script[_EditResult]:
+        applied = _EditResult([], [])
         if version is not None:
             row = yield from _own(task, workspace)
             if row["version"] != version:
@@ -106,14 +106,14 @@ class Editing:
         for order in orders:
             row = yield from _own(task, workspace)
             try:
-                decided = self._core.consider(row, order, actor)
+                decided = self._core.try_decide(row, order, actor)
             except CorruptRow as error:
                 raise Conflict(f"the row of task {task} is unreadable", "corrupt") from error
             if isinstance(decided, TenutoError):
                 raise decided
             if decided is not None:
                 applied.changed.append(decided)
-                cascade = yield from self._core.written([(decided, order)], [], actor)
+                cascade = yield from self._core.write_with_cascade([(decided, order)], [], actor)
                 if cascade is not None:
                     applied.cascades.append(cascade)
         return applied
@@ -127,7 +127,7 @@ def _own(task: UUID, workspace: UUID) -> Script[Row]:
     return rows[0]
 
 
-def _check(changes: Changes) -> None:
+def _check(changes: TaskChanges) -> None:
     if isinstance(changes.title, str):
         bounds.text("title", changes.title, bounds.MAX_TITLE, empty=False)
     if isinstance(changes.description, str):
@@ -142,7 +142,7 @@ def _check(changes: Changes) -> None:
             bounds.text("tags", tag, bounds.MAX_NAME, empty=False)
 
 
-def _statements(task: UUID, workspace: UUID, changes: Changes) -> list[Statement]:
+def _statements(task: UUID, workspace: UUID, changes: TaskChanges) -> list[Statement]:
     own = {"id": task, "workspace": workspace}
     found = []
     params: dict[str, Any] = {}

@@ -26,10 +26,10 @@ def waiting_for(task: Task, now: datetime) -> str | None:
     return None
 
 
-class Held(msgspec.Struct, frozen=True):
+class ActiveGates(msgspec.Struct, frozen=True):
     """What holds lanes back: gates, and for each agent by name the rate limits that are used up."""
 
-    gates: Sequence[model.Gate] = ()
+    gates: Sequence[model.ClaimPause] = ()
     limits: Mapping[str, Mapping[str, datetime]] = {}
     holds: Mapping[str, str] = {}
     """What there is to say of the task's own hold, by its word."""
@@ -49,7 +49,7 @@ def explain(
     ahead: int,
     now: datetime,
     needs: Sequence[Row] = (),
-    held: Held = Held(),  # noqa: B008  frozen
+    held: ActiveGates = ActiveGates(),  # noqa: B008  frozen
 ) -> Explanation:
     """Every gate before the task, and for each agent what keeps it from taking the task."""
     gates = _own_gates(task, now, needs, held.holds)
@@ -117,13 +117,13 @@ def _waits_for(task: Task, needs: Sequence[Row]) -> str:
     return f"{task.unmet:,} tasks have to end first: {shown}{more}"
 
 
-def _lane_gates(lane: Lane | None, now: datetime, held: Held) -> list[Gate]:
+def _lane_gates(lane: Lane | None, now: datetime, held: ActiveGates) -> list[Gate]:
     if lane is None:
         return [Gate(gate="lane", detail="its lane is not known; cancel and `task rerun` it")]
     found = [
-        Gate(gate="pause", detail=f"{gate.told}; `resume` continues", clears_at=gate.until)
+        Gate(gate="pause", detail=f"{gate.describe}; `resume` continues", clears_at=gate.until)
         for gate in held.gates
-        if gate.holds(now) and gate.closes(lane.id, lane.requirements)
+        if gate.holds(now) and gate.blocks_lane(lane.id, lane.requirements)
     ]
     if lane.closed_until is not None and lane.closed_until > now:
         why = lane.closed_why or "closed"
@@ -136,7 +136,7 @@ def _agents(
     agents: Mapping[str, AgentProfile],
     workers: Iterable[Row],
     now: datetime,
-    held: Held,
+    held: ActiveGates,
 ) -> tuple[dict[str, list[str]], list[Gate]]:
     """What keeps each agent from the task, and what those wait for who else could take it."""
     live: dict[str, int] = {}
@@ -164,12 +164,12 @@ def _agents(
     return reasons, list(waits.values())
 
 
-def _waits(agent: str, now: datetime, held: Held) -> list[Gate]:
+def _waits(agent: str, now: datetime, held: ActiveGates) -> list[Gate]:
     """What holds an agent back that may take the task."""
     found = [
-        Gate(gate="pause", detail=gate.told, clears_at=gate.until)
+        Gate(gate="pause", detail=gate.describe, clears_at=gate.until)
         for gate in held.gates
-        if gate.holds(now) and gate.stops(agent)
+        if gate.holds(now) and gate.blocks_agent(agent)
     ]
     for name, at in held.limits.get(agent, {}).items():
         when = at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -9,30 +9,30 @@ import msgspec
 
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.flows.chains import Link, Standing
-from tenuto.engine.flows.outcomes import Ended
+from tenuto.engine.flows.chains import ChainedCompletion, ClaimSnapshot
+from tenuto.engine.flows.outcomes import FinishedTask
 from tenuto.engine.limits.budgets import counted, spend
-from tenuto.engine.tenancy.encryption import Sealing
+from tenuto.engine.tenancy.encryption import TaskSecrets
 from tenuto.engine.tenancy.output_redaction import IN_ITS_WORDS, check_fence, check_report, redacted
 from tenuto.model import bounds
-from tenuto.model.flows.progress import Unfit
+from tenuto.model.flows.progress import ControlTaskFailed
 from tenuto.model.limits.budgets import Usage, check_usage
 from tenuto.model.tasks import commands
 from tenuto.model.tasks.decide import token_hash
-from tenuto.model.tasks.task import Change, Fence, Status
-from tenuto.store.batching import Answers, Kind
+from tenuto.model.tasks.task import Fence, Status, TaskChange
+from tenuto.store.batching import Answers, WriteKind
 from tenuto.store.protocol import Script, Statement
 
 
-class _Result(msgspec.Struct, frozen=True):
+class _Completion(msgspec.Struct, frozen=True):
     command: commands.Complete
     workspace: UUID
     actor: str | None
     usage: Usage | None = None
-    standing: Standing | None = None
+    standing: ClaimSnapshot | None = None
 
 
-class _Followed(msgspec.Struct, frozen=True):
+class _CompletionResult(msgspec.Struct, frozen=True):
     """Whether a completion was accepted; one of a batch brings what followed."""
 
     moved: bool
@@ -40,15 +40,15 @@ class _Followed(msgspec.Struct, frozen=True):
     lanes: set[int] = set()
 
 
-class Ending:
+class AttemptFinisher:
     """The ends of one workspace's attempts, and their beginnings."""
 
-    def __init__(self, core: Core, sealing: Sealing, workspace: UUID) -> None:
+    def __init__(self, core: Core, sealing: TaskSecrets, workspace: UUID) -> None:
         self._core = core
         self._workspace = workspace
         self._sealing = sealing
-        self._complete = Kind("complete", self._complete_script, one_statement=True)
-        self._watched = Kind(
+        self._complete = WriteKind("complete", self._complete_script, one_statement=True)
+        self._watched = WriteKind(
             "complete_watched", self._watched_script, leads=True, single=self._linked
         )
 
@@ -71,22 +71,22 @@ class Ending:
         _check_usage(usage)
         standing = self._core.watched.take(fence.task)
         known = standing is not None or usage is not None
-        result = _Result(command, workspace, actor, usage, standing)
+        result = _Completion(command, workspace, actor, usage, standing)
         moved = not known and await self._core.batcher.submit(
             self._complete, result, key=fence.task.int
         )
         if not moved:
-            await self._complete_watched(result)
+            await self._complete_with_cascade(result)
         self._sealing.forget(fence)
 
-    async def _complete_watched(self, result: _Result) -> None:
+    async def _complete_with_cascade(self, result: _Completion) -> None:
         """Finish a task together with what follows from it."""
         fence = result.command.fence
         try:
-            done: _Followed = await self._core.batcher.submit(
+            done: _CompletionResult = await self._core.batcher.submit(
                 self._watched, result, key=fence.task.int
             )
-        except Unfit as error:
+        except ControlTaskFailed as error:
             failure = commands.Failure(message=error.message, retryable=False)
             fail = commands.Fail(fence=fence, failure=failure)
             await self.order(fail, result.actor, result.usage)
@@ -103,39 +103,43 @@ class Ending:
 
     async def _ordered(
         self,
-        command: commands.Fenced,
+        command: commands.AttemptCommand,
         workspace: UUID,
         actor: str | None,
         usage: Usage | None = None,
-    ) -> Change | None:
+    ) -> TaskChange | None:
         """Apply a command, and count with it what its attempt has used."""
         task = command.fence.task
         first = None
         if usage is not None:
             first = partial(spend, self._core, workspace, command.fence, usage, at_end=True)
-        return await self._core.order(task, command, workspace=workspace, actor=actor, first=first)
+        return await self._core.apply_command(
+            task, command, workspace=workspace, actor=actor, first=first
+        )
 
-    def _watched_script(self, results: list[_Result]) -> Script[Answers]:
-        plain = yield from self._paid(results)
+    def _watched_script(self, results: list[_Completion]) -> Script[Answers]:
+        plain = yield from self._count_usage(results)
         rows = yield self._completion("complete_watched", results)
         cascade = self._core.cascade(results[0].actor, strict=True)
-        yield from cascade.follow(
-            Ended(row["id"], row["workspace"], Status.COMPLETED, row)
+        yield from cascade.run(
+            FinishedTask(row["id"], row["workspace"], Status.COMPLETED, row)
             for row in sorted(rows, key=lambda row: row["id"].int)
         )
         moved = {row["id"] for row in rows} | plain
-        told = [_Followed(each.command.fence.task in moved) for each in results]
-        told[0] = _Followed(told[0].moved, cascade)
+        told = [_CompletionResult(each.command.fence.task in moved) for each in results]
+        told[0] = _CompletionResult(told[0].moved, cascade)
         return told
 
-    def _linked(self, result: _Result) -> Callable[[], Script[_Followed | None]] | None:
+    def _linked(self, result: _Completion) -> Callable[[], Script[_CompletionResult | None]] | None:
         """A completion and what follows from it in one statement, if that is known to be plain."""
         if result.standing is None or result.usage is not None:
             return None
         link = self._core.link(result.command.fence.task, result.standing, result.actor)
         return None if link is None else partial(self._linked_script, result, link)
 
-    def _linked_script(self, result: _Result, link: Link) -> Script[_Followed | None]:
+    def _linked_script(
+        self, result: _Completion, link: ChainedCompletion
+    ) -> Script[_CompletionResult | None]:
         fence, found = result.command.fence, _found(result)
         params = {
             "id": fence.task,
@@ -148,9 +152,9 @@ class Ending:
         if not rows:
             return None
         woken = {row["lane"] for row in rows if row.get("status") == Status.PENDING}
-        return _Followed(moved=True, lanes=woken | link.lanes)
+        return _CompletionResult(moved=True, lanes=woken | link.lanes)
 
-    def _paid(self, results: list[_Result]) -> Script[set[UUID]]:
+    def _count_usage(self, results: list[_Completion]) -> Script[set[UUID]]:
         """Count what attempts used that say so at their end; those whose end nobody watches end."""
         paying = []
         for each in results:
@@ -164,14 +168,14 @@ class Ending:
         rows = yield self._completion("complete_if_owned", paying)
         return {row["id"] for row in rows}
 
-    def _complete_script(self, results: list[_Result]) -> Script[Answers]:
+    def _complete_script(self, results: list[_Completion]) -> Script[Answers]:
         rows = yield self._completion("complete_if_owned", results)
         if len(rows) == len(results):
             return [True] * len(results)
         moved = {row["id"] for row in rows}
         return [result.command.fence.task in moved for result in results]
 
-    def _completion(self, query: str, results: list[_Result]) -> Statement:
+    def _completion(self, query: str, results: list[_Completion]) -> Statement:
         done = []
         found = []
         for result in sorted(results, key=lambda each: each.command.fence.task.int):
@@ -183,8 +187,8 @@ class Ending:
         return Statement(query, params, {"done": done, "result": found})
 
     async def order(
-        self, command: commands.Fenced, actor: str | None, usage: Usage | None = None
-    ) -> Change | None:
+        self, command: commands.AttemptCommand, actor: str | None, usage: Usage | None = None
+    ) -> TaskChange | None:
         """Any other end of an attempt, or its beginning, as the model decides."""
         check_report(command)
         _check_usage(usage)
@@ -204,7 +208,7 @@ class Ending:
         return struck_out
 
 
-def _found(result: _Result) -> tuple[Any, ...] | None:
+def _found(result: _Completion) -> tuple[Any, ...] | None:
     """The row of what an attempt has made, if it has made anything."""
     command = result.command
     if command.output is None and command.summary is None:

@@ -14,14 +14,14 @@ from tenuto.engine.agents.subtask_tree import close_forsaken
 from tenuto.engine.agents.subtasks import lapsed
 from tenuto.engine.core import Core
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.flows.outcomes import Ended
+from tenuto.engine.flows.outcomes import FinishedTask
 from tenuto.engine.rows import CorruptRow, task_of, write_changes
 from tenuto.model import bounds
 from tenuto.model.errors import TenutoError
 from tenuto.model.tasks import commands
-from tenuto.model.tasks.commands import Command, Moment
+from tenuto.model.tasks.commands import Command, DecisionContext
 from tenuto.model.tasks.decide import decide, on_due
-from tenuto.model.tasks.task import TERMINAL, Change, Task, due_at
+from tenuto.model.tasks.task import TERMINAL, Task, TaskChange, due_at
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 BATCH = 500
@@ -44,7 +44,7 @@ Sink = Callable[[Sequence[Row]], Awaitable[int | None]]
 """A subscriber: answers how many of the events, from the first, it has taken; nothing means all."""
 
 
-class Cycle(msgspec.Struct, frozen=True, kw_only=True):
+class CycleReport(msgspec.Struct, frozen=True, kw_only=True):
     """How a leader's last cycle went: seconds, in all and by duty, what it did, what failed."""
 
     seconds: float
@@ -62,10 +62,10 @@ class Leadership(msgspec.Struct, frozen=True):
     cycles: int = 0
     seen_at: datetime | None = None
     since: datetime | None = None
-    cycle: Cycle | None = None
+    cycle: CycleReport | None = None
 
 
-class Spared(msgspec.Struct, frozen=True):
+class LeaseExemption(msgspec.Struct, frozen=True):
     """Leases that end in a span of time: their owners, perhaps alive, could not renew them.
 
     None of them is ended, for its own end or by a timer. What comes after the span does not count
@@ -76,10 +76,10 @@ class Spared(msgspec.Struct, frozen=True):
     until: datetime
 
 
-EVERY_LEASE = Spared(EPOCH, datetime.max.replace(tzinfo=UTC))
+EVERY_LEASE = LeaseExemption(EPOCH, datetime.max.replace(tzinfo=UTC))
 
 
-class Upkeep:
+class TaskMaintenance:
     """The upkeep family. Each `*_once` answers how many rows it changed."""
 
     def __init__(self, core: Core) -> None:
@@ -87,18 +87,18 @@ class Upkeep:
         self._turn: UUID | None = None
 
     async def expire_once(
-        self, actor: str, workspace: UUID | None = None, *, spared: Spared | None = None
+        self, actor: str, workspace: UUID | None = None, *, spared: LeaseExemption | None = None
     ) -> int:
         """End the attempts whose lease ran out, of one workspace or of all."""
-        params = {"now": self._ran_out(spared), "workspace": workspace, "most": BATCH}
+        params = {"now": self._expiry_cutoff(spared), "workspace": workspace, "most": BATCH}
         return await self._expire(Statement("leases_expired", params), actor)
 
-    async def expire_in_turns(self, actor: str, *, spared: Spared | None = None) -> int:
+    async def expire_fairly(self, actor: str, *, spared: LeaseExemption | None = None) -> int:
         """The same for all, as many of each workspace as of any other."""
-        params = {"now": self._ran_out(spared), "most": BATCH}
+        params = {"now": self._expiry_cutoff(spared), "most": BATCH}
         return await self._expire(Statement("leases_expired_in_turns", params), actor)
 
-    def _ran_out(self, spared: Spared | None) -> datetime:
+    def _expiry_cutoff(self, spared: LeaseExemption | None) -> datetime:
         """The instant before which a lease must have ended to be taken for lost."""
         now = self._core.now()
         return now if spared is None else min(now, spared.since)
@@ -118,13 +118,13 @@ class Upkeep:
         return ended
 
     async def promote_once(
-        self, actor: str, workspace: UUID | None = None, *, spared: Spared | None = None
+        self, actor: str, workspace: UUID | None = None, *, spared: LeaseExemption | None = None
     ) -> int:
         """Do what tasks' timers call for: retries, schedules, TTLs, hung and overdue runs."""
         params = self._due(spared) | {"workspace": workspace, "most": BATCH}
         return await self._decide_each(Statement("tasks_due", params), actor, on_due)
 
-    async def promote_in_turns(self, actor: str, *, spared: Spared | None = None) -> int:
+    async def promote_in_turns(self, actor: str, *, spared: LeaseExemption | None = None) -> int:
         """The same, as many of each workspace as of any other.
 
         The first of each workspace are found by an index of its own, whatever waits in others; so
@@ -141,7 +141,7 @@ class Upkeep:
         found = Statement("tasks_due_shared", share, {"share": [(row["id"],) for row in rows]})
         return await self._decide_each(found, actor, on_due)
 
-    def _due(self, spared: Spared | None) -> dict[str, Any]:
+    def _due(self, spared: LeaseExemption | None) -> dict[str, Any]:
         """By when a timer must have come, and whose timers do not count."""
         now = self._core.now()
         if spared is None:
@@ -150,12 +150,15 @@ class Upkeep:
         return {"now": min(now, spared.until)} | span
 
     async def _decide_each(
-        self, found: Statement, actor: str, choose: Callable[[Task, Moment], Command | None]
+        self,
+        found: Statement,
+        actor: str,
+        choose: Callable[[Task, DecisionContext], Command | None],
     ) -> int:
-        def script() -> Script[tuple[list[Change], Cascade]]:
+        def script() -> Script[tuple[list[TaskChange], Cascade]]:
             rows = yield found
-            decided: list[tuple[Change, Command]] = []
-            ended: list[Ended] = []
+            decided: list[tuple[TaskChange, Command]] = []
+            ended: list[FinishedTask] = []
             timers: list[tuple[UUID, datetime | None]] = []
             for row in rows:
                 try:
@@ -169,7 +172,7 @@ class Upkeep:
                     decided.append(change)
                     after = change[0].task
                     if row["watched"] and after.status in TERMINAL:
-                        ended.append(Ended(after.id, after.workspace, after.status))
+                        ended.append(FinishedTask(after.id, after.workspace, after.status))
             if decided:
                 yield write_changes(decided)
             if timers:
@@ -181,17 +184,17 @@ class Upkeep:
             if woken := [change.task for change, command in decided if _woke(command)]:
                 yield from lapsed(self._core, woken)
             cascade = self._core.cascade(actor)
-            yield from cascade.follow(ended)
+            yield from cascade.run(ended)
             return [change for change, _ in decided], cascade
 
         changes, cascade = await self._core.store.transact(script)
-        self._core.announce(changes)
+        self._core.send_hints(changes)
         self._core.announce_cascade(cascade)
         return len(changes)
 
     def _consider(
-        self, row: Row, actor: str, choose: Callable[[Task, Moment], Command | None]
-    ) -> tuple[Change, Command] | None:
+        self, row: Row, actor: str, choose: Callable[[Task, DecisionContext], Command | None]
+    ) -> tuple[TaskChange, Command] | None:
         task = task_of(row)
         moment = self._core.moment(actor)
         try:
@@ -219,7 +222,7 @@ class Upkeep:
         done = 0
         for row in rows:
             try:
-                await self._core.order(row["id"], commands.Archive(), actor=actor)
+                await self._core.apply_command(row["id"], commands.Archive(), actor=actor)
             except TenutoError:
                 continue
             done += 1
@@ -320,8 +323,8 @@ class Upkeep:
         crash_point("relay.moved")
         return len(events)
 
-    async def lead(
-        self, name: str, holder: str, seconds: float, cycle: Cycle | None = None
+    async def acquire_leadership(
+        self, name: str, holder: str, seconds: float, cycle: CycleReport | None = None
     ) -> Leadership | None:
         """Become or stay the leader for so long; `None` when another one is.
 
@@ -366,10 +369,12 @@ class Upkeep:
             cycles=row["cycles"],
             seen_at=row["seen_at"],
             since=row["led_at"],
-            cycle=None if row["data"] is None else msgspec.json.decode(row["data"], type=Cycle),
+            cycle=None
+            if row["data"] is None
+            else msgspec.json.decode(row["data"], type=CycleReport),
         )
 
-    async def stand_by(self, holder: str) -> None:
+    async def record_standby(self, holder: str) -> None:
         """Say that somebody would lead if nobody else did."""
         now = self._core.now()
         until = now + timedelta(seconds=STANDBY_S)
@@ -401,7 +406,7 @@ class Upkeep:
 
         await self._core.store.once(script)
 
-    async def restamp(self) -> bool:
+    async def renumber_events(self) -> bool:
         """Make events readable that were restored from another server; answers whether any were.
 
         For a database that nobody else uses meanwhile. Subscribers may get events again.
@@ -435,4 +440,4 @@ class Upkeep:
 
 def _woke(command: Command) -> bool:
     """Whether a handler's wait was too long."""
-    return isinstance(command, commands.Wake)
+    return isinstance(command, commands.Unpark)

@@ -11,14 +11,14 @@ import msgspec
 
 from tenuto.engine.agents.gateways import GatewayState, obstacle
 from tenuto.engine.agents.lanes import Lane
-from tenuto.engine.agents.registry import hindered, profile_of
+from tenuto.engine.agents.registry import claim_blockers, profile_of
 from tenuto.engine.core import Core
 from tenuto.engine.limits.budgets import spent_by_attempt
 from tenuto.engine.limits.concurrency import standing
 from tenuto.engine.limits.quotas import quota_gates
 from tenuto.engine.limits.rate_limits import limit_rows, used_up
 from tenuto.engine.rows import CorruptRow, task_of
-from tenuto.engine.tasks.explain import Held, explain, waiting_for
+from tenuto.engine.tasks.explain import ActiveGates, explain, waiting_for
 from tenuto.engine.tasks.maintenance import APART
 from tenuto.engine.views import (
     AttemptView,
@@ -132,7 +132,7 @@ def _statuses(names: Sequence[str]) -> tuple[frozenset[str], frozenset[str], boo
     return frozenset(statuses), frozenset(outcomes), archived
 
 
-class Querying:
+class TaskQueries:
     """The query family."""
 
     def __init__(self, core: Core) -> None:
@@ -294,7 +294,7 @@ class Querying:
             for name, agent in agents.items()
             if agent.gateway is not None
         }
-        idle = {each["name"]: hindered(each, now) for each in rows}
+        idle = {each["name"]: claim_blockers(each, now) for each in rows}
         held = msgspec.structs.replace(held, gateways=pushed, agents=idle)
         if known.hold == HOLD:
             holds = {HOLD: await standing(self._core, task, workspace)}
@@ -303,7 +303,7 @@ class Querying:
 
     async def _held(
         self, workspace: UUID, lane: Lane | None, agents: Mapping[str, AgentProfile], now: datetime
-    ) -> Held:
+    ) -> ActiveGates:
         """What keeps agents from a lane for a while."""
         wanted = None if lane is None else lane.requirements.model
         rows = await limit_rows(self._core, workspace)
@@ -312,7 +312,7 @@ class Querying:
             for name, agent in agents.items()
         }
         gates = await self._core.lanes.gates(workspace)
-        return Held(gates, limits, quota=await quota_gates(self._core, workspace))
+        return ActiveGates(gates, limits, quota=await quota_gates(self._core, workspace))
 
     async def _row(self, task: UUID, workspace: UUID) -> Row:
         rows = await self._fetch(Statement("show", {"workspace": workspace, "id": task}))

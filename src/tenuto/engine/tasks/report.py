@@ -15,14 +15,14 @@ from tenuto.engine.flows.advance import Cascade
 from tenuto.engine.limits.budgets import fenced
 from tenuto.engine.limits.concurrency import check_above
 from tenuto.engine.rows import CorruptRow, decode, task_of
-from tenuto.engine.tasks.submit import Submitting, submit_script
-from tenuto.engine.tenancy.encryption import Sealing, struck
+from tenuto.engine.tasks.submit import TaskSubmitter, submit_script
+from tenuto.engine.tenancy.encryption import TaskSecrets, redact_child
 from tenuto.engine.tenancy.output_redaction import (
     LOST,
     check_fence,
     check_key,
     check_progress,
-    is_sane,
+    is_valid_fence,
 )
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, Invalid, NotFound
@@ -30,11 +30,11 @@ from tenuto.model.tasks.decide import token_hash
 from tenuto.model.tasks.submission import NewTask, check
 from tenuto.model.tasks.task import DEFAULT_LEASE_S, LEASED, Fence, Task
 from tenuto.model.tasks.transcript import Line, fitting
-from tenuto.store.batching import Answers, Kind
+from tenuto.store.batching import Answers, WriteKind
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 
-class Pulse(msgspec.Struct, frozen=True):
+class LeaseStatus(msgspec.Struct, frozen=True):
     """What a heartbeat answers for one lease that is still held."""
 
     lease_until: datetime
@@ -45,14 +45,14 @@ class Pulse(msgspec.Struct, frozen=True):
     """Whether the session is known to have begun."""
 
 
-class Beat(msgspec.Struct, frozen=True):
+class HeartbeatResult(msgspec.Struct, frozen=True):
     """A worker's heartbeat, answered: what it still holds and what it has lost."""
 
-    held: dict[UUID, Pulse]
+    held: dict[UUID, LeaseStatus]
     lost: list[Fence]
 
 
-class Presence(msgspec.Struct):
+class WorkerInfo(msgspec.Struct):
     """Who a worker is, as the registry of workers shows it."""
 
     worker: str
@@ -63,24 +63,26 @@ class Presence(msgspec.Struct):
     status: str = "RUNNING"
 
 
-class Reporting:
+class AttemptReporter:
     """The report family, for the attempts of one workspace."""
 
     def __init__(
-        self, core: Core, submitting: Submitting, sealing: Sealing, workspace: UUID
+        self, core: Core, submitting: TaskSubmitter, sealing: TaskSecrets, workspace: UUID
     ) -> None:
         self._core = core
         self._workspace = workspace
         self._sealing = sealing
         self._submitting = submitting
-        self._progress = Kind("progress", self._progress_script, one_statement=True)
+        self._progress = WriteKind("progress", self._progress_script, one_statement=True)
 
-    async def heartbeat(self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S) -> Beat:
+    async def heartbeat(
+        self, fences: Sequence[Fence], lease_s: int = DEFAULT_LEASE_S
+    ) -> HeartbeatResult:
         """Renew all leases in one statement."""
         bounds.number("lease_s", lease_s, 1, bounds.MAX_LEASE_S)
-        sane = [fence for fence in fences if is_sane(fence)]
+        sane = [fence for fence in fences if is_valid_fence(fence)]
         if not sane:
-            return Beat({}, list(fences))
+            return HeartbeatResult({}, list(fences))
         rows = sorted((f.task, f.attempt, token_hash(f.token)) for f in sane)
 
         def script() -> Script[Rows]:
@@ -92,7 +94,9 @@ class Reporting:
         found = await self._core.store.once(script)
         held = {row["id"]: _pulse(row) for row in found}
         mine = {(row["id"], row["attempt"]) for row in found}
-        return Beat(held, [fence for fence in fences if (fence.task, fence.attempt) not in mine])
+        return HeartbeatResult(
+            held, [fence for fence in fences if (fence.task, fence.attempt) not in mine]
+        )
 
     async def progress(
         self, fence: Fence, percent: float | None, step: str | None, finish_at: datetime | None
@@ -130,7 +134,7 @@ class Reporting:
         text = redactor.json(bounds.json_text("checkpoint", data)) or "null"
 
         def script() -> Script[int]:
-            task = yield from self.owned(fence, pausing=True)
+            task = yield from self.lock_owned_task(fence, pausing=True)
             number = task.checkpoint_seq + 1 if seq is None else seq
             if number < task.checkpoint_seq:
                 raise Conflict(
@@ -208,7 +212,7 @@ class Reporting:
         text = redactor.json(bounds.json_text("value", value))
 
         def script() -> Script[None]:
-            task = yield from self.owned(fence)
+            task = yield from self.lock_owned_task(fence)
             if (yield self.step(task, key, text, None)):
                 return
             before = (yield Statement("step", {"id": fence.task, "key": key}))[0]
@@ -226,12 +230,12 @@ class Reporting:
         if new.next or new.control or new.group:
             raise Invalid("a child has no next, group or control of its own", field="task")
         child = uuid5(fence.task, key)
-        born = msgspec.structs.replace(struck(new, redactor), id=child, parent=fence.task)
+        born = msgspec.structs.replace(redact_child(new, redactor), id=child, parent=fence.task)
         check(born)
         draft = await self._submitting.draft([born], workspace, actor, owner=fence.task)
 
         def script(cascade: Cascade) -> Script[UUID]:
-            task = yield from self.owned(fence)
+            task = yield from self.lock_owned_task(fence)
             if born.concurrency is not None:
                 yield from check_above(task, born.concurrency)
             if draft.waits or draft.keyed:
@@ -240,14 +244,14 @@ class Reporting:
                 made = yield from submit_script(self._core, draft, workspace)
             if made[0].created:
                 ceiling = self._core.lanes.ceiling
-                yield from self._core.tree.grown(task, made[0].id, ceiling)
+                yield from self._core.tree.check_limits_and_place(task, made[0].id, ceiling)
             if not (yield self.step(task, key, None, made[0].id)):
                 before = yield Statement("step", {"id": fence.task, "key": key})
                 if before[0]["child"] != made[0].id:
                     raise Conflict(f"step {key!r} is no such child", "step_conflict")
             return made[0].id
 
-        known = await self._core.flowing(script, actor)
+        known = await self._core.run_with_cascade(script, actor)
         self._submitting.announce(draft)
         return known
 
@@ -266,7 +270,7 @@ class Reporting:
             },
         )
 
-    def owned(self, fence: Fence, *, pausing: bool = False) -> Script[Task]:
+    def lock_owned_task(self, fence: Fence, *, pausing: bool = False) -> Script[Task]:
         """The task, locked, if the fence is current and nobody asked to stop."""
         check_fence(fence)
         rows = yield Statement("tasks_locked", {"ids": [fence.task]})
@@ -286,8 +290,8 @@ class Reporting:
         return task
 
 
-def _pulse(row: Row) -> Pulse:
-    return Pulse(
+def _pulse(row: Row) -> LeaseStatus:
+    return LeaseStatus(
         row["lease_until"],
         row["cancel_requested_at"] is not None,
         row["pause_requested_at"] is not None,

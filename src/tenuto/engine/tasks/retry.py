@@ -12,7 +12,7 @@ import msgspec
 
 from tenuto.engine.agents.subtask_tree import closed
 from tenuto.engine.flows.advance import Cascade
-from tenuto.engine.flows.outcomes import held, place_of_turn
+from tenuto.engine.flows.outcomes import hold_if_paused, place_of_turn
 from tenuto.engine.flows.rows import flow_of, group_of, is_by_engine, is_paused
 from tenuto.model.errors import Conflict
 from tenuto.model.flows.progress import (
@@ -39,7 +39,7 @@ _REVIVED = frozenset({Status.FAILED, Status.SKIPPED})
 _ENDED_BADLY = TERMINAL - {Status.COMPLETED}
 
 
-class _Place(msgspec.Struct, frozen=True, kw_only=True):
+class _RetryPosition(msgspec.Struct, frozen=True, kw_only=True):
     """Where a task is tried again: whether its end matters, and what it has to wait for there."""
 
     counts: bool
@@ -52,10 +52,10 @@ class _Place(msgspec.Struct, frozen=True, kw_only=True):
         return "turn" if self.to_come else "paused" if self.paused else None
 
 
-_NOWHERE = _Place(counts=False)
+_NOWHERE = _RetryPosition(counts=False)
 
 
-class Revival:
+class TaskRetry:
     """One retry within a cascade's transaction. Its methods are scripts."""
 
     def __init__(self, cascade: Cascade, workspace: UUID, *, deep: bool) -> None:
@@ -80,11 +80,11 @@ class Revival:
                 return None
             if by_engine:
                 hold = "act" if place.hold is None else f"{place.hold}:act"
-                return commands.Revive(hold=hold, unmet=unmet)
+                return commands.Reopen(hold=hold, unmet=unmet)
             watched = place.counts or bool(waited or keyed) or self._deep
             return commands.Retry(watched=watched, unmet=unmet, hold=HOLD if keyed else place.hold)
 
-        changed = yield from self._cascade.each([task], again, acts=True, ended=True)
+        changed = yield from self._cascade.apply_to_each([task], again, acts=True, ended=True)
         if not changed:
             raise Conflict("only a task that failed, died or was cancelled can be retried")
         self.revived += 1
@@ -92,7 +92,7 @@ class Revival:
         moment = self._cascade.moment()
         yield closed(task, moment.now, moment.actor, kept=BUDGET)
         if place.paused:
-            yield from self._cascade.each([task], held)
+            yield from self._cascade.apply_to_each([task], hold_if_paused)
         if self._deep:
             yield from self._victims([task])
 
@@ -121,7 +121,7 @@ class Revival:
         rows = yield Statement("places", rows={"wanted": [(task, self._workspace)]})
         return bool(rows) and is_by_engine(rows[0])
 
-    def victims(self, cause: UUID, *, completed: bool) -> Script[None]:
+    def retry_dependents(self, cause: UUID, *, completed: bool) -> Script[None]:
         """Go on reviving what ended because of this one, which may have COMPLETED meanwhile.
 
         The caller holds its row.
@@ -131,12 +131,12 @@ class Revival:
     def _victims(self, causes: list[UUID], *, completed: bool = False) -> Script[None]:
         while causes:
             if self._cascade.spent >= CASCADE:
-                self._leave(causes)
+                self._defer_rest(causes)
                 return
             params = {"ids": sorted(causes), "most": CASCADE}
             rows = yield Statement("victims", params)
             if len(rows) == CASCADE:
-                self._leave(causes)
+                self._defer_rest(causes)
             pairs = sorted({(row["id"], row["needs"]) for row in rows})
             if not pairs:
                 return
@@ -158,13 +158,13 @@ class Revival:
                 places[task] = yield from self._reopen_slot(task, told=task not in untold)
             yield from self._revive(causes, left, places)
 
-    def _leave(self, causes: list[UUID]) -> None:
+    def _defer_rest(self, causes: list[UUID]) -> None:
         self.unfinished = True
         for cause in causes:
-            self._cascade.later("revive", cause, self._workspace)
+            self._cascade.defer("revive", cause, self._workspace)
 
     def _revive(
-        self, ids: list[UUID], unmet: dict[UUID, int], places: dict[UUID, _Place]
+        self, ids: list[UUID], unmet: dict[UUID, int], places: dict[UUID, _RetryPosition]
     ) -> Script[None]:
         def again(task: Task) -> commands.Command | None:
             if task.status not in _REVIVED or task.current_step == PRUNED:
@@ -172,16 +172,16 @@ class Revival:
             hold = HOLD if task.hold == HOLD else places[task.id].hold
             if (task.hold or "").endswith("act"):
                 hold = "act" if hold is None else f"{hold}:act"
-            return commands.Revive(hold=hold, unmet=unmet.get(task.id, 0))
+            return commands.Reopen(hold=hold, unmet=unmet.get(task.id, 0))
 
-        changed = yield from self._cascade.each(ids, again, acts=True, ended=True)
+        changed = yield from self._cascade.apply_to_each(ids, again, acts=True, ended=True)
         self.revived += len(changed)
         if paused := [task for task in ids if places[task].paused]:
-            yield from self._cascade.each(paused, held)
+            yield from self._cascade.apply_to_each(paused, hold_if_paused)
 
     # Where the task stands.
 
-    def _reopen_slot(self, task: UUID, *, told: bool) -> Script[_Place]:
+    def _reopen_slot(self, task: UUID, *, told: bool) -> Script[_RetryPosition]:
         """Count the task's slot as open again, where its end will matter to somebody.
 
         An end that was not `told` yet was not counted either.
@@ -198,7 +198,7 @@ class Revival:
 
     def _reopen_group(
         self, group_id: UUID, slot: int, *, bad: bool = True, told: bool = True
-    ) -> Script[_Place]:
+    ) -> Script[_RetryPosition]:
         rows = yield Statement("groups_locked", {"ids": [group_id]})
         group = group_of(rows[0])
         if group.status in GROUP_OPEN:
@@ -209,7 +209,7 @@ class Revival:
                 turn = slot if in_turn and group.turn is None else group.turn
                 yield self._cascade.group_change(_with_slot(group, turn, bad=bad))
             paused = yield from is_paused(group)
-            return _Place(counts=True, to_come=to_come, paused=paused)
+            return _RetryPosition(counts=True, to_come=to_come, paused=paused)
         if not self._deep or group.status is not GroupStatus.FAILED:
             return _NOWHERE  # ended from outside, it has left more behind than this one
         above = yield from self._reopen_above(group)
@@ -219,22 +219,22 @@ class Revival:
         yield from self._watch_open(group)
         again = yield from self._recounted(group, slot)
         if group.kind == "sequential":
-            again = yield from self._from_first(again, waiting)
+            again = yield from self._restart_sequence(again, waiting)
         yield self._cascade.group_change(again, "group_reopened")
         if again.made < again.total:
-            self._cascade.later("expand", group.id, group.workspace)
+            self._cascade.defer("expand", group.id, group.workspace)
         to_come = again.turn is not None and again.turn < slot
         # A group that runs again does so at once, in a sequence, too: only its own turns are kept.
-        return _Place(counts=True, to_come=to_come, paused=above.paused)
+        return _RetryPosition(counts=True, to_come=to_come, paused=above.paused)
 
-    def _from_first(self, group: Group, waiting: set[UUID]) -> Script[Group]:
+    def _restart_sequence(self, group: Group, waiting: set[UUID]) -> Script[Group]:
         """The sequence with the turn at its first open child, which has it if it waits for it."""
         before_all = msgspec.structs.replace(group, turn=None)
         rows = yield Statement("next_in_turn", place_of_turn(before_all))
         if not rows or group.turn is None or rows[0]["slot"] >= group.turn:
             return group
         if rows[0]["id"] in waiting:
-            again = yield from self._cascade.pass_turn(before_all)
+            again = yield from self._cascade.give_turn_to_next(before_all)
             return msgspec.structs.replace(group, turn=again.turn)
         return msgspec.structs.replace(group, turn=rows[0]["slot"])
 
@@ -265,7 +265,7 @@ class Revival:
             failed=bad,
         )
 
-    def _reopen_above(self, group: Group) -> Script[_Place]:
+    def _reopen_above(self, group: Group) -> Script[_RetryPosition]:
         if group.parent is None:
             return (yield from self._reopen_flow(group.flow))
         return (yield from self._reopen_group(group.parent, group.slot))
@@ -274,12 +274,14 @@ class Revival:
         """Let what never had its turn wait for it again; the ids of all that does."""
         where = {"parent": group.id, "workspace": group.workspace}
         rows = yield from _all("skipped_in_turn", where)
-        tasks = yield from self._unhindered({row["id"] for row in rows if not row["is_group"]})
+        tasks = yield from self._retryable_together(
+            {row["id"] for row in rows if not row["is_group"]}
+        )
         if tasks:
             yield Statement("work_forget", {"ids": tasks})
             unmet = yield Statement("unmet", {"ids": tasks})
             left = {row["id"]: row["n"] for row in unmet}
-            in_turn = _Place(counts=True, to_come=True, paused=paused)
+            in_turn = _RetryPosition(counts=True, to_come=True, paused=paused)
             yield from self._revive(tasks, left, dict.fromkeys(tasks, in_turn))
         groups = sorted(row["id"] for row in rows if row["is_group"])
         if groups:
@@ -293,7 +295,7 @@ class Revival:
                 yield self._cascade.group_change(waiting, "group_reopened")
         return {*tasks, *groups}
 
-    def _unhindered(self, tasks: set[UUID]) -> Script[list[UUID]]:
+    def _retryable_together(self, tasks: set[UUID]) -> Script[list[UUID]]:
         """Those of the tasks that wait for nothing that ended badly but for each other."""
         found = yield Statement("needs_unmet", {"ids": sorted(tasks)})
         rows = [row for row in found if row["failed"]]
@@ -305,7 +307,9 @@ class Revival:
             yield Statement("dependency_reopen", rows={"pair": pairs})
         return sorted(left)
 
-    def _reopen_flow(self, flow_id: UUID, *, bad: bool = True, told: bool = True) -> Script[_Place]:
+    def _reopen_flow(
+        self, flow_id: UUID, *, bad: bool = True, told: bool = True
+    ) -> Script[_RetryPosition]:
         rows = yield Statement("flows_locked", {"ids": [flow_id]})
         flow = flow_of(rows[0])
         failed = max(flow.failed - bad, 0)
@@ -313,12 +317,12 @@ class Revival:
         if flow.status in FLOW_OPEN:
             if told:
                 yield self._cascade.flow_change(after)
-            return _Place(counts=True, paused=flow.status is FlowStatus.PAUSED)
+            return _RetryPosition(counts=True, paused=flow.status is FlowStatus.PAUSED)
         if not self._deep or flow.status is not FlowStatus.FAILED:
             return _NOWHERE
         again = msgspec.structs.replace(after, status=FlowStatus.RUNNING, finished_at=None)
         yield self._cascade.flow_change(again, "flow_reopened")
-        return _Place(counts=True)
+        return _RetryPosition(counts=True)
 
 
 def _all(query: str, where: dict[str, Any]) -> Script[list[Row]]:
@@ -348,22 +352,22 @@ def from_failed(
     rows = yield Statement("flow_failed", params)
     left = [row["id"] for row in rows]
     more = len(left) == CASCADE
-    again = Revival(cascade, flow.workspace, deep=True)
-    while found := (yield from _causes_first(left)):
+    again = TaskRetry(cascade, flow.workspace, deep=True)
+    while found := (yield from _in_dependency_order(left)):
         for task in found:
             yield from again.retry(task)
         # What ended because of these lives again, and others may have waited for that.
         left = [task for task in left if task not in found]
     if again.revived and (more or (left and again.unfinished)):
-        cascade.later("again", flow.id, flow.workspace, {"before": before})
+        cascade.defer("again", flow.id, flow.workspace, {"before": before})
     elif left and asked:
         yield from again.retry(left[0])  # it says what it waits for
     elif left and (yield Statement("work_left", {"workspace": flow.workspace, "kind": "revive"})):
-        cascade.later("again", flow.id, flow.workspace, {"before": before}, _REVIVING_S)
+        cascade.defer("again", flow.id, flow.workspace, {"before": before}, _REVIVING_S)
     return again.revived
 
 
-def _causes_first(ids: list[UUID]) -> Script[dict[UUID, None]]:
+def _in_dependency_order(ids: list[UUID]) -> Script[dict[UUID, None]]:
     """Those of the tasks that wait for nothing that ended badly but for each other, in order.
 
     None is before what it waits for: that has to be alive when it is tried again.
@@ -381,7 +385,7 @@ def _causes_first(ids: list[UUID]) -> Script[dict[UUID, None]]:
     return found
 
 
-class _Again(msgspec.Struct):
+class _RetryFailedWork(msgspec.Struct):
     before: datetime
 
 
@@ -392,7 +396,7 @@ def go_on_from_failed(cascade: Cascade, work: Row) -> Script[None]:
     """
     rows = yield Statement("flows_locked", {"ids": [work["subject"]]})
     flow = flow_of(rows[0])
-    before = msgspec.json.decode(work["data"], type=_Again).before
+    before = msgspec.json.decode(work["data"], type=_RetryFailedWork).before
     ended = flow.finished_at is not None and flow.finished_at > before
     if flow.status is FlowStatus.COMPLETED or (flow.status is FlowStatus.CANCELLED and ended):
         return
@@ -405,5 +409,5 @@ def go_on(cascade: Cascade, work: Row) -> Script[None]:
     status = Status(rows[0]["status"]) if rows else None
     if status in _ENDED_BADLY:
         return  # it has failed again meanwhile
-    again = Revival(cascade, work["workspace"], deep=True)
-    yield from again.victims(work["subject"], completed=status is Status.COMPLETED)
+    again = TaskRetry(cascade, work["workspace"], deep=True)
+    yield from again.retry_dependents(work["subject"], completed=status is Status.COMPLETED)

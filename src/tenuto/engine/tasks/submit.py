@@ -20,7 +20,7 @@ from tenuto.engine.rows import (
     STATUS,
     UNMET,
     Rows,
-    add_words,
+    add_labels,
     body_row,
     hot_row,
     insert,
@@ -29,9 +29,9 @@ from tenuto.engine.rows import (
     plain_body_row,
     plain_hot_row,
 )
-from tenuto.engine.tasks.dependencies import NOBODY, Dependencies, Waits, waits_of
+from tenuto.engine.tasks.dependencies import NOBODY, DependencyGraph, SubmitDependencies, waits_of
 from tenuto.engine.tasks.references import check_references
-from tenuto.engine.tenancy.encryption import Hidden, Sealing
+from tenuto.engine.tenancy.encryption import EncryptedTasks, TaskSecrets
 from tenuto.model import bounds
 from tenuto.model.agents.matching import Requirements
 from tenuto.model.errors import (
@@ -48,7 +48,7 @@ from tenuto.model.tasks.fingerprint import fingerprint, fingerprints
 from tenuto.model.tasks.submission import NewTask, check, requirements, same_lane
 from tenuto.model.tasks.task import Status, rank
 from tenuto.model.tenancy import secrets
-from tenuto.store.batching import Answers, Kind
+from tenuto.store.batching import Answers, WriteKind
 from tenuto.store.protocol import Script, Statement
 
 _INPUT = 5
@@ -72,7 +72,7 @@ class Submitted(msgspec.Struct, frozen=True, gc=False):
     """When it was made, where that is known without reading it again."""
 
 
-class Draft(msgspec.Struct, frozen=True):
+class PreparedSubmit(msgspec.Struct, frozen=True):
     """Tasks spelled out as rows, with the lanes whose workers to wake.
 
     `prints` are the fingerprints by which a task is known again, the first of them stored.
@@ -85,22 +85,22 @@ class Draft(msgspec.Struct, frozen=True):
     wakes: set[int]
     at: datetime
     """When they were submitted."""
-    waits: Waits = NOBODY
+    waits: DependencyGraph = NOBODY
     keyed: bool = False
     """Whether some of the tasks share a concurrency key."""
 
 
-class Submitting:
+class TaskSubmitter:
     """The submit family."""
 
-    def __init__(self, core: Core, sealing: Sealing) -> None:
+    def __init__(self, core: Core, sealing: TaskSecrets) -> None:
         self._core = core
         self._sealing = sealing
-        self._kind = Kind("submit", self._script, one_statement=True, at_once=True)
+        self._kind = WriteKind("submit", self._script, one_statement=True, at_once=True)
 
     async def one(self, new: NewTask, workspace: UUID, actor: str | None) -> Submitted:
         """A task, durable when this returns."""
-        draft = self._at_once(new, workspace, actor) if check(new) else None
+        draft = self._draft_plain(new, workspace, actor) if check(new) else None
         if draft is None:
             return (await self.many([new], workspace, actor))[0]
         [done] = await self._plain(draft, workspace)
@@ -122,7 +122,7 @@ class Submitting:
             raise Invalid(f"{len(news):,} tasks in one submit", "bulk_too_large")
         bounded = (await self._core.lanes.quota(workspace)).pending is not None
         many = len(news) > _PART and not self._core.store.mixes and not bounded
-        if many and not any(map(_entangled, news)):
+        if many and not any(map(_needs_lookup, news)):
             return await self._in_parts(news, workspace, actor, rerun_of=rerun_of)
         plain = _checked(news)
         places = _same_as(news)
@@ -164,8 +164,8 @@ class Submitting:
             bounds.text("idempotencyKey", new.idempotency_key or "", bounds.MAX_TEXT)
         fresh = self._core.clock.new_ids(len(news))
         ids = [new.id or each for new, each in zip(news, fresh, strict=True)]
-        hidden = self._sealing.hide(news, ids, workspace)
-        prints = _prints(hidden, await self._core.lanes.complexity(workspace))
+        hidden = self._sealing.encrypt_secrets(news, ids, workspace)
+        prints = _fingerprints(hidden, await self._core.lanes.complexity(workspace))
         wanted = [(task, new.idempotency_key) for task, new in zip(ids, news, strict=True)]
         rows = await self._core.store.fetch(
             Statement("submitted_before", {"workspace": workspace}, {"wanted": wanted})
@@ -179,7 +179,7 @@ class Submitting:
         return [Submitted(before[task]["id"], created=False) for task in ids]
 
     async def _settled(
-        self, draft: Draft, workspace: UUID, actor: str | None, *, bounded: bool
+        self, draft: PreparedSubmit, workspace: UUID, actor: str | None, *, bounded: bool
     ) -> list[Submitted]:
         """Insert tasks that may be known, wait for others or meet a quota.
 
@@ -189,7 +189,7 @@ class Submitting:
 
         async def write() -> list[Submitted]:
             if draft.waits or draft.keyed:
-                return await self._core.flowing(
+                return await self._core.run_with_cascade(
                     lambda cascade: self._counted(
                         self.waiting_script(draft, workspace, cascade), workspace, bounded=bounded
                     ),
@@ -217,7 +217,7 @@ class Submitting:
     ) -> list[Submitted]:
         """The same for many tasks that have nothing to do with each other."""
         now = self._core.now()
-        drafts: list[Draft] = []
+        drafts: list[PreparedSubmit] = []
         made: list[Submitted] = []
 
         async def spelled() -> AsyncIterator[Statement]:
@@ -240,17 +240,17 @@ class Submitting:
                 pass
             if len(made) < len(news):
                 raise  # a part could not be spelled: nothing was written
-            await self._core.store.transact(lambda: self._again(drafts, workspace))
+            await self._core.store.transact(lambda: self._return_existing(drafts, workspace))
         crash_point("engine.committed")
         for draft in drafts:
             self.announce(draft)
         return made
 
-    def _again(self, drafts: list[Draft], workspace: UUID) -> Script[None]:
+    def _return_existing(self, drafts: list[PreparedSubmit], workspace: UUID) -> Script[None]:
         for draft in drafts:
             yield from submit_script(self._core, draft, workspace)
 
-    def announce(self, draft: Draft) -> None:
+    def announce(self, draft: PreparedSubmit) -> None:
         """Hint at the tasks that can be claimed at once."""
         crash_point("engine.before_announce")
         if draft.wakes:
@@ -266,10 +266,10 @@ class Submitting:
         return made
 
     def waiting_script(
-        self, draft: Draft, workspace: UUID, cascade: Cascade
+        self, draft: PreparedSubmit, workspace: UUID, cascade: Cascade
     ) -> Script[list[Submitted]]:
         """Insert tasks that wait for others or for a place, within a transaction."""
-        others = Dependencies(draft.waits, workspace)
+        others = SubmitDependencies(draft.waits, workspace)
         yield from others.look(draft.ids)
         others.check_results(draft.rows, _INPUT)
         counted = msgspec.structs.replace(draft, rows=others.counted(draft.rows))
@@ -280,10 +280,10 @@ class Submitting:
         yield from others.made(cascade, hot)
         for row in hot:
             if row[UNMET - 1] == HOLD and not row[UNMET]:
-                cascade.turns.ask(row[0], workspace)
+                cascade.turns.request_permit(row[0], workspace)
         return made
 
-    async def _plain(self, draft: Draft, workspace: UUID) -> list[Submitted]:
+    async def _plain(self, draft: PreparedSubmit, workspace: UUID) -> list[Submitted]:
         """Insert tasks whose ids are new for certain."""
         try:
             at = await self._core.batcher.submit(self._kind, draft)
@@ -294,7 +294,7 @@ class Submitting:
             )
         return [Submitted(each, at=at) for each in draft.ids]
 
-    def _script(self, batch: list[Draft]) -> Script[Answers]:
+    def _script(self, batch: list[PreparedSubmit]) -> Script[Answers]:
         at = max(draft.at for draft in batch)
         yield insert("submit_new", joined([draft.rows for draft in batch]), at)
         return [at] * len(batch)
@@ -308,7 +308,7 @@ class Submitting:
         rerun_of: UUID | None = None,
         plain: bool = False,
         owner: UUID | None = None,
-    ) -> Draft:
+    ) -> PreparedSubmit:
         """Checked tasks spelled out; nothing is written but, at the end, the lanes.
 
         `plain` is what `check` said of all of them, `owner` the task whose attempt makes them.
@@ -317,22 +317,22 @@ class Submitting:
             await check_references(self._core, workspace, news, owner)
         made = self._core.clock.new_ids(len(news))
         ids = [new.id or fresh for new, fresh in zip(news, made, strict=True)]
-        hidden = self._sealing.hide(news, ids, workspace)
+        hidden = self._sealing.encrypt_secrets(news, ids, workspace)
         rules = await self._core.lanes.complexity(workspace)
         news = (
             [gated(new, rules) for new in hidden.news] if rules.policy == "require" else hidden.news
         )
-        trace = tracing.here()
+        trace = tracing.current_traceparent()
         if plain and rules.policy != "require" and rerun_of is None and trace is None:
             return await self._plain_draft(hidden, ids, workspace, actor)
         rows = no_rows()
         rows["sealed"] = hidden.rows
         keys = [new.idempotency_key for new in news]
-        prints = _prints(hidden, rules)
+        prints = _fingerprints(hidden, rules)
         for new, task_id, known in zip(news, ids, prints, strict=True):
             first = known[0] if known else None
             rows["body"].append(body_row(new, task_id, workspace, first, actor, rerun_of, trace))
-            add_words(rows, new, task_id, workspace)
+            add_labels(rows, new, task_id, workspace)
         named = (text for row in rows["body"] for text in (row[_INPUT], row[_ENV]))
         await self._sealing.check_names(named, workspace)
         places, wanted = _lane_wishes(news, workspace)
@@ -341,32 +341,38 @@ class Submitting:
         now = self._core.now()
         waits = waits_of(news, ids)
         if not waits:
-            _check_alone(row[_INPUT] for row in rows["body"])
+            _check_no_references(row[_INPUT] for row in rows["body"])
         rows["hot"] = [
             _waiting_row(new, task_id, workspace, lanes[place], actor, now, waits)
             for new, task_id, place in zip(news, ids, places, strict=True)
         ]
         wakes = {row[LANE] for row in rows["hot"] if row[STATUS] is Status.PENDING}
         keyed = any(new.concurrency is not None for new in news)
-        return Draft(ids, keys, prints, rows, wakes, now, waits, keyed)
+        return PreparedSubmit(ids, keys, prints, rows, wakes, now, waits, keyed)
 
-    def _at_once(self, new: NewTask, workspace: UUID, actor: str | None) -> Draft | None:
+    def _draft_plain(
+        self, new: NewTask, workspace: UUID, actor: str | None
+    ) -> PreparedSubmit | None:
         """One plain task spelled out, which most submits are; `None` if anybody has to be asked."""
         now = self._core.now()
-        lane = self._core.lanes.of_plain(workspace, new.task_type, now)
-        if lane is None or tracing.here() is not None or secrets.hides(new.input):
+        lane = self._core.lanes.lane_by_type(workspace, new.task_type, now)
+        if (
+            lane is None
+            or tracing.current_traceparent() is not None
+            or secrets.has_secrets(new.input)
+        ):
             return None
         [task] = self._core.clock.new_ids(1, now)
         body = plain_body_row(new, task, workspace, actor)
         if secrets.refers(body[_INPUT]):
             return None
-        _check_alone(body[_INPUT : _INPUT + 1])
+        _check_no_references(body[_INPUT : _INPUT + 1])
         hot = plain_hot_row(new, task, workspace, lane, actor, rank(new.priority, now))
-        return Draft([task], [None], [()], {"body": [body], "hot": [hot]}, {lane}, now)
+        return PreparedSubmit([task], [None], [()], {"body": [body], "hot": [hot]}, {lane}, now)
 
     async def _plain_draft(
-        self, hidden: Hidden, ids: list[UUID], workspace: UUID, actor: str | None
-    ) -> Draft:
+        self, hidden: EncryptedTasks, ids: list[UUID], workspace: UUID, actor: str | None
+    ) -> PreparedSubmit:
         """The same for plain tasks: their type is all they require, and all may start at once."""
         rows = no_rows()
         rows["sealed"] = hidden.rows
@@ -375,7 +381,7 @@ class Submitting:
             body.append(plain_body_row(new, task_id, workspace, actor))
         texts = [row[_INPUT] for row in body]
         await self._sealing.check_names(texts, workspace)
-        _check_alone(texts)
+        _check_no_references(texts)
         types = {new.task_type: new for new in hidden.news}
         wanted = {each: requirements(new, workspace) for each, new in types.items()}
         numbers = await self._core.lanes.ensure(set(wanted.values()))
@@ -386,7 +392,7 @@ class Submitting:
             place = ranks[new.priority]
             hot.append(plain_hot_row(new, task_id, workspace, lanes[new.task_type], actor, place))
         nothing: list[Any] = [None] * len(ids)
-        return Draft(ids, nothing, [()] * len(ids), rows, set(lanes.values()), now)
+        return PreparedSubmit(ids, nothing, [()] * len(ids), rows, set(lanes.values()), now)
 
 
 def _waiting_row(
@@ -396,7 +402,7 @@ def _waiting_row(
     lane: int,
     actor: str | None,
     now: datetime,
-    waits: Waits,
+    waits: DependencyGraph,
 ) -> tuple[Any, ...]:
     """The hot half of a task that may wait for others or for a place, or be waited for."""
     keyed = new.concurrency is not None
@@ -423,7 +429,7 @@ def _checked(news: Sequence[NewTask]) -> bool:
     return plain
 
 
-def _check_alone(texts: Iterable[str | None]) -> None:
+def _check_no_references(texts: Iterable[str | None]) -> None:
     """Raise `Invalid` where the input of a task that waits for nobody refers to a result."""
     if any(map(refers, texts)):
         raise Invalid(
@@ -433,12 +439,12 @@ def _check_alone(texts: Iterable[str | None]) -> None:
         )
 
 
-def _entangled(new: NewTask) -> bool:
+def _needs_lookup(new: NewTask) -> bool:
     """Whether a task may be one that was submitted before, or wait for another."""
     return bool(new.id or new.idempotency_key or new.depends_on or new.blocks or new.concurrency)
 
 
-def _check_whole(draft: Draft, fresh: set[UUID]) -> None:
+def _check_whole(draft: PreparedSubmit, fresh: set[UUID]) -> None:
     """Raise `Conflict` when new tasks wait for one of the same submit that is not new."""
     mine = set(draft.ids)
     waits = [(task, need) for task, needs in draft.waits.needs.items() for need in needs]
@@ -451,7 +457,7 @@ def _check_whole(draft: Draft, fresh: set[UUID]) -> None:
             )
 
 
-def _prints(hidden: Hidden, rules: ComplexityRules) -> list[tuple[str, ...]]:
+def _fingerprints(hidden: EncryptedTasks, rules: ComplexityRules) -> list[tuple[str, ...]]:
     """The fingerprints of tasks that may be submitted again; none for the others.
 
     They are of what the caller asked for: what complexity requires of an agent may change.
@@ -505,7 +511,7 @@ def _same_as(news: Sequence[NewTask]) -> list[int]:
     return places
 
 
-def submit_script(core: Core, draft: Draft, workspace: UUID) -> Script[list[Submitted]]:
+def submit_script(core: Core, draft: PreparedSubmit, workspace: UUID) -> Script[list[Submitted]]:
     """Insert what is new; what is there already must be the same, or everything is refused."""
     inserted = yield insert("submit", draft.rows, core.now())
     fresh = {row["id"] for row in inserted}

@@ -35,7 +35,7 @@ MIN_PASSWORD = 10
 MAX_PASSWORD = 1000
 
 
-class Made(msgspec.Struct, frozen=True):
+class NewToken(msgspec.Struct, frozen=True):
     """A new token: shown once, stored nowhere."""
 
     id: UUID
@@ -58,11 +58,11 @@ class Identity:
     def clock(self) -> Clock:
         return self._store.clock
 
-    async def unowned(self) -> bool:
+    async def has_no_tokens(self) -> bool:
         """Whether nobody was ever given a token."""
         return not await self._store.fetch(Statement("tokens_any"))
 
-    async def bootstrap(self, workspace: UUID, made: Made) -> bool:
+    async def bootstrap(self, workspace: UUID, made: NewToken) -> bool:
         """Let the first owner's token hold, if nobody was ever given one.
 
         Of several processes that start at once, one gets its own.
@@ -92,9 +92,9 @@ class Identity:
 
     async def make_keyed_workspace(
         self, name: str, created_by: str, made_from: UUID
-    ) -> tuple[UUID, Made]:
+    ) -> tuple[UUID, NewToken]:
         """A workspace of no user, with the owner's token without which nobody could enter it."""
-        key = self.fresh()
+        key = self.unsaved_token()
 
         def settle(made: UUID, now: datetime) -> Script[None]:
             params = _stored(key, made, "owner", Role.OWNER, SCOPES, now)
@@ -239,7 +239,7 @@ class Identity:
             raise NotFound(f"no user {user}")
         check_reach(caller, action, Role[rows[0]["role"]])
 
-    async def login(self, name: str, password: str, workspace: str | None = None) -> Made:
+    async def login(self, name: str, password: str, workspace: str | None = None) -> NewToken:
         """A session token for somebody who knows the password.
 
         Without a workspace the users of the first one are meant. Every refusal is the same, after
@@ -265,7 +265,7 @@ class Identity:
 
         await self._store.once(script)
         chosen = None if workspace is None else known["workspace"]
-        return Made(params["id"], token, params["expires_at"], chosen)
+        return NewToken(params["id"], token, params["expires_at"], chosen)
 
     async def _user(self, name: str, workspace: str | None) -> Row | None:
         """The user who is meant; nobody has a name that cannot be stored."""
@@ -292,7 +292,7 @@ class Identity:
         agent: UUID | None = None,
         maker: Caller | None = None,
         expires_at: datetime | None = None,
-    ) -> Made:
+    ) -> NewToken:
         """A program's key to the workspace; one that a caller makes is never worth more than it."""
         bounds.text("name", name, bounds.MAX_NAME, empty=False)
         bounds.instant("expires_at", expires_at)
@@ -307,7 +307,7 @@ class Identity:
             check_reach(maker, "give", role, scopes)
             expires_at = bounded_end(expires_at, maker.expires_at)
             more |= {"user_id": maker.user, "created_by": maker.actor, "made_by": maker.token}
-        made = self.fresh(expires_at)
+        made = self.unsaved_token(expires_at)
         params = _stored(made, workspace, name, role, scopes, now) | more
 
         def script() -> Script[None]:
@@ -322,10 +322,10 @@ class Identity:
         await self._store.transact(script)
         return made
 
-    def fresh(self, expires_at: datetime | None = None) -> Made:
+    def unsaved_token(self, expires_at: datetime | None = None) -> NewToken:
         """A token that holds nowhere yet."""
         token = API + self.clock.new_token() + self.clock.new_token()
-        return Made(self.clock.new_id(), token, expires_at)
+        return NewToken(self.clock.new_id(), token, expires_at)
 
     async def tokens(self, workspace: UUID) -> Rows:
         """The tokens of the workspace, without themselves."""
@@ -414,7 +414,7 @@ def _workspace_named(text: str) -> dict[str, Any]:
 
 
 def _stored(
-    made: Made, workspace: UUID, name: str, role: Role, scopes: tuple[str, ...], now: datetime
+    made: NewToken, workspace: UUID, name: str, role: Role, scopes: tuple[str, ...], now: datetime
 ) -> dict[str, Any]:
     """What is stored of a token that is nobody's in particular."""
     return {

@@ -7,11 +7,11 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.encryption_keys import Sealed, Vault
+from tenuto.encryption_keys import Encrypted, KeyRing
 from tenuto.engine.core import Core
 from tenuto.engine.rows import decode
 from tenuto.engine.tenancy.secret_use import Claimant, refusals
-from tenuto.logs import keep_secret
+from tenuto.logs import mask_in_logs
 from tenuto.model.bounds import MAX_SECRETS
 from tenuto.model.errors import Invalid, TenutoError
 from tenuto.model.tasks.commands import Escalation
@@ -25,7 +25,7 @@ _MOST_KNOWN = 20_000
 _LIKE = {"mask": f'%"{MASK}"%', "reference": f'%"{secrets.REFERENCE}"%'}
 
 
-class Hidden(msgspec.Struct, frozen=True):
+class EncryptedTasks(msgspec.Struct, frozen=True):
     """Tasks as they may be stored, the rows that seal their secrets, and hashes of these.
 
     The hashes are by the task's place, one with each key, and worth nothing without the key.
@@ -36,7 +36,7 @@ class Hidden(msgspec.Struct, frozen=True):
     hashes: dict[int, list[str]]
 
 
-class Opened(msgspec.Struct, frozen=True):
+class DecryptedInput(msgspec.Struct, frozen=True):
     """What an attempt is handed, and the secret values in it."""
 
     input: Any
@@ -44,32 +44,34 @@ class Opened(msgspec.Struct, frozen=True):
     values: tuple[str, ...]
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _StoredSecrets(msgspec.Struct, frozen=True):
     """What the store has sealed for some tasks: their own by task, and by name."""
 
     own: dict[UUID, Row]
     named: dict[str, Row]
 
 
-def vault_of(core: Core) -> Vault:
+def vault_of(core: Core) -> KeyRing:
     """The engine's keys, or `Invalid`."""
     if core.vault is None:
         raise Invalid("this program has no keys for secrets", "secrets_unavailable")
     return core.vault
 
 
-class Sealing:
+class TaskSecrets:
     """Knows the secrets of tasks while they are leased through this engine."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._known: dict[int, tuple[int, Redactor]] = {}
 
-    def hide(self, news: Sequence[NewTask], ids: Sequence[UUID], workspace: UUID) -> Hidden:
+    def encrypt_secrets(
+        self, news: Sequence[NewTask], ids: Sequence[UUID], workspace: UUID
+    ) -> EncryptedTasks:
         """The tasks without what they have under `secrets` in their input, and that, sealed."""
-        found = Hidden(list(news), [], {})
+        found = EncryptedTasks(list(news), [], {})
         for index, new in enumerate(news):
-            stored, values = secrets.hidden(new.input)
+            stored, values = secrets.extract_secrets(new.input)
             if values:
                 found.news[index] = msgspec.structs.replace(new, input=stored)
                 text = msgspec.json.encode(values, order="deterministic")
@@ -96,17 +98,17 @@ class Sealing:
             if missing := sorted(names - set(found)):
                 raise _unknown(missing[0])
 
-    async def reveal(self, new: NewTask, task: UUID, workspace: UUID) -> NewTask:
+    async def decrypt_request(self, new: NewTask, task: UUID, workspace: UUID) -> NewTask:
         """What a stored task asked for, with the secrets that were left out of it."""
         own = await self._own([task])
         values = self._values(own[task], workspace) if task in own else {}
-        return msgspec.structs.replace(new, input=secrets.opened(new.input, values))
+        return msgspec.structs.replace(new, input=secrets.restore_secrets(new.input, values))
 
     async def open(
         self, rows: Sequence[Row], claimant: Claimant
-    ) -> dict[UUID, Opened | TenutoError]:
+    ) -> dict[UUID, DecryptedInput | TenutoError]:
         """What the attempts of these marked tasks of one workspace are handed, or why not."""
-        handed: dict[UUID, Opened | TenutoError] = {}
+        handed: dict[UUID, DecryptedInput | TenutoError] = {}
         try:
             found = await self._find(rows)
             handed |= await refusals(self._core, rows, found.named, claimant)
@@ -116,12 +118,12 @@ class Sealing:
             if row["id"] in handed:
                 continue
             try:
-                handed[row["id"]] = self._handed(row, found)
+                handed[row["id"]] = self._attempt_input(row, found)
             except TenutoError as error:
                 handed[row["id"]] = error
         return handed
 
-    def _handed(self, row: Row, found: _Found) -> Opened:
+    def _attempt_input(self, row: Row, found: _StoredSecrets) -> DecryptedInput:
         task, workspace = row["id"], row["workspace"]
         value, env = decode(row["input"]), decode(row["env"]) or {}
         named = {}
@@ -130,8 +132,8 @@ class Sealing:
                 raise _unknown(name)
             named[name] = self._value(found.named[name], workspace)
         own = self._values(found.own[task], workspace) if task in found.own else {}
-        return Opened(
-            secrets.opened(secrets.resolved(value, named), own),
+        return DecryptedInput(
+            secrets.restore_secrets(secrets.resolved(value, named), own),
             secrets.resolved(env, named),
             tuple(dict.fromkeys([*own.values(), *named.values()])),
         )
@@ -181,10 +183,12 @@ class Sealing:
             values += self._values(sealed, workspace).values()
         return values
 
-    async def _find(self, rows: Sequence[Row]) -> _Found:
+    async def _find(self, rows: Sequence[Row]) -> _StoredSecrets:
         said = [decode(row[name]) for row in rows for name in ("input", "env")]
         own = await self._own([row["id"] for row in rows])
-        return _Found(own, await self._named(secrets.references(said), rows[0]["workspace"]))
+        return _StoredSecrets(
+            own, await self._named(secrets.references(said), rows[0]["workspace"])
+        )
 
     async def _own(self, ids: list[UUID]) -> dict[UUID, Row]:
         rows = await self._core.store.fetch(Statement("task_secrets", {"ids": ids}))
@@ -198,18 +202,18 @@ class Sealing:
         return {row["name"]: row for row in rows}
 
     def _value(self, row: Row, workspace: UUID) -> str:
-        sealed, vault = Sealed(row["key_id"], row["data"]), vault_of(self._core)
+        sealed, vault = Encrypted(row["key_id"], row["data"]), vault_of(self._core)
         place = {"table": "secret", "row": row["name"], "column": "data"}
         value = vault.open(sealed, workspace=workspace, **place)
-        keep_secret([value])
+        mask_in_logs([value])
         return value
 
     def _values(self, row: Row, workspace: UUID) -> dict[str, str]:
-        sealed, vault = Sealed(row["key_id"], row["data"]), vault_of(self._core)
+        sealed, vault = Encrypted(row["key_id"], row["data"]), vault_of(self._core)
         place = {"table": "task_secret", "row": str(row["task"]), "column": "data"}
         text = vault.open(sealed, workspace=workspace, **place)
         values = msgspec.json.decode(text, type=dict[str, str])
-        keep_secret(values.values())
+        mask_in_logs(values.values())
         return values
 
 
@@ -217,21 +221,21 @@ def _unknown(name: str) -> Invalid:
     return Invalid(f"no secret {name[:100]!r} in this workspace", "secret_unknown")
 
 
-def struck(new: NewTask, redactor: Redactor) -> NewTask:
+def redact_child(new: NewTask, redactor: Redactor) -> NewTask:
     """A child task with its parent's secrets struck out, but for what it keeps secret itself.
 
     A key that it shares its places by is refused: struck out, two could become one.
     """
     if new.concurrency is not None and redactor.text(new.concurrency.key) != new.concurrency.key:
         raise Invalid("a concurrency key must not hold a secret", field="concurrency.key")
-    value, own = secrets.hidden(new.input)
+    value, own = secrets.extract_secrets(new.input)
     said = {name: getattr(new, name) for name in NewTask.__struct_fields__} | {"input": value}
     texts = {
         name: redactor.value(each)
         for name, each in said.items()
         if isinstance(each, str | list | tuple | dict)
     }
-    texts["input"] = secrets.opened(texts.get("input", value), own)
+    texts["input"] = secrets.restore_secrets(texts.get("input", value), own)
     if (told := new.escalation) is not None:
         texts["escalation"] = Escalation(redactor.text(told.reason), redactor.text(told.prompt))
     return msgspec.structs.replace(new, **texts)

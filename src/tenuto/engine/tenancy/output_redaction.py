@@ -18,17 +18,17 @@ OWN = "$"
 """How the keys of steps begin that the engine records for itself."""
 IN_ITS_WORDS = ("failure", "receipt", "hold", "session_key")
 """What an attempt may put into a command in its own words."""
-F = TypeVar("F", bound=commands.Fenced)
+F = TypeVar("F", bound=commands.AttemptCommand)
 
 
-def is_sane(fence: Fence) -> bool:
+def is_valid_fence(fence: Fence) -> bool:
     """Whether an attempt can have that number."""
     return 0 < fence.attempt <= ATTEMPT_CAP
 
 
 def check_fence(fence: Fence) -> None:
     """A number that no attempt can have is that of an attempt which owns nothing."""
-    if not is_sane(fence):
+    if not is_valid_fence(fence):
         raise Conflict("no such attempt owns the task", LOST)
 
 
@@ -72,7 +72,7 @@ def check_progress(percent: float | None, step: str | None, finish_at: datetime 
             raise Invalid(f"{PRUNED} says that a task's payload is gone", field="current_step")
 
 
-def check_report(command: commands.Fenced) -> None:
+def check_report(command: commands.AttemptCommand) -> None:
     """Raise `Invalid` unless what an attempt says can be stored."""
     check_fence(command.fence)
     failure = getattr(command, "failure", None)

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import msgspec
 
-from tenuto.encryption_keys import Sealed
+from tenuto.encryption_keys import Encrypted
 from tenuto.engine.core import Core
 from tenuto.engine.tenancy.encryption import vault_of
 from tenuto.engine.tenancy.secret_use import use_of
@@ -24,7 +24,7 @@ log = logging.getLogger("tenuto.engine")
 BATCH = 500
 
 
-class Secrets:
+class NamedSecrets:
     """The named secrets of one workspace, on behalf of one actor."""
 
     def __init__(
@@ -62,13 +62,13 @@ class Secrets:
         now = self._core.now()
         await self._core.store.transact(script)
 
-    def _sealed(self, name: str, value: str) -> Sealed:
+    def _sealed(self, name: str, value: str) -> Encrypted:
         check_value("value", value)
         return vault_of(self._core).seal(
             value, workspace=self._workspace, table="secret", row=name, column="data"
         )
 
-    def _keep(self, name: str, sealed: Sealed, use: str | None) -> Script[None]:
+    def _keep(self, name: str, sealed: Encrypted, use: str | None) -> Script[None]:
         params = self._named(name) | {
             "id": self._core.clock.new_id(),
             "key_id": sealed.key_id,
@@ -119,7 +119,7 @@ def _missing(name: str) -> NotFound:
     return NotFound(f"no secret {name!r}")
 
 
-class Rotating:
+class KeyRotator:
     """The change of keys, for every workspace that the core sees."""
 
     def __init__(self, core: Core) -> None:
@@ -161,7 +161,7 @@ class Rotating:
             place = {"table": table, "row": row["place"], "column": column}
             try:
                 plain = vault.open(
-                    Sealed(row["key_id"], row["data"]), workspace=row["workspace"], **place
+                    Encrypted(row["key_id"], row["data"]), workspace=row["workspace"], **place
                 )
             except TenutoError as error:
                 log.error("%s %s keeps its key: %s", table, row["id"], error)  # noqa: TRY400

@@ -8,7 +8,7 @@ import msgspec
 from tenuto.model.limits.quota import Quota
 
 
-class Token(msgspec.Struct, frozen=True, rename="camel"):
+class NewTokenView(msgspec.Struct, frozen=True, rename="camel"):
     """A token, shown once."""
 
     id: UUID
@@ -16,7 +16,7 @@ class Token(msgspec.Struct, frozen=True, rename="camel"):
     expires_at: datetime | None
 
 
-class LoginToken(Token, frozen=True, rename="camel"):
+class LoginToken(NewTokenView, frozen=True, rename="camel"):
     """A login, shown once; the workspace is the one that was named."""
 
     workspace_id: UUID | None = None
@@ -41,7 +41,7 @@ class TokenView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     expires_at: datetime | None
 
 
-class Me(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class CallerView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Who the caller is."""
 
     actor: str

@@ -16,7 +16,7 @@ from tenuto.engine.tenancy.encryption import vault_of
 from tenuto.engine.webhooks.endpoints import unseal
 from tenuto.model import bounds, webhooks
 from tenuto.model.errors import TenutoError
-from tenuto.model.webhooks import Health
+from tenuto.model.webhooks import EndpointHealth
 from tenuto.store.protocol import Row, Script, Statement
 
 CURSOR = "webhooks"
@@ -28,7 +28,7 @@ LEASE_S = 60.0
 GONE = 410
 
 
-class Occurrence(msgspec.Struct, frozen=True, kw_only=True):
+class WebhookEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Something that webhooks may want to be told. `seq` is the version of the task."""
 
     event: str
@@ -42,7 +42,7 @@ class Occurrence(msgspec.Struct, frozen=True, kw_only=True):
     """The agent that it is about, when it is about no task."""
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class _Payload(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What is sent, field by field in this order."""
 
     event: str
@@ -54,7 +54,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     agent_id: UUID | msgspec.UnsetType = msgspec.UNSET
 
 
-class Due(msgspec.Struct, frozen=True, kw_only=True):
+class DueDelivery(msgspec.Struct, frozen=True, kw_only=True):
     """A message to send now. `attempt` is its fence, `probe` tells that the endpoint is tried."""
 
     id: UUID
@@ -109,7 +109,7 @@ class Deliveries:
         yield Statement("cursor_move", params | last)
         return len(events)
 
-    def announce(self, occurrences: Sequence[Occurrence]) -> Script[int]:
+    def announce(self, occurrences: Sequence[WebhookEvent]) -> Script[int]:
         """Make messages for the webhooks that want to know, in the transaction of the caller."""
         workspaces = sorted({each.workspace for each in occurrences})
         if not workspaces:
@@ -128,8 +128,8 @@ class Deliveries:
             yield Statement("deliveries_add", params, {"message": messages})
         return len(messages)
 
-    def _message(self, told: Occurrence, webhook: UUID) -> tuple[Any, ...]:
-        body = _Body(
+    def _message(self, told: WebhookEvent, webhook: UUID) -> tuple[Any, ...]:
+        body = _Payload(
             event=told.event,
             task_id=told.task if told.agent is None else None,
             previous_status=told.previous,
@@ -142,7 +142,7 @@ class Deliveries:
         message = self._core.clock.new_id()
         return message, told.workspace, webhook, told.task, told.seq, told.event, text
 
-    async def due(self, limit: int, busy: Collection[UUID] = ()) -> list[Due]:
+    async def due(self, limit: int, busy: Collection[UUID] = ()) -> list[DueDelivery]:
         """Take up to `limit` due messages, not for busy webhooks; nobody else gets them meanwhile.
 
         An endpoint that failed too often gets one, which tries it out. `Invalid` when messages wait
@@ -170,7 +170,7 @@ class Deliveries:
         until = now + timedelta(seconds=LEASE_S)
         found = yield Statement("webhooks_taken", {"ids": ids, "now": now})
         hooks = {row["id"]: row for row in found}
-        tripped = [each for each, row in hooks.items() if Health(row["failures"]).tripped]
+        tripped = [each for each, row in hooks.items() if EndpointHealth(row["failures"]).tripped]
         steady = [each for each in hooks if each not in tripped]
         rows: list[Row] = []
         for some, share in ((tripped, 1), (steady, min(SHARE, limit))):
@@ -186,16 +186,16 @@ class Deliveries:
                 yield Statement("webhooks_probe", {"ids": sorted(tried), "until": until})
         return hooks, rows
 
-    async def _opened(self, row: Row, hook: Row) -> Due | None:
+    async def _opened(self, row: Row, hook: Row) -> DueDelivery | None:
         """The message with its secrets; `None` when it cannot be sent at all."""
-        due = Due(
+        due = DueDelivery(
             id=row["id"],
             webhook=hook["id"],
             url=hook["url"],
             secrets=[],
             body=row["body"].encode(),
             attempt=row["attempts"] + 1,
-            probe=Health(hook["failures"]).tripped,
+            probe=EndpointHealth(hook["failures"]).tripped,
         )
         if row["attempts"] >= webhooks.MAX_TRIES:
             await self.failed(due, "no sender came back from the last attempt")
@@ -206,7 +206,7 @@ class Deliveries:
             await self.failed(due, error.message)
             return None
 
-    async def delivered(self, due: Due, status: int) -> None:
+    async def delivered(self, due: DueDelivery, status: int) -> None:
         """The endpoint has taken the message."""
         params = {"id": due.id, "attempt": due.attempt, "now": self._core.now()}
 
@@ -214,11 +214,11 @@ class Deliveries:
             held = yield Statement("webhook_held", {"id": due.webhook})
             yield Statement("delivery_done", params | {"response_status": status})
             if held and held[0]["failures"]:
-                yield _health(due.webhook, Health())
+                yield _health(due.webhook, EndpointHealth())
 
         await self._core.store.transact(script)
 
-    async def failed(self, due: Due, error: str, status: int | None = None) -> None:
+    async def failed(self, due: DueDelivery, error: str, status: int | None = None) -> None:
         """The endpoint has not: try again later, or give up. One that is gone is left for good."""
         now = self._core.now()
         again = webhooks.next_try(due.attempt, now, self._core.clock.random())
@@ -234,7 +234,7 @@ class Deliveries:
             yield Statement("delivery_failed", params | {"next_attempt_at": again})
             if not held or not held[0]["enabled"]:
                 return
-            before = Health(held[0]["failures"], held[0]["closed_until"])
+            before = EndpointHealth(held[0]["failures"], held[0]["closed_until"])
             health = webhooks.after_failure(before, now, probe=due.probe)
             why = _why_disabled(health, status)
             if why is None:
@@ -247,11 +247,11 @@ class Deliveries:
         await self._core.store.transact(script)
 
 
-def _occurrences(event: Row) -> list[Occurrence]:
+def _occurrences(event: Row) -> list[WebhookEvent]:
     if not isinstance(event["at"], datetime) or not isinstance(event["workspace"], UUID):
         return []  # a damaged row must not keep the others back
     return [
-        Occurrence(
+        WebhookEvent(
             event=name,
             workspace=event["workspace"],
             at=event["at"],
@@ -265,12 +265,12 @@ def _occurrences(event: Row) -> list[Occurrence]:
     ]
 
 
-def _health(webhook: UUID, health: Health) -> Statement:
+def _health(webhook: UUID, health: EndpointHealth) -> Statement:
     params = {"failures": health.failures, "closed_until": health.closed_until}
     return Statement("webhook_health", {"id": webhook} | params)
 
 
-def _why_disabled(health: Health, status: int | None) -> str | None:
+def _why_disabled(health: EndpointHealth, status: int | None) -> str | None:
     if status == GONE:
         return "the endpoint answered 410 Gone"
     if health.failures >= webhooks.DISABLE_AFTER:

@@ -10,13 +10,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tenuto.clock import Clock
-from tenuto.encryption_keys import Sealed
+from tenuto.encryption_keys import Encrypted
 from tenuto.engine.core import Core
 from tenuto.engine.rows import decode
 from tenuto.engine.tenancy.encryption import vault_of
 from tenuto.model import bounds
 from tenuto.model.errors import Conflict, NotFound
-from tenuto.model.webhooks import MAX_WEBHOOKS, WHSEC, Health, check_events
+from tenuto.model.webhooks import MAX_WEBHOOKS, WHSEC, EndpointHealth, check_events
 from tenuto.store.protocol import Row, Rows, Script, Statement
 
 Check = Callable[[str], Awaitable[object]]
@@ -90,7 +90,7 @@ class DeliveryPage(msgspec.Struct, frozen=True, rename="camel"):
     next_cursor: UUID | None = None
 
 
-class Hooks:
+class WebhookEndpoints:
     """The webhook family. Every URL passes `check` before it is stored."""
 
     def __init__(self, core: Core, check: Check) -> None:
@@ -243,7 +243,7 @@ def new_secret(clock: Clock) -> str:
     return WHSEC + b64encode(bytes.fromhex(clock.new_token() + clock.new_token())).decode()
 
 
-def seal(core: Core, secrets: Sequence[str], webhook: UUID, workspace: UUID) -> Sealed:
+def seal(core: Core, secrets: Sequence[str], webhook: UUID, workspace: UUID) -> Encrypted:
     """A webhook's secrets, the newest first, as its row keeps them."""
     return vault_of(core).seal(
         " ".join(secrets), workspace=workspace, table="webhook", row=str(webhook), column="secret"
@@ -252,7 +252,7 @@ def seal(core: Core, secrets: Sequence[str], webhook: UUID, workspace: UUID) -> 
 
 def unseal(core: Core, row: Row) -> list[str]:
     """The secrets in a webhook's row, the newest first."""
-    sealed = Sealed(row["key_id"], row["secret"])
+    sealed = Encrypted(row["key_id"], row["secret"])
     place = {"workspace": row["workspace"], "table": "webhook", "row": str(row["id"])}
     return vault_of(core).open(sealed, **place, column="secret").split()
 
@@ -278,7 +278,7 @@ def _changed(
     url = row["url"] if change.url is UNSET else change.url
     enabled = bool(row["enabled"]) if change.enabled is UNSET else change.enabled
     fresh = url != row["url"] or change.enabled is True
-    health = Health() if fresh else Health(row["failures"], row["closed_until"])
+    health = EndpointHealth() if fresh else EndpointHealth(row["failures"], row["closed_until"])
     return {
         "id": row["id"],
         "url": url,

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from tenuto.model import bounds
-from tenuto.model.agents.matching import FETCHES, AgentProfile, Means, Rule
+from tenuto.model.agents.matching import FETCHES, AgentProfile, Rule, SupportedWork
 from tenuto.model.errors import Forbidden, Invalid
 
 STALE_AFTER_S = 90
@@ -27,7 +27,7 @@ _LISTS = ("task_types", "task_tags", "capabilities", "choose_rules", "runtimes",
 _MORE_LISTS = ("models", "skills", "tags")
 
 
-def seen_as(stored: str, running: int, due_at: datetime | None, now: datetime) -> str:
+def current_status(stored: str, running: int, due_at: datetime | None, now: datetime) -> str:
     """What the agent is now: working and stale are seen, the rest is stored."""
     if stored not in LIVING:
         return stored
@@ -36,7 +36,7 @@ def seen_as(stored: str, running: int, due_at: datetime | None, now: datetime) -
     return "WORKING" if running else "IDLE"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class AgentTransition(msgspec.Struct, frozen=True):
     """What becomes of an agent: its status, the event to note if that is new, the next look."""
 
     status: str
@@ -45,7 +45,7 @@ class Verdict(msgspec.Struct, frozen=True):
     due_at: datetime | None = None
 
 
-def on_due(status: str, running: int, now: datetime, *, lost: bool) -> Verdict:
+def on_due(status: str, running: int, now: datetime, *, lost: bool) -> AgentTransition:
     """What is to become of an agent whose time has come.
 
     A silent one is STALE while it may still hold tasks, and ERROR once it lost some by its silence;
@@ -54,20 +54,20 @@ def on_due(status: str, running: int, now: datetime, *, lost: bool) -> Verdict:
     again = now + LOOK_AGAIN if running else None
     if status == "DRAINING":
         if running:
-            return Verdict(status, due_at=again)
-        return Verdict("TERMINATED", "agent_terminated")
+            return AgentTransition(status, due_at=again)
+        return AgentTransition("TERMINATED", "agent_terminated")
     if status in LIVING | {"STALE"} and lost and not running:
-        return Verdict("ERROR", "agent_error", "ERROR")
+        return AgentTransition("ERROR", "agent_error", "ERROR")
     if status in LIVING:
-        return Verdict("STALE", "agent_stale", "WARN", again)
-    return Verdict(status, due_at=again if status == "STALE" else None)
+        return AgentTransition("STALE", "agent_stale", "WARN", again)
+    return AgentTransition(status, due_at=again if status == "STALE" else None)
 
 
-def ended(running: int, now: datetime) -> Verdict:
+def ended(running: int, now: datetime) -> AgentTransition:
     """What becomes at once of an agent that is to take no more tasks."""
     if running:
-        return Verdict("DRAINING", "agent_draining", due_at=now + LOOK_AGAIN)
-    return Verdict("TERMINATED", "agent_terminated")
+        return AgentTransition("DRAINING", "agent_draining", due_at=now + LOOK_AGAIN)
+    return AgentTransition("TERMINATED", "agent_terminated")
 
 
 def refusal(status: str) -> Forbidden:
@@ -79,7 +79,7 @@ def refusal(status: str) -> Forbidden:
     )
 
 
-def hindrances(
+def claim_blockers(
     status: str, running: int, most: int | None, unconfirmed: int, silent_s: float | None
 ) -> list[str]:
     """Why an agent takes nothing now, whatever it could take."""
@@ -100,7 +100,7 @@ def _ago(seconds: float | None) -> str:
     return "never" if seconds is None else f"{int(seconds):,} s ago"
 
 
-def merged(kept: AgentProfile, brought: AgentProfile) -> AgentProfile:
+def merge_worker_profile(kept: AgentProfile, brought: AgentProfile) -> AgentProfile:
     """What is known of an agent that people manage, after its worker has told of it.
 
     People say what it may do. How it runs tasks only its worker knows: a worker that handles some
@@ -114,7 +114,7 @@ def merged(kept: AgentProfile, brought: AgentProfile) -> AgentProfile:
     )
 
 
-def told(kept: AgentProfile, asked: AgentProfile, *, managed: bool) -> AgentProfile:
+def merge_user_profile(kept: AgentProfile, asked: AgentProfile, *, managed: bool) -> AgentProfile:
     """What is known of an agent, `managed` already or not, after people have told of it.
 
     Types that they leave as they were shown are not their word where a worker's means bind: those
@@ -135,7 +135,7 @@ def types_of(profile: AgentProfile) -> tuple[str, ...] | None:
     return tuple(each for each in means.task_types if allowed is None or each in allowed)
 
 
-def means_of(profile: AgentProfile) -> Means | None:
+def means_of(profile: AgentProfile) -> SupportedWork | None:
     """What binds a claim for the agent: a worker's means, unless tasks are fetched or pushed."""
     return None if FETCHES.intersection(profile.runtimes) else profile.means
 

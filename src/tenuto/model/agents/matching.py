@@ -34,14 +34,14 @@ class Requirements(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(tidy, order="deterministic").decode()
 
 
-class Means(msgspec.Struct, frozen=True):
+class SupportedWork(msgspec.Struct, frozen=True):
     """What a worker can run: it is given nothing else, whatever its agent may take."""
 
     runtimes: tuple[str, ...] = ()
     task_types: tuple[str, ...] | None = None
     accept_commands: bool = False
 
-    def lacks(self, task_type: str, command: bool) -> str | None:
+    def missing_support(self, task_type: str, command: bool) -> str | None:
         """What it lacks for a task of the type, or for one that brings a command."""
         if command:
             return None if self.accept_commands else "does not accept commands from tasks"
@@ -78,13 +78,13 @@ class AgentProfile(msgspec.Struct, frozen=True, kw_only=True):
     coordinator_enabled: bool = True
     gateway: str | None = None
     """The gateway that spawns its sessions; without one, a worker fetches its tasks."""
-    means: Means | None = None
+    means: SupportedWork | None = None
     """Of the worker that hosts it; `None`: no worker of ours is known to."""
     version: int = 1
 
     def hosted(self) -> "AgentProfile":
         """The profile that a worker brings, which says what the worker can run as well."""
-        means = Means(self.runtimes, self.task_types, self.accept_commands)
+        means = SupportedWork(self.runtimes, self.task_types, self.accept_commands)
         return msgspec.structs.replace(self, means=self.means or means)
 
 
@@ -135,10 +135,10 @@ def _runtime_obstacles(agent: AgentProfile, lane: Requirements) -> list[str]:
     command = lane.runtime == COMMAND
     if not command and lane.runtime is not None and lane.runtime not in agent.runtimes:
         return [f"needs runtime {lane.runtime}"]
-    own = Means(agent.runtimes, agent.task_types, agent.accept_commands)
-    if lacks := own.lacks(lane.task_type, command):
+    own = SupportedWork(agent.runtimes, agent.task_types, agent.accept_commands)
+    if lacks := own.missing_support(lane.task_type, command):
         return [lacks]
-    if agent.means and (lacks := agent.means.lacks(lane.task_type, command)):
+    if agent.means and (lacks := agent.means.missing_support(lane.task_type, command)):
         return [f"its worker {lacks}"]
     return []
 

@@ -9,7 +9,7 @@ import msgspec
 from tenuto.model import bounds
 from tenuto.model.errors import Invalid
 from tenuto.model.tenancy.redact import Redactor
-from tenuto.model.tenancy.secrets import hidden
+from tenuto.model.tenancy.secrets import extract_secrets
 
 MOST_WAITING = 10_000
 """Messages that wait for one agent at once."""
@@ -52,7 +52,7 @@ def body_text(new: NewMessage) -> str:
     if new.client_message_id is not None:
         bounds.text("clientMessageId", new.client_message_id, bounds.MAX_TITLE, empty=False)
     bounds.json_text("body", new.body)
-    stored, values = hidden(new.body)
+    stored, values = extract_secrets(new.body)
     text = bounds.json_text("body", Redactor(values.values()).value(stored)) or "null"
     if len(text.encode()) > MAX_BODY:
         most = f"at most {MAX_BODY:,} bytes of JSON are accepted"

@@ -85,7 +85,7 @@ class GroupSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     metadata: dict[str, Any] | None = None
 
 
-class Reference(msgspec.Struct, frozen=True):
+class ResultReference(msgspec.Struct, frozen=True):
     """`{"$from": KEY, "path": "a.b.0"}`: a part of what a predecessor made."""
 
     key: str
@@ -162,7 +162,7 @@ def _check_condition(control: Condition) -> None:
 CONDITION_NAMES = frozenset({"result", "task", "input"})
 
 
-def reference(value: Any) -> Reference | None:
+def reference(value: Any) -> ResultReference | None:
     """The reference that a value is, if it is one; raises `Invalid` for a broken one."""
     if not isinstance(value, dict) or FROM not in value:
         return None
@@ -172,7 +172,7 @@ def reference(value: Any) -> Reference | None:
     if path is not None and not isinstance(path, str):
         raise Invalid("the path of a reference must be text", "reference_invalid")
     check_key(FROM, key)
-    return Reference(key, path)
+    return ResultReference(key, path)
 
 
 def references(value: Any) -> set[str]:

@@ -64,7 +64,7 @@ def plan_for(root: str, lookup: Lookup) -> Plan:
 
 def check_plan(plan: Plan) -> None:
     """Raise `Invalid`, with the keys concerned, unless the plan can be run to an end."""
-    homes = _homes(plan)
+    homes = _parent_groups(plan)
     _check_cycles(plan)
     _check_nesting(plan, homes)
     _check_dependencies(plan, homes)
@@ -80,12 +80,12 @@ def targets(spec: Spec) -> Iterator[str]:
         return
     yield from spec.depends_on
     if spec.control is not None:
-        yield from _led_to(spec.control)
+        yield from _control_targets(spec.control)
     if spec.next is not None:
         yield spec.next
 
 
-def _led_to(control: Control) -> Iterator[str]:
+def _control_targets(control: Control) -> Iterator[str]:
     match control:
         case Foreach():
             yield control.template
@@ -95,7 +95,7 @@ def _led_to(control: Control) -> Iterator[str]:
             yield from (key for key in (control.on_true, control.on_false) if key is not None)
 
 
-def _homes(plan: Plan) -> dict[str, str]:
+def _parent_groups(plan: Plan) -> dict[str, str]:
     """The group that each child stands in."""
     homes: dict[str, str] = {}
     for key, group in plan.groups.items():
@@ -112,7 +112,7 @@ def _homes(plan: Plan) -> dict[str, str]:
     return homes
 
 
-def _onward(spec: Spec) -> Iterable[str]:
+def _direct_targets(spec: Spec) -> Iterable[str]:
     """What one leads to but by a jump."""
     if isinstance(spec, GroupSpec) or not isinstance(spec.control, Goto):
         waits = () if isinstance(spec, GroupSpec) else spec.depends_on
@@ -122,7 +122,7 @@ def _onward(spec: Spec) -> Iterable[str]:
 
 def _check_cycles(plan: Plan) -> None:
     """Nothing may lead back to itself, by what it names or by who waits for it."""
-    onward = {key: list(_onward(plan.spec(key))) for key in (*plan.tasks, *plan.groups)}
+    onward = {key: list(_direct_targets(plan.spec(key))) for key in (*plan.tasks, *plan.groups)}
     for key, task in plan.tasks.items():
         for needed in task.depends_on:
             onward[needed].append(key)

@@ -21,7 +21,7 @@ from tenuto.model.flows.definition import (
     Goto,
     Join,
     Order,
-    Reference,
+    ResultReference,
     at_path,
     check_data,
     reference,
@@ -107,7 +107,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     finished_at: datetime | None
 
 
-class End(StrEnum):
+class SlotResult(StrEnum):
     """How a slot ended, as far as its group or flow cares."""
 
     SUCCESS = "success"
@@ -115,20 +115,20 @@ class End(StrEnum):
     NEITHER = "neither"
 
 
-def end_of(status: Status | GroupStatus) -> End:
+def end_of(status: Status | GroupStatus) -> SlotResult:
     """SKIPPED is done, and neither a success nor a failure."""
     if status.value == "COMPLETED":
-        return End.SUCCESS
-    return End.NEITHER if status.value == "SKIPPED" else End.FAILURE
+        return SlotResult.SUCCESS
+    return SlotResult.NEITHER if status.value == "SKIPPED" else SlotResult.FAILURE
 
 
-def counted(group: Group, ends: list[End]) -> Group:
+def with_ended_slots(group: Group, ends: list[SlotResult]) -> Group:
     """The group after some of its slots ended, its status as yet the same."""
     return msgspec.structs.replace(
         group,
         open=group.open - len(ends),
-        succeeded=group.succeeded + ends.count(End.SUCCESS),
-        failed=group.failed + ends.count(End.FAILURE),
+        succeeded=group.succeeded + ends.count(SlotResult.SUCCESS),
+        failed=group.failed + ends.count(SlotResult.FAILURE),
     )
 
 
@@ -141,7 +141,7 @@ _AT_LAST: dict[Join, tuple[GroupStatus, GroupStatus]] = {
 """How a group ends when all its children have: without a failure, and with one."""
 
 
-def joined(group: Group) -> GroupStatus | None:
+def join_status(group: Group) -> GroupStatus | None:
     """How the group ends by its join policy, if it does now."""
     if group.join_policy == "first_succeeded" and group.succeeded:
         return GroupStatus.COMPLETED
@@ -160,7 +160,7 @@ def flow_end(flow: Flow) -> FlowStatus | None:
     return FlowStatus.FAILED if flow.failed else FlowStatus.COMPLETED
 
 
-class Unfit(Exception):
+class ControlTaskFailed(Exception):
     """A control task cannot do what it is for; its task fails with this, for good."""
 
     def __init__(self, message: str, code: str) -> None:
@@ -169,7 +169,7 @@ class Unfit(Exception):
         self.code = code
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class NextStep(msgspec.Struct, frozen=True, kw_only=True):
     """What takes the place of something that ended well: a key, or a template per item."""
 
     key: str
@@ -179,7 +179,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     items: list[Any] | None = None
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class ControlInput(msgspec.Struct, frozen=True, kw_only=True):
     """What a control task may look at."""
 
     result: Any
@@ -188,27 +188,29 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     results: dict[str, Any]
 
 
-def step_after(control: Control | None, next_key: str | None, seen: Seen) -> Step | None:
+def step_after(
+    control: Control | None, next_key: str | None, seen: ControlInput
+) -> NextStep | None:
     """What runs next in the slot of a task that ended well, if anything; raises `Unfit`."""
     match control:
         case Goto():
-            return Step(key=control.target, prompt=control.prompt, jump=True)
+            return NextStep(key=control.target, prompt=control.prompt, jump=True)
         case Condition():
             branch = control.on_true if _holds(control, seen) else control.on_false
             next_key = branch or next_key
         case Foreach():
-            return Step(
+            return NextStep(
                 key=control.template, foreach=control, items=items_of(control, seen.results)
             )
-    return None if next_key is None else Step(key=next_key)
+    return None if next_key is None else NextStep(key=next_key)
 
 
-def _holds(control: Condition, seen: Seen) -> bool:
+def _holds(control: Condition, seen: ControlInput) -> bool:
     names = {"result": seen.result, "task": seen.task, "input": seen.input}
     try:
         return compile_expression(control.expression, frozenset(names)).holds(names)
     except Invalid as error:
-        raise Unfit(error.message, error.code) from error
+        raise ControlTaskFailed(error.message, error.code) from error
 
 
 def items_of(control: Foreach, results: dict[str, Any]) -> list[Any]:
@@ -219,21 +221,23 @@ def items_of(control: Foreach, results: dict[str, Any]) -> list[Any]:
             found = _referred(known, results)
             check_data("the list of items", found)
     except Invalid as error:
-        raise Unfit(error.message, error.code) from error
+        raise ControlTaskFailed(error.message, error.code) from error
     if not isinstance(found, list):
-        raise Unfit("the items of the foreach are not a list", "invalid_value")
+        raise ControlTaskFailed("the items of the foreach are not a list", "invalid_value")
     if len(found) > MAX_ITEMS:
-        raise Unfit(f"{len(found):,} items; a foreach takes at most {MAX_ITEMS:,}", "too_large")
+        raise ControlTaskFailed(
+            f"{len(found):,} items; a foreach takes at most {MAX_ITEMS:,}", "too_large"
+        )
     return found
 
 
-def _referred(known: Reference, results: dict[str, Any]) -> Any:
+def _referred(known: ResultReference, results: dict[str, Any]) -> Any:
     if known.key not in results:
         raise Invalid(f"{known.key!r} has no result in this flow", "result_missing")
     return at_path(results[known.key], known.path)
 
 
-def in_turn(plan: Plan, group_key: str | None, key: str, next_key: str) -> bool:
+def is_next_child(plan: Plan, group_key: str | None, key: str, next_key: str) -> bool:
     """Whether `next_key` would run anyway after `key`, as the following child of a sequence."""
     group = plan.groups.get(group_key) if group_key is not None else None
     if group is None or group.order != "sequential" or key not in group.children:
@@ -241,7 +245,7 @@ def in_turn(plan: Plan, group_key: str | None, key: str, next_key: str) -> bool:
     return next_key in group.children[group.children.index(key) + 1 :][:1]
 
 
-class Context(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ActivationContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an activation adds to what its definition says."""
 
     groups: tuple[str, ...] = ()
@@ -269,7 +273,7 @@ def with_item(value: Any, item: Any, index: int) -> Any:
     return value
 
 
-def effective_prompt(plan: Plan, context: Context, own: str | None) -> str | None:
+def effective_prompt(plan: Plan, context: ActivationContext, own: str | None) -> str | None:
     """The prompts of the groups around, the task's own, and what gotos appended."""
     above = (plan.groups[key].prompt for key in context.groups if key in plan.groups)
     parts = [part for part in (*above, own, *context.prompts) if part]

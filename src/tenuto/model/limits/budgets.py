@@ -37,7 +37,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
     cost_usd: float | None = None
 
 
-class Spent(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class UsageTotal(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What was used."""
 
     input_tokens: int = 0
@@ -70,13 +70,13 @@ def check_budget(budget: Budget) -> None:
         _dollars("budget.cost_usd", budget.cost_usd)
 
 
-def is_over(budget: Budget, spent: Spent) -> bool:
+def is_over(budget: Budget, spent: UsageTotal) -> bool:
     """Whether more was used than the budget has."""
     tokens = budget.tokens is not None and spent.tokens > budget.tokens
     return tokens or (budget.cost_usd is not None and spent.cost_usd > budget.cost_usd)
 
 
-def raised(budget: Budget, spent: Spent, wanted: Budget | None) -> Budget:
+def raised_budget(budget: Budget, spent: UsageTotal, wanted: Budget | None) -> Budget:
     """The budget a person allows instead: the wanted one, else twice what there was or is used.
 
     Raises `Invalid` where the wanted one is used up already.
@@ -84,14 +84,14 @@ def raised(budget: Budget, spent: Spent, wanted: Budget | None) -> Budget:
     if wanted is not None:
         check_budget(wanted)
         if is_over(wanted, spent):
-            raise Invalid(f"that is used up already: {shown(spent)}", "budget_too_small")
+            raise Invalid(f"that is used up already: {format_usage(spent)}", "budget_too_small")
         return wanted
     tokens = None if budget.tokens is None else 2 * max(budget.tokens, spent.tokens)
     cost = None if budget.cost_usd is None else 2 * max(budget.cost_usd, spent.cost_usd)
     return Budget(tokens=tokens, cost_usd=cost)
 
 
-def shown(spent: Spent) -> str:
+def format_usage(spent: UsageTotal) -> str:
     """What was used, for people."""
     return f"{spent.tokens:,} tokens, {spent.cost_usd:.4f} USD"
 

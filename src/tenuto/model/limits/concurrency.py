@@ -7,7 +7,7 @@ from uuid import UUID
 import msgspec
 
 from tenuto.model import bounds
-from tenuto.model.tasks.task import Change, Status
+from tenuto.model.tasks.task import Status, TaskChange
 
 HOLD = "concurrency"
 """What a task waits for that has no place yet."""
@@ -31,21 +31,21 @@ def check(wish: Concurrency) -> None:
     bounds.number("concurrency.limit", wish.limit, 1, MOST)
 
 
-def asks(change: Change) -> bool:
+def needs_permit(change: TaskChange) -> bool:
     """Whether a task asks for a place from now on: nothing else is in its way."""
     task, event = change.task, change.event
     waits = task.status is Status.WAITING and task.hold == HOLD and task.unmet == 0
     return waits and (event.previous is not Status.WAITING or event.kind == "unblocked")
 
 
-def steps_aside(change: Change) -> bool:
+def steps_aside(change: TaskChange) -> bool:
     """Whether a task that stood in line is passed by from now on: those behind it may have more."""
     task, event = change.task, change.event
     stood = event.previous is Status.WAITING and task.hold == HOLD
     return stood and (task.status is Status.PAUSED or event.kind == "blocked")
 
 
-def given(line: Iterable[tuple[UUID, int]], held: int) -> list[UUID]:
+def grant_order(line: Iterable[tuple[UUID, int]], held: int) -> list[UUID]:
     """Those of the line, each with its own limit, that get a place now: in order, none passed."""
     lucky = []
     for task, most in line:
@@ -56,6 +56,6 @@ def given(line: Iterable[tuple[UUID, int]], held: int) -> list[UUID]:
     return lucky
 
 
-def superseded(before: Sequence[UUID], limit: int) -> list[UUID]:
+def tasks_to_cancel(before: Sequence[UUID], limit: int) -> list[UUID]:
     """Those of the older ones, oldest first, that a new one with that limit takes the place of."""
     return list(before[: max(len(before) - limit + 1, 0)])

@@ -19,7 +19,7 @@ MAX_GATES = 1_000
 """Of a workspace."""
 
 
-class Gate(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimPause(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is held back; `until` is none: until somebody lets it go on."""
 
     kind: GateKind
@@ -31,7 +31,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     def holds(self, now: datetime) -> bool:
         return self.until is None or self.until > now
 
-    def closes(self, lane: int, needs: Requirements) -> bool:
+    def blocks_lane(self, lane: int, needs: Requirements) -> bool:
         """Whether nobody may take tasks of the lane while it holds."""
         match self.kind:
             case "lane":
@@ -43,12 +43,12 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
             case "agent":
                 return False
 
-    def stops(self, agent: str) -> bool:
+    def blocks_agent(self, agent: str) -> bool:
         """Whether the agent of that name may take nothing while it holds."""
         return self.kind == "agent" and self.subject == agent
 
     @property
-    def told(self) -> str:
+    def describe(self) -> str:
         """What people read of it."""
         what = "the workspace" if self.kind == "workspace" else f"{self.kind} {self.subject}"
         by = f" by {self.created_by}" if self.created_by else ""
@@ -70,10 +70,12 @@ def check(kind: str, subject: str, reason: str | None) -> None:
 
 
 def closed_until(
-    gates: Iterable[Gate], agent: str, lane: int, needs: Requirements
+    gates: Iterable[ClaimPause], agent: str, lane: int, needs: Requirements
 ) -> datetime | None:
     """Until when gates keep the agent from the lane; none when none does."""
     found = [
-        gate.until or FOREVER for gate in gates if gate.stops(agent) or gate.closes(lane, needs)
+        gate.until or FOREVER
+        for gate in gates
+        if gate.blocks_agent(agent) or gate.blocks_lane(lane, needs)
     ]
     return max(found, default=None)

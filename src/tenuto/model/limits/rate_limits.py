@@ -66,7 +66,7 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
                 bounds.number(field, number, 1, bounds.MAX_COUNT)
 
 
-class Usage(msgspec.Struct, frozen=True):
+class RateLimitUsage(msgspec.Struct, frozen=True):
     """What was used of a limit: requests of the last minute, tokens left at an instant."""
 
     taken: Taken
@@ -74,12 +74,12 @@ class Usage(msgspec.Struct, frozen=True):
     counted_at: datetime
 
 
-def fresh(limit: RateLimit, now: datetime) -> Usage:
+def fresh(limit: RateLimit, now: datetime) -> RateLimitUsage:
     """Nothing used yet."""
-    return Usage((), float(limit.tokens_per_minute or 0), now)
+    return RateLimitUsage((), float(limit.tokens_per_minute or 0), now)
 
 
-def requests_left(limit: RateLimit, usage: Usage, now: datetime) -> int:
+def requests_left(limit: RateLimit, usage: RateLimitUsage, now: datetime) -> int:
     """How many requests may be made now; while tokens are owed, none."""
     if limit.tokens_per_minute is not None and tokens_left(limit, usage, now) < 1:
         return 0
@@ -89,14 +89,14 @@ def requests_left(limit: RateLimit, usage: Usage, now: datetime) -> int:
     return max(0, limit.requests_per_minute - used)
 
 
-def tokens_left(limit: RateLimit, usage: Usage, now: datetime) -> float:
+def tokens_left(limit: RateLimit, usage: RateLimitUsage, now: datetime) -> float:
     """The tokens in the bucket, below zero when more were used than there were."""
     most = float(limit.tokens_per_minute or 0)
     passed = max(timedelta(0), now - usage.counted_at)
     return min(most, usage.tokens + most * (passed / MINUTE))
 
 
-def opens_at(limit: RateLimit, usage: Usage, now: datetime) -> datetime:
+def next_request_at(limit: RateLimit, usage: RateLimitUsage, now: datetime) -> datetime:
     """When the next request may be made; `now` when it may."""
     found = now
     if limit.tokens_per_minute is not None:
@@ -115,7 +115,7 @@ def opens_at(limit: RateLimit, usage: Usage, now: datetime) -> datetime:
     return found
 
 
-def with_requests(usage: Usage, now: datetime, number: int) -> Usage:
+def add_requests(usage: RateLimitUsage, now: datetime, number: int) -> RateLimitUsage:
     """After so many requests were made."""
     at = _micros(now)
     taken = list(_recent(usage.taken, now))
@@ -125,20 +125,24 @@ def with_requests(usage: Usage, now: datetime, number: int) -> Usage:
     return msgspec.structs.replace(usage, taken=(*taken, (at, number)))
 
 
-def with_tokens(limit: RateLimit, usage: Usage, now: datetime, number: int) -> Usage:
+def with_tokens(
+    limit: RateLimit, usage: RateLimitUsage, now: datetime, number: int
+) -> RateLimitUsage:
     """After it became known that so many tokens were used."""
     left = tokens_left(limit, usage, now) - number
     return msgspec.structs.replace(usage, tokens=left, counted_at=max(now, usage.counted_at))
 
 
-def adjusted(before: RateLimit, after: RateLimit, usage: Usage, now: datetime) -> Usage:
+def adjusted(
+    before: RateLimit, after: RateLimit, usage: RateLimitUsage, now: datetime
+) -> RateLimitUsage:
     """What is used of a limit that was changed: what was taken stays taken, debts stay debts."""
     full = float(after.tokens_per_minute or 0)
     left = full if before.tokens_per_minute is None else tokens_left(before, usage, now)
-    return Usage(_recent(usage.taken, now), min(full, left), now)
+    return RateLimitUsage(_recent(usage.taken, now), min(full, left), now)
 
 
-def shared_out(
+def allocate_claims(
     heads: Mapping[Group, Sequence[int]], left: Mapping[str, int], n: int
 ) -> dict[Group, int]:
     """How many tasks to take of each group: the best ranks first, as far as limits allow.

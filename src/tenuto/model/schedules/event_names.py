@@ -50,7 +50,7 @@ def names_of(
     return (f"{subject}.{what}", *_ENDS.get(kind, ()))
 
 
-def wanted(pattern: str, names: Sequence[str]) -> str | None:
+def matching_name(pattern: str, names: Sequence[str]) -> str | None:
     """The first of the names that a trigger's pattern means, if any."""
     if pattern.endswith("*"):
         return next((name for name in names if name.startswith(pattern[:-1])), None)

@@ -18,7 +18,7 @@ MAX_QUEUED = 1_000
 """Times that wait for a start before to end; what comes on top of these is skipped."""
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class ScheduleState(msgspec.Struct, frozen=True, kw_only=True):
     """What a decision is made on."""
 
     last: datetime
@@ -29,7 +29,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Starts that have not ended."""
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class FiringDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What to do now, and how the schedule stands then."""
 
     start: datetime | None = None
@@ -46,7 +46,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """When to look again for a time of the schedule; without one, only what is queued is left."""
 
 
-def first_look(spec: ScheduleSpec, now: datetime) -> datetime:
+def initial_cursor(spec: ScheduleSpec, now: datetime) -> datetime:
     """Up to where the times of a schedule that is made now are handled.
 
     A fixed time means "not before", so one that has passed already still starts.
@@ -54,7 +54,7 @@ def first_look(spec: ScheduleSpec, now: datetime) -> datetime:
     return LONG_AGO if spec.kind == "datetime-event" else now
 
 
-def next_look(spec: ScheduleSpec, last: datetime, roll: float) -> datetime | None:
+def next_poll_at(spec: ScheduleSpec, last: datetime, roll: float) -> datetime | None:
     """When the first time after `last` starts; `roll` in [0, 1) spreads it over the jitter."""
     times = following(spec, last, 1)
     if not times:
@@ -64,7 +64,9 @@ def next_look(spec: ScheduleSpec, last: datetime, roll: float) -> datetime | Non
     return late if due(spec, last, late, _grace(spec)).fire else times[0]
 
 
-def turn(spec: ScheduleSpec, standing: Standing, now: datetime, roll: float) -> Turn:
+def decide_firing(
+    spec: ScheduleSpec, standing: ScheduleState, now: datetime, roll: float
+) -> FiringDecision:
     """What a schedule asks for now."""
     found = due(spec, standing.last, now, _grace(spec))
     start: datetime | None = None
@@ -84,7 +86,7 @@ def turn(spec: ScheduleSpec, standing: Standing, now: datetime, roll: float) -> 
             line.append(time)
         else:
             skipped.append(time)
-    return Turn(
+    return FiringDecision(
         start=start,
         cancel=cancel,
         skipped=tuple(skipped),
@@ -92,7 +94,7 @@ def turn(spec: ScheduleSpec, standing: Standing, now: datetime, roll: float) -> 
         waiting=tuple(line[before:]),
         missed=found.missed,
         last=found.last,
-        next=next_look(spec, found.last, roll),
+        next=next_poll_at(spec, found.last, roll),
     )
 
 

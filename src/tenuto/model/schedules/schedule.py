@@ -106,7 +106,7 @@ class ScheduleSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return _KINDS[self.type]
 
 
-class Due(msgspec.Struct, frozen=True, kw_only=True):
+class DueTimes(msgspec.Struct, frozen=True, kw_only=True):
     """What a schedule asks for now."""
 
     fire: tuple[datetime, ...] = ()
@@ -118,7 +118,7 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
     next: datetime | None = None
 
 
-class _Times(Protocol):
+class _TimeSource(Protocol):
     """The times of a schedule, each once."""
 
     def after(self, moment: datetime) -> Iterator[datetime]:
@@ -147,7 +147,7 @@ def following(spec: ScheduleSpec, after: datetime, n: int = 1) -> list[datetime]
     return list(islice(_within(spec, after), n))
 
 
-def due(spec: ScheduleSpec, last: datetime, now: datetime, grace: timedelta = GRACE) -> Due:
+def due(spec: ScheduleSpec, last: datetime, now: datetime, grace: timedelta = GRACE) -> DueTimes:
     """What to start for the times after `last`, up to and including `now`.
 
     A time is on time when it is at most `grace` ago. What is older is missed, and `catch_up` says
@@ -159,12 +159,12 @@ def due(spec: ScheduleSpec, last: datetime, now: datetime, grace: timedelta = GR
     handled = max(last, now).astimezone(UTC)
     upcoming = next(_within(spec, last), None)
     if upcoming is None or upcoming > now:
-        return Due(last=handled, next=upcoming)
+        return DueTimes(last=handled, next=upcoming)
     latest = min(now, _end(spec)).astimezone(UTC)
     newest = takewhile(lambda time: time > last, _times(spec).up_to(latest))
     times = [*islice(newest, spec.catch_up_limit + MAX_COUNTED)][::-1]
     fire = _chosen(spec, times, now, grace)
-    return Due(
+    return DueTimes(
         fire=tuple(fire),
         missed=min(len(times) - len(fire), MAX_COUNTED),
         last=handled,
@@ -207,10 +207,10 @@ def _end(spec: ScheduleSpec) -> datetime:
     return LAST if spec.end is None else _instant("end", spec.end, _zone(spec.timezone))
 
 
-def _times(spec: ScheduleSpec) -> _Times:
+def _times(spec: ScheduleSpec) -> _TimeSource:
     zone = _zone(spec.timezone)
     if spec.expression is None:
-        return _Listed([] if spec.at is None else [_instant("at", spec.at, zone)])
+        return _FixedTimes([] if spec.at is None else [_instant("at", spec.at, zone)])
     if len(spec.expression) > MAX_EXPRESSION or not spec.expression.isascii():
         raise _invalid("expression", f"is longer than {MAX_EXPRESSION} characters, or not ASCII")
     text = spec.expression.strip()
@@ -219,7 +219,7 @@ def _times(spec: ScheduleSpec) -> _Times:
     return _cron(text, zone)
 
 
-class _Listed:
+class _FixedTimes:
     """Times known one by one."""
 
     def __init__(self, times: list[datetime]) -> None:
@@ -232,7 +232,7 @@ class _Listed:
         return (time for time in reversed(self._times) if time <= moment)
 
 
-class _Cron:
+class _CronTimes:
     """A cron line on the wall clock of a zone.
 
     As in Debian's cron, a line whose minute or hour begins with `*` follows real time: it has a
@@ -275,10 +275,10 @@ class _Cron:
         yield from held
 
     def _instants(self, wall: datetime) -> list[datetime]:
-        return _shown(wall, self._zone) if self._real_time else [_moment(wall, self._zone)]
+        return _instants_at(wall, self._zone) if self._real_time else [_moment(wall, self._zone)]
 
 
-class _Repetition:
+class _IsoRepetition:
     """A start and what follows it: `months` and `days` on the wall clock, then `elapsed` time.
 
     Each time is counted from the start, so that the end of a short month changes no later one.
@@ -330,7 +330,7 @@ class _Period(msgspec.Struct, frozen=True, kw_only=True):
     elapsed: timedelta = timedelta(0)
 
 
-def _cron(text: str, zone: ZoneInfo) -> _Cron:
+def _cron(text: str, zone: ZoneInfo) -> _CronTimes:
     line = _MACROS.get(text.lower(), text)
     if len(line.split()) != 5:
         known = ", ".join(sorted(_MACROS))
@@ -343,10 +343,10 @@ def _cron(text: str, zone: ZoneInfo) -> _Cron:
         CronSim(line, FIRST)
     except CronSimError as error:
         raise _invalid("expression", f"is {text!r}: {str(error).lower()}") from error
-    return _Cron(line, zone)
+    return _CronTimes(line, zone)
 
 
-def _repetition(text: str, zone: ZoneInfo) -> _Repetition:
+def _repetition(text: str, zone: ZoneInfo) -> _IsoRepetition:
     found = _REPEAT.fullmatch(text)
     if found is None:
         raise _invalid(
@@ -363,7 +363,7 @@ def _repetition(text: str, zone: ZoneInfo) -> _Repetition:
         period = _Period(elapsed=second - first)
     if not (period.months or period.days or period.elapsed >= SHORTEST):
         raise _invalid("expression", f"has the period {found[3]}: at least one second is needed")
-    return _Repetition(start, zone, count, period)
+    return _IsoRepetition(start, zone, count, period)
 
 
 def _parse_when(text: str) -> datetime:
@@ -410,7 +410,7 @@ def _offset(moment: datetime, zone: ZoneInfo) -> timedelta:
     return offset
 
 
-def _shown(wall: datetime, zone: ZoneInfo) -> list[datetime]:
+def _instants_at(wall: datetime, zone: ZoneInfo) -> list[datetime]:
     """The moments at which the zone's clocks show that time: none, one or two."""
     first, second = (wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
     if first == second:
@@ -421,7 +421,7 @@ def _shown(wall: datetime, zone: ZoneInfo) -> list[datetime]:
 
 def _moment(wall: datetime, zone: ZoneInfo) -> datetime:
     """The first moment at which the zone's clocks show that time, or have just left it out."""
-    if shown := _shown(wall, zone):
+    if shown := _instants_at(wall, zone):
         return shown[0]
     early, late = (wall.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (1, 0))
     early = early.replace(microsecond=0)

@@ -16,13 +16,13 @@ from tenuto.model.tasks.changes import (
     change,
     dead,
     ended,
-    given_back,
+    has_no_try_left,
     is_parked,
     paused,
-    spent,
     unheld,
+    without_counting_try,
 )
-from tenuto.model.tasks.commands import Failure, Moment
+from tenuto.model.tasks.commands import DecisionContext, Failure
 from tenuto.model.tasks.retry import (
     ALERTING,
     FREE_ENDS,
@@ -35,17 +35,17 @@ from tenuto.model.tasks.retry import (
 from tenuto.model.tasks.task import (
     AGING_MS,
     GATEWAY,
-    AttemptEnd,
-    Change,
+    AttemptRecord,
     Outcome,
     Status,
     Task,
+    TaskChange,
     is_ready,
     watch_seconds,
 )
 
 
-def begin(task: Task, command: c.Begin, moment: Moment) -> Change:
+def begin(task: Task, command: c.Begin, moment: DecisionContext) -> TaskChange:
     changes: dict[str, Any] = {"session_key": command.session_key, "status": Status.RUNNING}
     if command.lease_s is not None:
         seconds = max(command.lease_s, task.lease_s or 0)
@@ -53,7 +53,7 @@ def begin(task: Task, command: c.Begin, moment: Moment) -> Change:
     return change(task, moment, "started", started_at=moment.now, **changes)
 
 
-def complete(task: Task, command: c.Complete, moment: Moment) -> Change:
+def complete(task: Task, command: c.Complete, moment: DecisionContext) -> TaskChange:
     del command
     return change(
         task,
@@ -67,13 +67,13 @@ def complete(task: Task, command: c.Complete, moment: Moment) -> Change:
     )
 
 
-def fail(task: Task, command: c.Fail, moment: Moment) -> Change:
+def fail(task: Task, command: c.Fail, moment: DecisionContext) -> TaskChange:
     failure = command.failure
     permanent = failure.error_class in PERMANENT and failure.retryable is None
     if failure.retryable is False or permanent:
         return _failed(task, moment, ended(task, moment, Outcome.FAILED, failure), failure)
     if failure.error_class is ErrorClass.TIMEOUT:
-        return _too_long(task, moment, failure, None)
+        return _timed_out(task, moment, failure, None)
     if failure.error_class is ErrorClass.RATE_LIMIT:
         return _rate_limited(task, command, moment)
     delay = backoff(task.policy, task.tries, moment.roll)
@@ -81,7 +81,9 @@ def fail(task: Task, command: c.Fail, moment: Moment) -> Change:
     return again(task, moment, end, delay, "retry_scheduled")
 
 
-def _failed(task: Task, moment: Moment, end: AttemptEnd, failure: Failure) -> Change:
+def _failed(
+    task: Task, moment: DecisionContext, end: AttemptRecord, failure: Failure
+) -> TaskChange:
     return change(
         task,
         moment,
@@ -102,12 +104,12 @@ def _failed(task: Task, moment: Moment, end: AttemptEnd, failure: Failure) -> Ch
     )
 
 
-def _rate_limited(task: Task, command: c.Fail, moment: Moment) -> Change:
+def _rate_limited(task: Task, command: c.Fail, moment: DecisionContext) -> TaskChange:
     """A provider's limit costs no try: parked until a known reset, else its own backoff."""
-    back = given_back(task)
+    back = without_counting_try(task)
     if command.resume_at is not None:
         end = ended(task, moment, Outcome.PARKED, command.failure)
-        if spent(task, back["tries"]):
+        if has_no_try_left(task, back["tries"]):
             return dead(task, moment, end, command.failure.message, **back)
         return _parked(task, moment, end, "quota", command.resume_at, None, back)
     end = ended(task, moment, Outcome.FAILED, command.failure)
@@ -115,11 +117,11 @@ def _rate_limited(task: Task, command: c.Fail, moment: Moment) -> Change:
     return again(task, moment, end, delay, "retry_scheduled", **back)
 
 
-def _too_long(
-    task: Task, moment: Moment, failure: Failure, receipt: dict[str, Any] | None
-) -> Change:
+def _timed_out(
+    task: Task, moment: DecisionContext, failure: Failure, receipt: dict[str, Any] | None
+) -> TaskChange:
     silent = receipt is not None and receipt.get("state") == "unconfirmed"
-    lost = silent and _left_behind(task)
+    lost = silent and _may_outlive_attempt(task)
     end = ended(task, moment, Outcome.TIMED_OUT, failure, receipt, unconfirmed=lost)
     timeout_s = longer_timeout(task.timeout_s)
     return again(
@@ -133,7 +135,7 @@ def _too_long(
     )
 
 
-def _left_behind(task: Task) -> bool:
+def _may_outlive_attempt(task: Task) -> bool:
     """Whether a gateway may go on running a session that nobody waits for: it is to be killed."""
     return task.session_key is not None and (task.worker or "").startswith(GATEWAY)
 
@@ -145,42 +147,42 @@ def _timeout_failure(task: Task) -> Failure:
     )
 
 
-def timed_out(task: Task, command: c.TimedOut, moment: Moment) -> Change:
-    return _too_long(task, moment, _timeout_failure(task), command.receipt)
+def timed_out(task: Task, command: c.TimedOut, moment: DecisionContext) -> TaskChange:
+    return _timed_out(task, moment, _timeout_failure(task), command.receipt)
 
 
-def overrun(task: Task, command: c.Overrun, moment: Moment) -> Change:
+def overrun(task: Task, command: c.ForceTimeOut, moment: DecisionContext) -> TaskChange:
     del command
-    return _too_long(task, moment, _timeout_failure(task), {"state": "unconfirmed"})
+    return _timed_out(task, moment, _timeout_failure(task), {"state": "unconfirmed"})
 
 
-def not_started(task: Task, command: c.NotStarted, moment: Moment) -> Change:
+def not_started(task: Task, command: c.NotStarted, moment: DecisionContext) -> TaskChange:
     failure = command.failure
     end = ended(task, moment, Outcome.NOT_STARTED, failure)
-    back = given_back(task)
+    back = without_counting_try(task)
     if failure.retryable is False:
         return _failed(task, moment, end, failure)
-    if _in_a_row(task, Outcome.NOT_STARTED) >= FREE_ENDS:
+    if _consecutive_outcomes(task, Outcome.NOT_STARTED) >= FREE_ENDS:
         why = f"could not be started {FREE_ENDS} times in a row: {failure.message}"
         final = msgspec.structs.replace(failure, message=why, error_class=ErrorClass.OUT_OF_MEMORY)
         made = _failed(task, moment, end, final)
         data = {"error_class": "cannot_start", "outcome": end.outcome}
-        return Change(
+        return TaskChange(
             altered(made.task, error_class="cannot_start"),
             msgspec.structs.replace(made.event, data=data),
             end,
         )
-    losses = _in_a_row(task, Outcome.NOT_STARTED)
+    losses = _consecutive_outcomes(task, Outcome.NOT_STARTED)
     delay = backoff(task.policy, losses, moment.roll)
     return again(task, moment, end, delay, "not_started", losses=losses, **back)
 
 
-def _in_a_row(task: Task, outcome: Outcome) -> int:
+def _consecutive_outcomes(task: Task, outcome: Outcome) -> int:
     """How many attempts, this one included, ended in the same way without another in between."""
     return task.losses + 1 if task.last_outcome == outcome else 1
 
 
-def expire(task: Task, command: c.Expire, moment: Moment) -> Change:
+def expire(task: Task, command: c.Expire, moment: DecisionContext) -> TaskChange:
     receipt = command.receipt or {"state": "unconfirmed"}
     if task.cancel_requested_at is not None:
         return cancelled(task, moment, receipt)
@@ -188,8 +190,8 @@ def expire(task: Task, command: c.Expire, moment: Moment) -> Change:
         return paused(task, moment, receipt)
     why = "the worker was seen to die" if command.seen_dead else "the lease expired"
     failure = Failure(message=why, error_class=ErrorClass.CRASH)
-    end = ended(task, moment, Outcome.STALLED, failure, unconfirmed=_left_behind(task))
-    losses = _in_a_row(task, Outcome.STALLED)
+    end = ended(task, moment, Outcome.STALLED, failure, unconfirmed=_may_outlive_attempt(task))
+    losses = _consecutive_outcomes(task, Outcome.STALLED)
     delay = 0.0 if losses == 1 else backoff(task.policy, losses - 1, moment.roll)
     return again(task, moment, end, delay, "lease_expired", losses=losses)
 
@@ -198,7 +200,7 @@ HUNG = "runs far past its estimate; aborted unless it reports progress"
 """What a session is told, once, before it is given up."""
 
 
-def warn_hung(task: Task, command: c.WarnHung, moment: Moment) -> Change:
+def warn_hung(task: Task, command: c.WarnHung, moment: DecisionContext) -> TaskChange:
     del command
     return change(
         task,
@@ -210,22 +212,22 @@ def warn_hung(task: Task, command: c.WarnHung, moment: Moment) -> Change:
     )
 
 
-def abort(task: Task, command: c.Abort, moment: Moment) -> Change:
+def abort(task: Task, command: c.Abort, moment: DecisionContext) -> TaskChange:
     del command
     failure = Failure(message="hung: no progress after the warning", error_class=ErrorClass.TIMEOUT)
-    end = ended(task, moment, Outcome.ABORTED, failure, unconfirmed=_left_behind(task))
+    end = ended(task, moment, Outcome.ABORTED, failure, unconfirmed=_may_outlive_attempt(task))
     return again(task, moment, end, 0.0, "aborted", rank=task.rank - AGING_MS)
 
 
 def _parked(
     task: Task,
-    moment: Moment,
-    end: AttemptEnd,
+    moment: DecisionContext,
+    end: AttemptRecord,
     hold: str,
     resume_at: datetime | None,
     wait_until: datetime | None,
     counters: dict[str, Any],
-) -> Change:
+) -> TaskChange:
     return change(
         task,
         moment,
@@ -246,15 +248,15 @@ def _parked(
     )
 
 
-def park(task: Task, command: c.Park, moment: Moment) -> Change:
+def park(task: Task, command: c.Park, moment: DecisionContext) -> TaskChange:
     end = ended(task, moment, Outcome.PARKED)
-    back = given_back(task)
-    if spent(task, back["tries"]):
+    back = without_counting_try(task)
+    if has_no_try_left(task, back["tries"]):
         return dead(task, moment, end, "parked too often without a new checkpoint", **back)
     return _parked(task, moment, end, command.hold, command.resume_at, command.wait_until, back)
 
 
-def wake(task: Task, command: c.Wake, moment: Moment) -> Change:
+def wake(task: Task, command: c.Unpark, moment: DecisionContext) -> TaskChange:
     if not is_parked(task):
         raise Conflict("no handler of the task waits")
     cleared: dict[str, Any] = {"hold": None, "resume_at": None, "wait_until": None}
@@ -271,11 +273,11 @@ def wake(task: Task, command: c.Wake, moment: Moment) -> Change:
     )
 
 
-def release(task: Task, command: c.Release, moment: Moment) -> Change:
+def release(task: Task, command: c.Release, moment: DecisionContext) -> TaskChange:
     del command
     end = ended(task, moment, Outcome.RELEASED)
-    back = given_back(task)
-    if spent(task, back["tries"]):
+    back = without_counting_try(task)
+    if has_no_try_left(task, back["tries"]):
         return dead(task, moment, end, "released too often without a new checkpoint", **back)
     return change(
         task,
@@ -290,7 +292,7 @@ def release(task: Task, command: c.Release, moment: Moment) -> Change:
     )
 
 
-def ready(task: Task, command: c.Ready, moment: Moment) -> Change:
+def ready(task: Task, command: c.Ready, moment: DecisionContext) -> TaskChange:
     del command
     free = unheld(task, moment)
     if not is_ready(free, moment.now):
@@ -299,7 +301,7 @@ def ready(task: Task, command: c.Ready, moment: Moment) -> Change:
     return change(task, moment, "ready", status=Status.PENDING, **cleared)
 
 
-def due(task: Task, command: c.Due, moment: Moment) -> Change:
+def due(task: Task, command: c.RetryDue, moment: DecisionContext) -> TaskChange:
     del command
     if task.next_attempt_at is not None and task.next_attempt_at > moment.now:
         raise Conflict("the retry is not due yet")

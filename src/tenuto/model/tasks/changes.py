@@ -6,16 +6,16 @@ from typing import Any
 import msgspec
 
 from tenuto.model.limits.budgets import HOLD as BUDGET
-from tenuto.model.tasks.commands import Failure, Moment
+from tenuto.model.tasks.commands import DecisionContext, Failure
 from tenuto.model.tasks.retry import ATTEMPT_CAP, FREE_ENDS
 from tenuto.model.tasks.task import (
     TERMINAL,
-    AttemptEnd,
-    Change,
-    Event,
+    AttemptRecord,
+    AuditEvent,
     Outcome,
     Status,
     Task,
+    TaskChange,
     due_at,
 )
 
@@ -26,22 +26,22 @@ def altered(task: Task, **changes: Any) -> Task:
 
 def change(
     task: Task,
-    moment: Moment,
+    moment: DecisionContext,
     kind: str,
     *,
     level: str = "INFO",
     message: str | None = None,
     data: dict[str, Any] | None = None,
     stack: str | None = None,
-    end: AttemptEnd | None = None,
+    end: AttemptRecord | None = None,
     **changes: Any,
-) -> Change:
+) -> TaskChange:
     """The next version of the task with its event; timers follow from the new row."""
     after = altered(task, version=task.version + 1, updated_at=moment.now, **changes)
     after = altered(after, due_at=due_at(after))
     if after.status in TERMINAL:
         after = altered(after, watched=False)  # who watched is told in the same transaction
-    event = Event(
+    event = AuditEvent(
         kind=kind,
         level=level,
         message=message,
@@ -54,19 +54,19 @@ def change(
         stack_trace=stack,
         data=data,
     )
-    return Change(after, event, end)
+    return TaskChange(after, event, end)
 
 
 def ended(
     task: Task,
-    moment: Moment,
+    moment: DecisionContext,
     outcome: Outcome,
     failure: Failure | None = None,
     receipt: dict[str, Any] | None = None,
     *,
     unconfirmed: bool = False,
-) -> AttemptEnd:
-    return AttemptEnd(
+) -> AttemptRecord:
+    return AttemptRecord(
         outcome=outcome,
         attempt=task.attempt,
         agent=task.agent,
@@ -111,19 +111,21 @@ def is_parked(task: Task) -> bool:
     return task.attempt > 0 and (task.hold or "").partition(":")[0] in PARKED_FOR
 
 
-def given_back(task: Task) -> dict[str, Any]:
+def without_counting_try(task: Task) -> dict[str, Any]:
     """Counters after an end that should not cost a try, while such ends are still free."""
     in_a_row = 1 if task.checkpoint_seq > task.free_mark else task.free_ends + 1
     tries = task.tries - 1 if in_a_row <= FREE_ENDS else task.tries
     return {"tries": tries, "free_ends": in_a_row, "free_mark": task.checkpoint_seq}
 
 
-def spent(task: Task, tries: int) -> bool:
+def has_no_try_left(task: Task, tries: int) -> bool:
     """No further attempt may start: tries used up, or the fence's numbers are."""
     return tries >= task.max_attempts or task.attempt >= ATTEMPT_CAP
 
 
-def dead(task: Task, moment: Moment, end: AttemptEnd, why: str, **changes: Any) -> Change:
+def dead(
+    task: Task, moment: DecisionContext, end: AttemptRecord, why: str, **changes: Any
+) -> TaskChange:
     return change(
         task,
         moment,
@@ -147,12 +149,17 @@ def dead(task: Task, moment: Moment, end: AttemptEnd, why: str, **changes: Any) 
 
 
 def again(
-    task: Task, moment: Moment, end: AttemptEnd, delay_s: float, kind: str, **changes: Any
-) -> Change:
+    task: Task,
+    moment: DecisionContext,
+    end: AttemptRecord,
+    delay_s: float,
+    kind: str,
+    **changes: Any,
+) -> TaskChange:
     """Back to the queue after `delay_s`, or DEAD when no try is left."""
     why = end.message or kind.replace("_", " ")
     tries = changes.get("tries", task.tries)
-    if spent(task, tries):
+    if has_no_try_left(task, tries):
         return dead(task, moment, end, why, **changes)
     at = moment.now + timedelta(seconds=delay_s)
     return change(
@@ -183,7 +190,7 @@ def again(
     )
 
 
-def unheld(task: Task, moment: Moment) -> Task:
+def unheld(task: Task, moment: DecisionContext) -> Task:
     """The task with a hold dropped whose time has come."""
     if task.hold is not None and task.resume_at is not None and task.resume_at <= moment.now:
         return altered(task, hold=None, resume_at=None)
@@ -195,7 +202,7 @@ def is_over_budget(task: Task) -> bool:
     return (task.hold or "").partition(":")[0] == BUDGET
 
 
-def paused(task: Task, moment: Moment, receipt: dict[str, Any]) -> Change:
+def paused(task: Task, moment: DecisionContext, receipt: dict[str, Any]) -> TaskChange:
     # A person may pause as often as they like: the try always comes back.
     tries = task.tries - 1
     return change(
@@ -217,7 +224,7 @@ def paused(task: Task, moment: Moment, receipt: dict[str, Any]) -> Change:
     )
 
 
-def cancelled(task: Task, moment: Moment, receipt: dict[str, Any]) -> Change:
+def cancelled(task: Task, moment: DecisionContext, receipt: dict[str, Any]) -> TaskChange:
     unconfirmed = receipt.get("state") == "unconfirmed"
     end = ended(task, moment, Outcome.CANCELLED, receipt=receipt, unconfirmed=unconfirmed)
     return change(

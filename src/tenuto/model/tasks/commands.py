@@ -10,7 +10,7 @@ from tenuto.model.tasks.retry import ErrorClass
 from tenuto.model.tasks.task import Fence, Status
 
 
-class Moment(msgspec.Struct, frozen=True):
+class DecisionContext(msgspec.Struct, frozen=True):
     """Everything a decision may know besides the task and the command."""
 
     now: datetime
@@ -40,62 +40,62 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     name: ClassVar[str]
 
 
-class Fenced(Command, frozen=True, kw_only=True):
+class AttemptCommand(Command, frozen=True, kw_only=True):
     """A command of an attempt: worth nothing unless its fence is the current one."""
 
     fence: Fence
 
 
-class Begin(Fenced, frozen=True, kw_only=True):
+class Begin(AttemptCommand, frozen=True, kw_only=True):
     name = "begin"
     session_key: str | None = None
     lease_s: int | None = None
     """Seconds that the session has until its first heartbeat; else the lease stays as it is."""
 
 
-class Complete(Fenced, frozen=True, kw_only=True):
+class Complete(AttemptCommand, frozen=True, kw_only=True):
     name = "complete"
     output: str | None = None
     summary: str | None = None
 
 
-class Fail(Fenced, frozen=True, kw_only=True):
+class Fail(AttemptCommand, frozen=True, kw_only=True):
     name = "fail"
     failure: Failure
     resume_at: datetime | None = None
 
 
-class NotStarted(Fenced, frozen=True, kw_only=True):
+class NotStarted(AttemptCommand, frozen=True, kw_only=True):
     name = "not_started"
     failure: Failure
 
 
-class TimedOut(Fenced, frozen=True, kw_only=True):
+class TimedOut(AttemptCommand, frozen=True, kw_only=True):
     """The owner ended a session that ran too long."""
 
     name = "time_out"
     receipt: dict[str, Any] | None = None
 
 
-class Park(Fenced, frozen=True, kw_only=True):
+class Park(AttemptCommand, frozen=True, kw_only=True):
     name = "park"
     hold: str
     resume_at: datetime | None = None
     wait_until: datetime | None = None
 
 
-class Release(Fenced, frozen=True, kw_only=True):
+class Release(AttemptCommand, frozen=True, kw_only=True):
     name = "release"
 
 
-class ConfirmCancel(Fenced, frozen=True, kw_only=True):
+class ConfirmCancel(AttemptCommand, frozen=True, kw_only=True):
     """The owner killed the session."""
 
     name = "cancel"
     receipt: dict[str, Any]
 
 
-class ConfirmPause(Fenced, frozen=True, kw_only=True):
+class ConfirmPause(AttemptCommand, frozen=True, kw_only=True):
     name = "pause"
     receipt: dict[str, Any]
 
@@ -109,7 +109,7 @@ class Expire(Command, frozen=True, kw_only=True):
     """How the session ended, where somebody ended it for the owner."""
 
 
-class Overrun(Command, frozen=True, kw_only=True):
+class ForceTimeOut(Command, frozen=True, kw_only=True):
     """A run far past its timeout whose owner did not end it."""
 
     name = "time_out"
@@ -127,13 +127,13 @@ class Ready(Command, frozen=True, kw_only=True):
     name = "ready"
 
 
-class Start(Command, frozen=True, kw_only=True):
+class StartNow(Command, frozen=True, kw_only=True):
     """Do not wait for the time that the task was meant for."""
 
     name = "ready"
 
 
-class Due(Command, frozen=True, kw_only=True):
+class RetryDue(Command, frozen=True, kw_only=True):
     name = "due"
 
 
@@ -142,7 +142,7 @@ class Pause(Command, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class Exceed(Command, frozen=True, kw_only=True):
+class PauseForBudget(Command, frozen=True, kw_only=True):
     """A budget is used up: the attempt is to stop, and the task waits for more."""
 
     name = "pause"
@@ -164,7 +164,7 @@ class Skip(Command, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class Refuse(Command, frozen=True, kw_only=True):
+class FailWithoutAttempt(Command, frozen=True, kw_only=True):
     """End a task that can never run."""
 
     name = "refuse"
@@ -182,7 +182,7 @@ class Retry(Command, frozen=True, kw_only=True):
     """What it has to wait for anew: a place, its turn, or the end of a pause."""
 
 
-class Revive(Command, frozen=True, kw_only=True):
+class Reopen(Command, frozen=True, kw_only=True):
     """Undo an end that followed from another task's, which is tried again."""
 
     name = "revive"
@@ -190,21 +190,21 @@ class Revive(Command, frozen=True, kw_only=True):
     unmet: int = 0
 
 
-class Met(Command, frozen=True, kw_only=True):
+class DependenciesMet(Command, frozen=True, kw_only=True):
     """Some of what the task waits for has happened."""
 
     name = "unblock"
     n: int = 1
 
 
-class Turn(Command, frozen=True, kw_only=True):
+class ClearHold(Command, frozen=True, kw_only=True):
     """What held the task is over; `hold` is what holds it next, if anything."""
 
     name = "unblock"
     hold: str | None = None
 
 
-class Wake(Command, frozen=True, kw_only=True):
+class Unpark(Command, frozen=True, kw_only=True):
     """What an attempt gave its slot up for has happened, or took longer than it wanted to wait."""
 
     name = "unblock"
@@ -212,7 +212,7 @@ class Wake(Command, frozen=True, kw_only=True):
     """Whether something happened: then the free ends before it no longer count."""
 
 
-class Ask(Command, frozen=True, kw_only=True):
+class AwaitAnswer(Command, frozen=True, kw_only=True):
     """The task waits for a person's answer."""
 
     name = "unblock"
@@ -225,13 +225,13 @@ class Ask(Command, frozen=True, kw_only=True):
         return None if self.timeout_s is None else now + timedelta(seconds=self.timeout_s)
 
 
-class Block(Command, frozen=True, kw_only=True):
+class AddDependency(Command, frozen=True, kw_only=True):
     """The task is to wait for one more."""
 
     name = "block"
 
 
-class Decide(Command, frozen=True, kw_only=True):
+class Resolve(Command, frozen=True, kw_only=True):
     """The engine or a person ends a task that no agent runs."""
 
     name = "decide"
@@ -248,7 +248,7 @@ class Archive(Command, frozen=True, kw_only=True):
     name = "archive"
 
 
-class Reprioritise(Command, frozen=True, kw_only=True):
+class SetPriority(Command, frozen=True, kw_only=True):
     name = "reprioritise"
     priority: int
 
@@ -268,7 +268,7 @@ class Edit(Command, frozen=True, kw_only=True):
     fields: tuple[str, ...]
 
 
-class Erase(Command, frozen=True, kw_only=True):
+class DeletePayload(Command, frozen=True, kw_only=True):
     """Remove what an ended task carried; its row and its trail stay."""
 
     name = "erase"

@@ -14,15 +14,15 @@ from tenuto.model.errors import Conflict
 from tenuto.model.tasks import attempts, user_commands
 from tenuto.model.tasks import commands as c
 from tenuto.model.tasks.changes import is_parked, unheld
-from tenuto.model.tasks.commands import Command, Fenced, Moment
+from tenuto.model.tasks.commands import AttemptCommand, Command, DecisionContext
 from tenuto.model.tasks.task import (
     LEASED,
     TERMINAL,
     TRANSITIONS,
-    Change,
     Outcome,
     Status,
     Task,
+    TaskChange,
     hung_deadline,
     is_ready,
     is_silent,
@@ -37,10 +37,10 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
-def decide(task: Task, command: Command, moment: Moment) -> Change | None:
+def decide(task: Task, command: Command, moment: DecisionContext) -> TaskChange | None:
     """The change that `command` makes to `task` now; raises `Conflict` when it may not."""
-    if isinstance(command, Fenced):
-        if _repeats(task, command):
+    if isinstance(command, AttemptCommand):
+        if _is_repeat(task, command):
             return None
         _check_fence(task, command)
     elif command.name in TRANSITIONS:
@@ -50,7 +50,7 @@ def decide(task: Task, command: Command, moment: Moment) -> Change | None:
     return made
 
 
-def on_due(task: Task, moment: Moment) -> Command | None:
+def on_due(task: Task, moment: DecisionContext) -> Command | None:
     """The command that a task's earliest timer calls for now, if any."""
     now = moment.now
     expiry = queue_expiry(task)
@@ -59,14 +59,14 @@ def on_due(task: Task, moment: Moment) -> Command | None:
     if task.status in TERMINAL or task.status is Status.PAUSED:
         return None
     if expiry is not None and expiry <= now:
-        return c.Refuse(code="queue_ttl", message="waited longer than its queue TTL")
+        return c.FailWithoutAttempt(code="queue_ttl", message="waited longer than its queue TTL")
     if task.status is Status.RETRY_WAIT:
         due = task.next_attempt_at is None or task.next_attempt_at <= now
-        return c.Due() if due else None
+        return c.RetryDue() if due else None
     return _on_due_waiting(task, moment)
 
 
-def _on_due_waiting(task: Task, moment: Moment) -> Command | None:
+def _on_due_waiting(task: Task, moment: DecisionContext) -> Command | None:
     now = moment.now
     if is_ready(unheld(task, moment), now):
         return c.Ready() if task.status is Status.WAITING else None
@@ -80,17 +80,17 @@ def _on_wait_over(task: Task) -> Command:
     what, *then = (task.hold or "").split(":")
     if is_parked(task):
         # A question that nobody answered is answered for them, once: only children did nothing.
-        return c.Wake(progress=what != "children")
+        return c.Unpark(progress=what != "children")
     message = f"nobody answered in time: {then[0] if then else 'rejected'}"
     if "approve" in then:
         output = '{"decision": "approved", "by": "timeout"}'
-        return c.Decide(status=Status.COMPLETED, output=output, message=message)
+        return c.Resolve(status=Status.COMPLETED, output=output, message=message)
     if "skip" in then:
-        return c.Decide(status=Status.SKIPPED, message=message)
-    return c.Refuse(code="wait_expired", message=f"waited too long for {what}")
+        return c.Resolve(status=Status.SKIPPED, message=message)
+    return c.FailWithoutAttempt(code="wait_expired", message=f"waited too long for {what}")
 
 
-def _on_due_leased(task: Task, moment: Moment) -> Command | None:
+def _on_due_leased(task: Task, moment: DecisionContext) -> Command | None:
     now = moment.now
     for requested in (task.cancel_requested_at, task.pause_requested_at):
         if requested is not None:
@@ -98,13 +98,13 @@ def _on_due_leased(task: Task, moment: Moment) -> Command | None:
     if task.status is not Status.RUNNING or task.started_at is None:
         return None
     if task.timeout_s is not None and run_deadline(task) <= now:
-        return c.Overrun()
+        return c.ForceTimeOut()
     if task.estimate_minutes is not None and hung_deadline(task) <= now:
         return c.WarnHung() if task.hung_warned_at is None else c.Abort()
     return None
 
 
-_ENDS_WITH: dict[type[Fenced], frozenset[Outcome]] = {
+_ENDS_WITH: dict[type[AttemptCommand], frozenset[Outcome]] = {
     c.Complete: frozenset({Outcome.COMPLETED}),
     c.Fail: frozenset({Outcome.FAILED, Outcome.PARKED, Outcome.TIMED_OUT}),
     c.NotStarted: frozenset({Outcome.NOT_STARTED}),
@@ -116,14 +116,14 @@ _ENDS_WITH: dict[type[Fenced], frozenset[Outcome]] = {
 }
 
 
-def holds(task: Task, command: Fenced) -> bool:
+def is_current_fence(task: Task, command: AttemptCommand) -> bool:
     """Whether the fence is that of the task's latest attempt."""
     fence = command.fence
     return task.attempt == fence.attempt and task.lease_token == token_hash(fence.token)
 
 
-def _repeats(task: Task, command: Fenced) -> bool:
-    if not holds(task, command):
+def _is_repeat(task: Task, command: AttemptCommand) -> bool:
+    if not is_current_fence(task, command):
         return False
     if isinstance(command, c.Begin):
         return task.status is Status.RUNNING and task.session_key == command.session_key
@@ -135,23 +135,23 @@ def _repeats(task: Task, command: Fenced) -> bool:
     return True
 
 
-def _check_fence(task: Task, command: Fenced) -> None:
-    if task.status not in LEASED or not holds(task, command):
+def _check_fence(task: Task, command: AttemptCommand) -> None:
+    if task.status not in LEASED or not is_current_fence(task, command):
         raise Conflict(f"attempt {command.fence.attempt} no longer owns the task", "lease_lost")
     if isinstance(command, c.ConfirmCancel):
-        _check_asked(command, task.cancel_requested_at)
+        _check_requested(command, task.cancel_requested_at)
         return
     if task.cancel_requested_at is not None:
         raise Conflict("the task is being cancelled", "cancel_requested")
     if isinstance(command, c.ConfirmPause):
-        _check_asked(command, task.pause_requested_at)
+        _check_requested(command, task.pause_requested_at)
         return
     if task.pause_requested_at is not None:
         raise Conflict("the task is being paused", "pause_requested")
     _check_source(task, command)
 
 
-def _check_asked(command: Fenced, requested: datetime | None) -> None:
+def _check_requested(command: AttemptCommand, requested: datetime | None) -> None:
     if requested is None:
         raise Conflict(f"nobody asked to {command.name} the task")
 
@@ -161,7 +161,7 @@ def _check_source(task: Task, command: Command) -> None:
         raise Conflict(f"cannot {command.name.replace('_', ' ')} a task that is {task.status}")
 
 
-def _assert_legal(task: Task, command: Command, made: Change) -> None:
+def _assert_legal(task: Task, command: Command, made: TaskChange) -> None:
     after = made.task
     assert after.version == task.version + 1
     if after.status is not task.status:
@@ -169,7 +169,7 @@ def _assert_legal(task: Task, command: Command, made: Change) -> None:
     assert (made.end is not None) == (task.status in LEASED and after.status not in LEASED)
 
 
-_Decider = Callable[[Task, Any, Moment], Change]
+_Decider = Callable[[Task, Any, DecisionContext], TaskChange]
 _DECIDERS = cast(
     dict[type[Command], _Decider],
     {
@@ -178,7 +178,7 @@ _DECIDERS = cast(
         c.Fail: attempts.fail,
         c.NotStarted: attempts.not_started,
         c.TimedOut: attempts.timed_out,
-        c.Overrun: attempts.overrun,
+        c.ForceTimeOut: attempts.overrun,
         c.Park: attempts.park,
         c.Release: attempts.release,
         c.ConfirmCancel: user_commands.confirm_cancel,
@@ -187,26 +187,26 @@ _DECIDERS = cast(
         c.WarnHung: attempts.warn_hung,
         c.Abort: attempts.abort,
         c.Ready: attempts.ready,
-        c.Due: attempts.due,
+        c.RetryDue: attempts.due,
         c.Pause: user_commands.pause,
-        c.Exceed: user_commands.exceed,
+        c.PauseForBudget: user_commands.exceed,
         c.Resume: user_commands.resume,
         c.Cancel: user_commands.cancel,
         c.Skip: user_commands.skip,
-        c.Refuse: user_commands.refuse,
+        c.FailWithoutAttempt: user_commands.fail_without_attempt,
         c.Retry: user_commands.retry,
-        c.Revive: user_commands.revive,
-        c.Met: user_commands.met,
-        c.Turn: user_commands.turn,
-        c.Wake: attempts.wake,
-        c.Ask: user_commands.ask,
-        c.Block: user_commands.block,
-        c.Decide: user_commands.decided,
+        c.Reopen: user_commands.revive,
+        c.DependenciesMet: user_commands.met,
+        c.ClearHold: user_commands.turn,
+        c.Unpark: attempts.wake,
+        c.AwaitAnswer: user_commands.ask,
+        c.AddDependency: user_commands.block,
+        c.Resolve: user_commands.decided,
         c.Archive: user_commands.archive,
-        c.Reprioritise: user_commands.reprioritise,
+        c.SetPriority: user_commands.reprioritise,
         c.Assign: user_commands.assign,
         c.Edit: user_commands.edit,
-        c.Start: user_commands.start,
-        c.Erase: user_commands.erase,
+        c.StartNow: user_commands.start,
+        c.DeletePayload: user_commands.erase,
     },
 )

@@ -175,7 +175,7 @@ class Fence(msgspec.Struct, frozen=True):
     token: str
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One audit row: what happened to a task. Its `seq` is the version it led to."""
 
     kind: str
@@ -191,7 +191,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     data: dict[str, Any] | None = None
 
 
-class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
+class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The row of an attempt, written when it ends."""
 
     outcome: Outcome
@@ -209,12 +209,12 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True):
     unconfirmed: bool = False
 
 
-class Change(msgspec.Struct, frozen=True):
+class TaskChange(msgspec.Struct, frozen=True):
     """What one command makes of a task: the row after, its audit event, the attempt it ended."""
 
     task: Task
-    event: Event
-    end: AttemptEnd | None = None
+    event: AuditEvent
+    end: AttemptRecord | None = None
 
 
 def rank(priority: int, base: datetime, estimate_minutes: int | None = None) -> int:

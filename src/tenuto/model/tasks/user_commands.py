@@ -7,12 +7,21 @@ import msgspec
 from tenuto.model.errors import Conflict
 from tenuto.model.tasks import commands as c
 from tenuto.model.tasks.changes import ENGINES_OWN, cancelled, change, is_parked, paused, unheld
-from tenuto.model.tasks.commands import Moment
+from tenuto.model.tasks.commands import DecisionContext
 from tenuto.model.tasks.retry import ATTEMPT_CAP
-from tenuto.model.tasks.task import LEASED, PRUNED, TERMINAL, Change, Status, Task, is_ready, rank
+from tenuto.model.tasks.task import (
+    LEASED,
+    PRUNED,
+    TERMINAL,
+    Status,
+    Task,
+    TaskChange,
+    is_ready,
+    rank,
+)
 
 
-def pause(task: Task, command: c.Pause, moment: Moment) -> Change:
+def pause(task: Task, command: c.Pause, moment: DecisionContext) -> TaskChange:
     if task.status in LEASED:
         if task.cancel_requested_at is not None:
             raise Conflict("the task is being cancelled", "cancel_requested")
@@ -23,7 +32,7 @@ def pause(task: Task, command: c.Pause, moment: Moment) -> Change:
     return change(task, moment, "paused", message=command.reason, status=Status.PAUSED)
 
 
-def exceed(task: Task, command: c.Exceed, moment: Moment) -> Change:
+def exceed(task: Task, command: c.PauseForBudget, moment: DecisionContext) -> TaskChange:
     if task.status not in LEASED:
         raise Conflict("no attempt of the task runs")
     if task.cancel_requested_at is not None:
@@ -39,11 +48,11 @@ def exceed(task: Task, command: c.Exceed, moment: Moment) -> Change:
     )
 
 
-def confirm_pause(task: Task, command: c.ConfirmPause, moment: Moment) -> Change:
+def confirm_pause(task: Task, command: c.ConfirmPause, moment: DecisionContext) -> TaskChange:
     return paused(task, moment, command.receipt)
 
 
-def resume(task: Task, command: c.Resume, moment: Moment) -> Change:
+def resume(task: Task, command: c.Resume, moment: DecisionContext) -> TaskChange:
     del command
     if task.attempt >= ATTEMPT_CAP:
         raise Conflict(f"the task had {ATTEMPT_CAP} attempts; rerun it instead", "attempts_used_up")
@@ -56,7 +65,7 @@ def resume(task: Task, command: c.Resume, moment: Moment) -> Change:
     return change(task, moment, "resumed", status=status, **cleared)
 
 
-def start(task: Task, command: c.Start, moment: Moment) -> Change:
+def start(task: Task, command: c.StartNow, moment: DecisionContext) -> TaskChange:
     del command
     if task.run_at is None or task.run_at <= moment.now:
         raise Conflict("the task does not wait for its time")
@@ -69,7 +78,7 @@ def start(task: Task, command: c.Start, moment: Moment) -> Change:
     )
 
 
-def cancel(task: Task, command: c.Cancel, moment: Moment) -> Change:
+def cancel(task: Task, command: c.Cancel, moment: DecisionContext) -> TaskChange:
     if task.status in LEASED:
         requested = task.cancel_requested_at or moment.now
         return change(
@@ -85,11 +94,11 @@ def cancel(task: Task, command: c.Cancel, moment: Moment) -> Change:
     )
 
 
-def confirm_cancel(task: Task, command: c.ConfirmCancel, moment: Moment) -> Change:
+def confirm_cancel(task: Task, command: c.ConfirmCancel, moment: DecisionContext) -> TaskChange:
     return cancelled(task, moment, command.receipt)
 
 
-def skip(task: Task, command: c.Skip, moment: Moment) -> Change:
+def skip(task: Task, command: c.Skip, moment: DecisionContext) -> TaskChange:
     return change(
         task,
         moment,
@@ -100,7 +109,9 @@ def skip(task: Task, command: c.Skip, moment: Moment) -> Change:
     )
 
 
-def refuse(task: Task, command: c.Refuse, moment: Moment) -> Change:
+def fail_without_attempt(
+    task: Task, command: c.FailWithoutAttempt, moment: DecisionContext
+) -> TaskChange:
     return change(
         task,
         moment,
@@ -116,14 +127,14 @@ def refuse(task: Task, command: c.Refuse, moment: Moment) -> Change:
     )
 
 
-def check_whole(current_step: str | None) -> None:
+def check_payload_present(current_step: str | None) -> None:
     """Raise `Conflict` unless it is still known what the task asked for."""
     if current_step == PRUNED:
         raise Conflict("what the task asked for is gone; it cannot be run again", "payload_pruned")
 
 
-def revive(task: Task, command: c.Revive, moment: Moment) -> Change:
-    check_whole(task.current_step)
+def revive(task: Task, command: c.Reopen, moment: DecisionContext) -> TaskChange:
+    check_payload_present(task.current_step)
     again = msgspec.structs.replace(task, hold=command.hold, unmet=command.unmet)
     status = Status.PENDING if is_ready(again, moment.now) else Status.WAITING
     return change(
@@ -143,16 +154,16 @@ def revive(task: Task, command: c.Revive, moment: Moment) -> Change:
     )
 
 
-def met(task: Task, command: c.Met, moment: Moment) -> Change:
+def met(task: Task, command: c.DependenciesMet, moment: DecisionContext) -> TaskChange:
     return _unblocked(msgspec.structs.replace(task, unmet=task.unmet - command.n), task, moment)
 
 
-def turn(task: Task, command: c.Turn, moment: Moment) -> Change:
+def turn(task: Task, command: c.ClearHold, moment: DecisionContext) -> TaskChange:
     free = msgspec.structs.replace(task, hold=command.hold, wait_until=None)
     return _unblocked(free, task, moment)
 
 
-def ask(task: Task, command: c.Ask, moment: Moment) -> Change:
+def ask(task: Task, command: c.AwaitAnswer, moment: DecisionContext) -> TaskChange:
     return change(
         task,
         moment,
@@ -163,7 +174,7 @@ def ask(task: Task, command: c.Ask, moment: Moment) -> Change:
     )
 
 
-def _unblocked(free: Task, task: Task, moment: Moment) -> Change:
+def _unblocked(free: Task, task: Task, moment: DecisionContext) -> TaskChange:
     ready = task.status is Status.WAITING and is_ready(free, moment.now)
     return change(
         task,
@@ -176,13 +187,13 @@ def _unblocked(free: Task, task: Task, moment: Moment) -> Change:
     )
 
 
-def block(task: Task, command: c.Block, moment: Moment) -> Change:
+def block(task: Task, command: c.AddDependency, moment: DecisionContext) -> TaskChange:
     del command
     status = Status.WAITING if task.status is Status.PENDING else task.status
     return change(task, moment, "blocked", status=status, unmet=task.unmet + 1)
 
 
-def decided(task: Task, command: c.Decide, moment: Moment) -> Change:
+def decided(task: Task, command: c.Resolve, moment: DecisionContext) -> TaskChange:
     failed = command.status is Status.FAILED
     ends: dict[str, Any] = {"hold": None, "wait_until": None, "finished_at": moment.now}
     if failed:
@@ -203,8 +214,8 @@ _OVER = ENGINES_OWN - {"act"}
 """Holds that a task had when it ended and that hold no longer when it is tried again."""
 
 
-def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
-    check_whole(task.current_step)
+def retry(task: Task, command: c.Retry, moment: DecisionContext) -> TaskChange:
+    check_payload_present(task.current_step)
     if task.attempt >= ATTEMPT_CAP:
         raise Conflict(f"the task had {ATTEMPT_CAP} attempts; rerun it instead", "attempts_used_up")
     # A wait that was too long ended the task: kept, it would end it again.
@@ -239,7 +250,7 @@ def retry(task: Task, command: c.Retry, moment: Moment) -> Change:
     return change(task, moment, "retried", status=status, **reset)
 
 
-def archive(task: Task, command: c.Archive, moment: Moment) -> Change:
+def archive(task: Task, command: c.Archive, moment: DecisionContext) -> TaskChange:
     del command
     if task.status not in TERMINAL:
         raise Conflict(f"cannot archive a task that is {task.status}")
@@ -248,7 +259,7 @@ def archive(task: Task, command: c.Archive, moment: Moment) -> Change:
     return change(task, moment, "archived", archived_at=moment.now)
 
 
-def reprioritise(task: Task, command: c.Reprioritise, moment: Moment) -> Change:
+def reprioritise(task: Task, command: c.SetPriority, moment: DecisionContext) -> TaskChange:
     if task.status in TERMINAL:
         raise Conflict(f"cannot change the priority of a task that is {task.status}")
     base = max(task.created_at, task.run_at or task.created_at)
@@ -262,18 +273,18 @@ def reprioritise(task: Task, command: c.Reprioritise, moment: Moment) -> Change:
     )
 
 
-def assign(task: Task, command: c.Assign, moment: Moment) -> Change:
+def assign(task: Task, command: c.Assign, moment: DecisionContext) -> TaskChange:
     if task.status in TERMINAL:
         raise Conflict(f"cannot assign a task that is {task.status}")
     data = {"agent": None if command.agent is None else str(command.agent)}
     return change(task, moment, "assigned", data=data, lane=command.lane)
 
 
-def edit(task: Task, command: c.Edit, moment: Moment) -> Change:
+def edit(task: Task, command: c.Edit, moment: DecisionContext) -> TaskChange:
     return change(task, moment, "edited", data={"fields": list(command.fields)})
 
 
-def erase(task: Task, command: c.Erase, moment: Moment) -> Change:
+def erase(task: Task, command: c.DeletePayload, moment: DecisionContext) -> TaskChange:
     del command
     if task.status not in TERMINAL:
         raise Conflict(f"cannot delete a task that is {task.status}; cancel it first")

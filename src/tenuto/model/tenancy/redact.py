@@ -27,7 +27,9 @@ class Redactor:
     """Knows some secret values. Text that it has struck is never longer than before."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        self._words = sorted({word for secret in secrets for word in words(secret)}, key=len)
+        self._words = sorted(
+            {word for secret in secrets for word in secret_variants(secret)}, key=len
+        )
         self.reach = len(self._words[-1]) if self._words else 0
         """The length of the longest spelling."""
 
@@ -94,15 +96,15 @@ def _spans(value: str, word: str) -> Iterator[tuple[int, int]]:
         start = value.find(word, start + 1)
 
 
-def words(secret: str) -> Iterator[str]:
+def secret_variants(secret: str) -> Iterator[str]:
     """The value and its lines as they are, and the value as JSON, addresses and base64 spell it."""
     yield from (line for line in secret.splitlines() if len(line) >= LEAST_LINE)
     for part in (secret, secret.strip()):
         if len(part) >= LEAST:
-            yield from _spellings(part)
+            yield from _encodings(part)
 
 
-def _spellings(part: str) -> Iterator[str]:
+def _encodings(part: str) -> Iterator[str]:
     yield part
     yield from _json(part)
     raw = part.encode("utf-8", "surrogatepass")

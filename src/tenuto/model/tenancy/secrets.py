@@ -18,7 +18,7 @@ _MASKS = f'"{MASK}"'
 _NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{bounds.MAX_NAME}}}")
 
 
-class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SecretReference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`{"$secret": NAME}`: the value of a stored secret, wherever it stands."""
 
     name: str = msgspec.field(name=REFERENCE)
@@ -51,7 +51,7 @@ def refers(text: str | None) -> bool:
     return text is not None and _REFERS in text
 
 
-def marked(text: str | None) -> bool:
+def may_have_secrets(text: str | None) -> bool:
     """Whether an attempt may have to be handed more than the stored JSON text says."""
     return text is not None and (_MASKS in text or _REFERS in text)
 
@@ -103,14 +103,14 @@ def resolved(value: Any, named: Mapping[str, str]) -> Any:
     return [resolved(item, named) for item in value] if isinstance(value, list) else value
 
 
-def hides(value: Any) -> bool:
+def has_secrets(value: Any) -> bool:
     """Whether a task's input keeps something secret."""
     return isinstance(value, dict) and KEY in value
 
 
-def hidden(value: Any) -> tuple[Any, dict[str, str]]:
+def extract_secrets(value: Any) -> tuple[Any, dict[str, str]]:
     """A task's input as it may be stored, and the values that it keeps secret."""
-    if not hides(value):
+    if not has_secrets(value):
         return value, {}
     bounds.json_text("input", value)
     secrets = value[KEY]
@@ -124,9 +124,9 @@ def hidden(value: Any) -> tuple[Any, dict[str, str]]:
         check_value(_FIELD, secret)
         if secret == MASK:
             raise Invalid(f"{_FIELD} has {MASK}, which stands for a value, as one", field=_FIELD)
-    return opened(value, dict.fromkeys(secrets, MASK)), secrets
+    return restore_secrets(value, dict.fromkeys(secrets, MASK)), secrets
 
 
-def opened(value: Any, secrets: Mapping[str, str]) -> Any:
+def restore_secrets(value: Any, secrets: Mapping[str, str]) -> Any:
     """A task's input with these values under `secrets`."""
     return {**value, KEY: dict(secrets)} if secrets and isinstance(value, dict) else value

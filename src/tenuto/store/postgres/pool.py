@@ -113,7 +113,7 @@ class Pool:
         for _ in range(self._size - len(self._used) - self._making):
             self._next()
 
-    def give(self, connection: Any, *, broken: bool) -> None:
+    def release(self, connection: Any, *, broken: bool) -> None:
         """Hand a connection back; it is closed if its use left a transaction open."""
         self._used.discard(connection)
         broken = broken or (not connection.is_closed() and connection.is_in_transaction())

@@ -247,7 +247,7 @@ class PostgresStore:
             pools["database_direct"] = self._owner
         marks = {}
         for name, pool in pools.items():
-            async with _Borrowed(pool) as connection:
+            async with _PooledConnection(pool) as connection:
                 marks[name] = tuple(await connection.fetchrow(schema.MARK))
         for name, mark in marks.items():
             if mark != marks["database"]:
@@ -287,7 +287,7 @@ class PostgresStore:
             await owner.close()
 
     async def _migrate(self, owner: Pool) -> list[int]:
-        async with _Borrowed(owner) as connection, connection.transaction():
+        async with _PooledConnection(owner) as connection, connection.transaction():
             await connection.execute("select pg_advisory_xact_lock($1)", _MIGRATION_LOCK)
             await connection.execute(schema.BOOKKEEPING)
             rows = await connection.fetch("select number from schema_migration")
@@ -313,7 +313,7 @@ class PostgresStore:
         if self._owner is None:
             parameters = NAMED if self.direct is None else DIRECT | limit(ANSWER_S)
             self._owner = Pool(self.direct or self.connector, 1, parameters)
-        async with _Borrowed(self._owner) as connection:
+        async with _PooledConnection(self._owner) as connection:
             if await connection.fetchval("select to_regclass('schema_migration')") is None:
                 return SchemaState(0, 0)
             row = await connection.fetchrow(
@@ -405,8 +405,8 @@ class PostgresStore:
             result: T = stop.value
             return result
 
-    def _connection(self, *, read: bool = False) -> "_Borrowed":
-        return _Borrowed(self._means.read if read else self._means.write)
+    def _connection(self, *, read: bool = False) -> "_PooledConnection":
+        return _PooledConnection(self._means.read if read else self._means.write)
 
     async def _next(self, statements: AsyncIterator[Statement]) -> list[Any] | None:
         """The words of the next one, `None` after the last."""
@@ -420,9 +420,9 @@ class PostgresStore:
 
     def _words(self, statement: Statement) -> list[Any]:
         """A statement as the driver takes it: its text, then its arguments."""
-        compiled, cells = self._spell(statement, _FOLD)
+        compiled, cells = self._render(statement, _FOLD)
         if compiled is None:
-            compiled, cells = self._spell(statement, math.inf)
+            compiled, cells = self._render(statement, math.inf)
         assert compiled is not None
         params = statement.params
         words: list[Any] = [compiled.sql]
@@ -432,7 +432,7 @@ class PostgresStore:
         ]
         return words
 
-    def _spell(
+    def _render(
         self, statement: Statement, fold: float
     ) -> tuple[sql.PostgresQuery | None, dict[str, Sequence[Any]]]:
         """The query for arguments of this shape, and its sets by column.
@@ -486,7 +486,7 @@ class _Transaction:
             await self._connection.execute("rollback")
 
 
-class _Borrowed:
+class _PooledConnection:
     """A connection; whatever says that the database is gone becomes `Unavailable`."""
 
     def __init__(self, pool: Pool) -> None:
@@ -510,13 +510,13 @@ class _Borrowed:
     ) -> None:
         if error is None:
             self._pool.trust()
-            self._pool.give(self._connection, broken=False)
+            self._pool.release(self._connection, broken=False)
             return
         if isinstance(error, LEAVING):
             self._pool.give_up()
         # After a cut, and when somebody gave up, nobody knows what the connection will say next.
         broken = isinstance(error, CUT) or not isinstance(error, Exception)
-        self._pool.give(self._connection, broken=broken)
+        self._pool.release(self._connection, broken=broken)
         if isinstance(error, Exception) and (said := meant(error)) is not error:
             raise said from error
 

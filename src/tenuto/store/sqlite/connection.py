@@ -70,7 +70,7 @@ _Encoders = list[tuple[int, Callable[[Any], Any] | None]]
 """Columns by their place, and what encodes them."""
 
 
-class _Prepared:
+class _PreparedQuery:
     """A query's steps with what is needed to bind their arguments and read their answers."""
 
     def __init__(self, query: sql.Query, single: frozenset[str]) -> None:
@@ -127,7 +127,7 @@ class _Prepared:
             encoded.append([full[index] for index in uses])
         return encoded
 
-    def answer(self, rows: "Found") -> Rows:
+    def answer(self, rows: "StepRows") -> Rows:
         """The rows of the answer's step by their names; of many, only when they are looked at."""
         if rows.many:
             rows.read = self._named
@@ -161,7 +161,7 @@ def _encoded(value: Any, encode: Callable[[Any], Any] | None) -> Any:
     return value if encode is None or value is None else encode(value)
 
 
-class Found(Rows):
+class StepRows(Rows):
     """What a step answered, by position in `cells`; by name for whoever gets it as an answer.
 
     Many rows are one JSON text until somebody looks: the loop has more time for that than the
@@ -201,10 +201,10 @@ class Found(Rows):
         return iter(self._rows())
 
 
-_NOTHING = Found([], None)
+_NOTHING = StepRows([], None)
 
 
-class Busy(Exception):
+class WriterBusy(Exception):
     """Somebody else is writing."""
 
 
@@ -232,7 +232,7 @@ class Connection:
         self.raw.execute("pragma synchronous = full")
         self.raw.execute("pragma wal_autocheckpoint = 4000")
         self.raw.execute("pragma cache_size = -16000")
-        self._prepared: dict[Any, _Prepared] = {}
+        self._prepared: dict[Any, _PreparedQuery] = {}
         self._together: dict[str, tuple[str, Any]] = {}
 
     def _check_ours(self, path: str) -> None:
@@ -253,9 +253,9 @@ class Connection:
         except sqlite3.OperationalError as error:
             if wait or "locked" not in str(error):
                 raise
-            raise Busy from error
+            raise WriterBusy from error
 
-    def prepare(self, statement: Statement) -> _Prepared:
+    def prepare(self, statement: Statement) -> _PreparedQuery:
         sizes = tuple([(name, min(len(rows), 2)) for name, rows in statement.rows.items()])
         given = [name for name, value in statement.params.items() if value is not None]
         literals = tuple(statement.literals.items())
@@ -266,7 +266,7 @@ class Connection:
             full = {name for name, size in sizes if size > 0}
             single = frozenset(name for name, size in sizes if size == 1)
             known = frozenset(given) | frozenset(statement.literals)
-            prepared = _Prepared(sql.variant(query, known, literals, full), single)
+            prepared = _PreparedQuery(sql.variant(query, known, literals, full), single)
             sql.keep(self._prepared, key, prepared)
         return prepared
 
@@ -293,7 +293,7 @@ class Connection:
         """Run the statement's steps in order; answers the rows of its answer step."""
         prepared = self.prepare(statement)
         values = prepared.params(statement.params)
-        returned: dict[str, Found] = {}
+        returned: dict[str, StepRows] = {}
         for step in prepared.steps:
             base = tuple([values.get(name) for name in step.params]) if step.params else ()
             returned[step.label] = self._step(step, base, prepared, statement, returned)
@@ -303,10 +303,10 @@ class Connection:
         self,
         step: sql.SqliteStep,
         base: tuple[Any, ...],
-        prepared: _Prepared,
+        prepared: _PreparedQuery,
         statement: Statement,
-        returned: dict[str, Found],
-    ) -> Found:
+        returned: dict[str, StepRows],
+    ) -> StepRows:
         if step.rowset is None and step.source is None:
             return self._execute(step, step.sql, base, statement.params.get("n") or 0)
         if step.flat:
@@ -325,7 +325,7 @@ class Connection:
             inputs = prepared.cells(step, rows)
         return self._with_set(step, base, inputs)
 
-    def _with_set(self, step: sql.SqliteStep, base: tuple[Any, ...], inputs: list[Any]) -> Found:
+    def _with_set(self, step: sql.SqliteStep, base: tuple[Any, ...], inputs: list[Any]) -> StepRows:
         if not inputs:
             return _NOTHING
         if step.whole:
@@ -338,18 +338,18 @@ class Connection:
             if cursor.description is not None:
                 found += cursor.fetchall()
                 description = cursor.description
-        return _NOTHING if description is None else Found(found, description)
+        return _NOTHING if description is None else StepRows(found, description)
 
     def _execute(
         self, step: sql.SqliteStep, text: str, arguments: tuple[Any, ...], size: int
-    ) -> Found:
+    ) -> StepRows:
         """The answer to a step that is about so many rows."""
         many = step.in_one and size >= MANY
         if many and (known := self._together.get(text)):
             together, description = known
             with suppress(sqlite3.DataError):  # longer than a text may be: row by row, then
                 [[found]] = self.raw.execute(together, arguments).fetchall()
-                return Found(found, description, many=True)
+                return StepRows(found, description, many=True)
         cursor = self.raw.execute(text, arguments)
         description = cursor.description
         if description is None:
@@ -358,4 +358,4 @@ class Connection:
         if many:  # now its columns are known
             together = sql.in_one(text, [column[0] for column in description])
             self._together[text] = together, description
-        return Found(found, description, many=many)
+        return StepRows(found, description, many=many)

@@ -23,11 +23,11 @@ from uuid import UUID
 
 from tenuto import private
 from tenuto.clock import Clock
-from tenuto.folder_stamp import Stamp, stamp
+from tenuto.folder_stamp import Stamp, folder_stamp
 from tenuto.model.errors import Conflict, Invalid, Unavailable
 from tenuto.store import schema
 from tenuto.store.protocol import Row, SchemaState, Script, Statement, Store, gathered
-from tenuto.store.sqlite.connection import Busy, Connection
+from tenuto.store.sqlite.connection import Connection, WriterBusy
 from tenuto.store.sqlite.tenant import SqliteTenant
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ _REST = 3
 _KNOWN = (sqlite3.DatabaseError, OSError, OverflowError)
 
 
-class _Files:
+class _DatabaseFiles:
     """The database's file and its journal, as they were when they were first seen.
 
     SQLite goes on writing to a file that has no name any more, or whose name another one has: what
@@ -67,7 +67,7 @@ class _Files:
     def are_there(self) -> bool:
         """Whether none of them was removed or replaced."""
         try:
-            now = [stamp(folder, self._clock) for folder in self._folders]
+            now = [folder_stamp(folder, self._clock) for folder in self._folders]
         except OSError:
             now = [None]
         if now == self._whole and None not in now:
@@ -113,7 +113,7 @@ class SqliteStore:
         self._in_thread_until = 0.0
         # SQLite keeps it beside the file itself, wherever a link to that stands.
         self._journal = Path(f"{os.path.realpath(self.path)}-wal")
-        self._files: _Files | None = None
+        self._files: _DatabaseFiles | None = None
         self._written = 0
         self._may_grow = not self._inline
         self._readers: ThreadPoolExecutor | None = None
@@ -182,7 +182,7 @@ class SqliteStore:
         if self._is_free():
             try:
                 return self._transact(script, wait=False)
-            except Busy:
+            except WriterBusy:
                 pass  # the thread waits for its turn
             finally:
                 self._writing.release()
@@ -198,9 +198,11 @@ class SqliteStore:
         """The script's result, committed; `Busy` if others write and the caller may not wait."""
         began = self.clock.elapsed()
         try:
-            return self._transaction(lambda connection: _played(script(), connection), wait=wait)
+            return self._transaction(
+                lambda connection: _run_script(script(), connection), wait=wait
+            )
         except _KNOWN as error:
-            raise self._said(error) from error
+            raise self._map_sqlite_error(error) from error
         finally:
             took = self.clock.elapsed() - began
             if took > _LONG_S:
@@ -213,9 +215,9 @@ class SqliteStore:
         if self._may_grow and not self._closing and self._written % _LOOK_EVERY == 0:
             with suppress(OSError):
                 if self._journal.stat().st_size < _ROOM:
-                    self._send(self._make_room)
+                    self._send(self._preallocate_wal)
 
-    def _make_room(self) -> None:
+    def _preallocate_wal(self) -> None:
         """Fill the journal up to its usual length: a disk is slower to sync a file that grows.
 
         Within a transaction, so nobody else adds to it; SQLite reads no further than the last frame
@@ -301,7 +303,7 @@ class SqliteStore:
                 with open(os.path.realpath(self.path), "xb", opener=private.opener):
                     pass
             connection = Connection(self.path)
-            self._files = _Files(self.path, str(self._journal), clock=self.clock)
+            self._files = _DatabaseFiles(self.path, str(self._journal), clock=self.clock)
             self._check_files()
             return connection
         finally:
@@ -328,7 +330,7 @@ class SqliteStore:
             try:
                 fcntl.flock(self._lock_file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError as error:
-                raise Busy from error
+                raise WriterBusy from error
         try:
             self._check_files()
             connection.begin(wait=wait)
@@ -381,9 +383,9 @@ class SqliteStore:
         try:
             return job()
         except _KNOWN as error:
-            raise self._said(error) from error
+            raise self._map_sqlite_error(error) from error
 
-    def _said(self, error: Exception) -> Exception:
+    def _map_sqlite_error(self, error: Exception) -> Exception:
         """What an error of SQLite means to a caller."""
         if isinstance(error, sqlite3.IntegrityError):
             if "UNIQUE" not in str(error):
@@ -398,7 +400,7 @@ class SqliteStore:
         return Unavailable(f"cannot use the database {self.path}: {error}")
 
 
-def _played(script: Script[T], connection: Connection) -> T:
+def _run_script(script: Script[T], connection: Connection) -> T:
     """The result of a script whose statements run on the connection."""
     try:
         statement = next(script)

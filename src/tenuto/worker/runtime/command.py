@@ -28,7 +28,7 @@ from tenuto.model.tasks.commands import Failure
 from tenuto.model.tasks.environment import Allowed
 from tenuto.model.tasks.retry import ErrorClass
 from tenuto.model.tenancy.redact import Redactor
-from tenuto.worker.capacity import Room
+from tenuto.worker.capacity import SessionCapacity
 from tenuto.worker.context import Context
 from tenuto.worker.runtime.environment import check_place
 from tenuto.worker.runtime.protocol import AttemptFailed, CannotStart
@@ -49,7 +49,7 @@ In all, less than the two seconds that the heart leaves an attempt besides its g
 """
 
 
-class _Report:
+class _CommandReport:
     """What a command has told over its report pipe."""
 
     def __init__(self) -> None:
@@ -87,13 +87,13 @@ class CommandRuntime:
         self._own_elsewhere = [fixed(word) for word in self._own] if self._own else None
         """The worker's own command for tasks that choose the folder."""
         self._allowed = allowed
-        self._room = Room()
+        self._room = SessionCapacity()
 
-    def room(self, busy: int) -> int | None:
+    def free_sessions(self, busy: int) -> int | None:
         return self._room.left(busy)
 
-    def unused(self) -> None:
-        self._room.unused()
+    def release_reservation(self) -> None:
+        self._room.release_reservation()
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
         try:
@@ -104,13 +104,13 @@ class CommandRuntime:
             raise
         self._room.started()
         crash_point("worker.session_spawned")
-        report = _Report()
+        report = _CommandReport()
         tail: deque[str] = deque(maxlen=_TAIL_LINES)
         out, err, told = map(_Pipe, (session.stdout, session.stderr, session.report))
         readers = {
             asyncio.ensure_future(_follow(out, "INFO", context, tail)): out,
             asyncio.ensure_future(_follow(err, "WARN", context, tail)): err,
-            asyncio.ensure_future(_listen(told, context, report)): told,
+            asyncio.ensure_future(_read_report_pipe(told, context, report)): told,
         }
         try:
             end = await session.wait()
@@ -240,10 +240,10 @@ async def _follow(pipe: _Pipe, level: str, context: Context, tail: deque[str]) -
         if len(rest) > _CHUNK:
             line, rest = _cut(rest, context.redactor)
             lines += [line] if line else []
-        for line in lines[-_TAIL_LINES:] if context.full else lines:
-            _say(line, level, context, tail)
+        for line in lines[-_TAIL_LINES:] if context.is_full else lines:
+            _log_line(line, level, context, tail)
     if rest:
-        _say(rest, level, context, tail)
+        _log_line(rest, level, context, tail)
 
 
 def _cut(rest: bytes, redactor: Redactor) -> tuple[bytes, bytes]:
@@ -258,13 +258,13 @@ def _cut(rest: bytes, redactor: Redactor) -> tuple[bytes, bytes]:
     return line, rest[len(line) :]
 
 
-def _say(line: bytes, level: str, context: Context, tail: deque[str]) -> None:
+def _log_line(line: bytes, level: str, context: Context, tail: deque[str]) -> None:
     text = line.decode("utf-8", "replace").rstrip("\r")
     tail.append(text)
     context.log(text, level)
 
 
-async def _listen(pipe: _Pipe, context: Context, report: _Report) -> None:
+async def _read_report_pipe(pipe: _Pipe, context: Context, report: _CommandReport) -> None:
     """Do what the command asks for over its report pipe; nonsense is logged, never fatal."""
     rest = bytearray()
     dropping = False
@@ -276,15 +276,15 @@ async def _listen(pipe: _Pipe, context: Context, report: _Report) -> None:
             context.log(f"unreadable report: a line of more than {_REPORT_LIMIT:,} bytes", "WARN")
             rest, dropping = bytearray(), True
         if more:
-            await _obey(bytes(rest), context, report)
+            await _apply_report_line(bytes(rest), context, report)
             for line in more[:-1]:
-                await _obey(line, context, report)
+                await _apply_report_line(line, context, report)
             rest, dropping = bytearray(more[-1]), False
     if rest:
-        await _obey(bytes(rest), context, report)
+        await _apply_report_line(bytes(rest), context, report)
 
 
-async def _obey(line: bytes, context: Context, report: _Report) -> None:
+async def _apply_report_line(line: bytes, context: Context, report: _CommandReport) -> None:
     if not line.strip():
         return
     try:
@@ -302,7 +302,7 @@ async def _obey(line: bytes, context: Context, report: _Report) -> None:
 async def _try(key: str, value: Any, context: Context) -> None:
     """Do what one key of a report asks for; what is refused is logged and hurts no other key."""
     try:
-        await _do(key, value, context)
+        await _apply_report_key(key, value, context)
     except (msgspec.MsgspecError, RecursionError, TypeError) as error:
         context.log(f"unreadable report: {error}", "WARN")
     except TenutoError as error:
@@ -311,7 +311,7 @@ async def _try(key: str, value: Any, context: Context) -> None:
         context.log(f"report failed: {error!r}", "WARN")
 
 
-async def _do(key: str, value: Any, context: Context) -> None:
+async def _apply_report_key(key: str, value: Any, context: Context) -> None:
     match key:
         case "progress":
             await context.progress(value)
@@ -332,13 +332,13 @@ def _usage(said: Any) -> dict[str, Any]:
     return fields
 
 
-def _result(end: SessionEnd, report: _Report, tail: deque[str]) -> Any:
+def _result(end: SessionEnd, report: _CommandReport, tail: deque[str]) -> Any:
     if end.exit_code == 0 and report.error is None:
         return report.output if report.output is not None else {"exitCode": 0}
     raise AttemptFailed(_failure(end, report, tail), _resume_at(report))
 
 
-def _resume_at(report: _Report) -> datetime | None:
+def _resume_at(report: _CommandReport) -> datetime | None:
     """When a limit that the command met is over, if it told."""
     told = report.error.get("resume_at") if isinstance(report.error, dict) else None
     try:
@@ -348,7 +348,7 @@ def _resume_at(report: _Report) -> datetime | None:
     return at if at.tzinfo is not None else None
 
 
-def _failure(end: SessionEnd, report: _Report, tail: deque[str]) -> Failure:
+def _failure(end: SessionEnd, report: _CommandReport, tail: deque[str]) -> Failure:
     said = report.error if isinstance(report.error, dict) else {"message": report.error}
     if end.oom:
         kind, why = ErrorClass.OUT_OF_MEMORY, "killed for want of memory"

@@ -18,11 +18,11 @@ from tenuto.worker.runtime.protocol import AttemptFailed
 Handler = Callable[[Any], Any]
 
 
-class Stopped(BaseException):
+class AttemptStopped(BaseException):
     """Raised inside a plain function whose attempt has to end."""
 
 
-class _Raised(Exception):
+class _HandlerError(Exception):
     def __init__(self, error: BaseException) -> None:
         super().__init__()
         self.error = error
@@ -37,11 +37,11 @@ class FunctionRuntime:
         self.handlers: dict[str | None, Handler] = {}
         self._async: dict[str, tuple[Handler, bool]] = {}
 
-    def room(self, busy: int) -> int | None:
+    def free_sessions(self, busy: int) -> int | None:
         del busy
         return None
 
-    def unused(self) -> None:
+    def release_reservation(self) -> None:
         pass
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:
@@ -93,7 +93,7 @@ async def _on_thread(handler: Handler, context: Context, grace_s: float) -> Any:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
     outside = SyncContext(context, loop)
-    call = _Call(
+    call = _ThreadCall(
         lambda: handler(outside),
         lambda result, error: loop.call_soon_threadsafe(_settle, future, result, error),
     )
@@ -101,7 +101,7 @@ async def _on_thread(handler: Handler, context: Context, grace_s: float) -> Any:
     threading.Thread(target=run, args=(call.make,), name=name, daemon=True).start()
     try:
         return await asyncio.shield(future)
-    except _Raised as raised:
+    except _HandlerError as raised:
         if isinstance(raised.error, AttemptFailed | Parked):
             raise raised.error from None
         raise AttemptFailed(failure_of(raised.error)) from raised.error
@@ -115,7 +115,7 @@ async def _on_thread(handler: Handler, context: Context, grace_s: float) -> Any:
         raise
 
 
-class _Call:
+class _ThreadCall:
     """A handler's call on a thread, interrupted at most once, and only while it is under way.
 
     The system gives the ident of a thread that has ended to the next one, and what is raised in a
@@ -135,7 +135,7 @@ class _Call:
 
     def make(self) -> None:
         """Call the handler and tell its outcome, wherever an interrupt comes up."""
-        outcome: tuple[Any, BaseException | None] = None, Stopped()
+        outcome: tuple[Any, BaseException | None] = None, AttemptStopped()
         try:
             outcome = self._outcome()
             self._close()
@@ -150,13 +150,13 @@ class _Call:
             self._asked = True
             if self._ident is not None:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(self._ident), ctypes.py_object(Stopped)
+                    ctypes.c_ulong(self._ident), ctypes.py_object(AttemptStopped)
                 )
 
     def _outcome(self) -> tuple[Any, BaseException | None]:
         with self._lock:
             if self._asked:
-                return None, Stopped()
+                return None, AttemptStopped()
             self._ident = threading.get_ident()
         try:
             return self._call(), None
@@ -174,7 +174,7 @@ def _settle(future: "asyncio.Future[Any]", result: Any, error: BaseException | N
         return
     if error is not None:
         # Wrapped: a future takes no StopIteration, and a loop would end itself by a SystemExit.
-        future.set_exception(_Raised(error))
+        future.set_exception(_HandlerError(error))
         future.exception()  # looked at: a cancelled attempt may leave it behind
     else:
         future.set_result(result)

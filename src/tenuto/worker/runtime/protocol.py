@@ -28,13 +28,13 @@ class Runtime(Protocol):
 
     name: str
 
-    def room(self, busy: int) -> int | None:
+    def free_sessions(self, busy: int) -> int | None:
         """Sessions that can be started now beside so many; `None` for as many as there are slots.
 
         Whoever asks is taken to start them, unless it says that there were none.
         """
 
-    def unused(self) -> None:
+    def release_reservation(self) -> None:
         """What `room` allowed found nothing to start."""
 
     async def run(self, context: Context, grace_s: float, receipt: dict[str, Any]) -> Any:

@@ -36,7 +36,7 @@ NUMBERS = frozenset({"int", "double"})
 ORDERED = frozenset({"string", "bool"})
 
 
-class Fault(Exception):
+class EvaluationError(Exception):
     """A part has no answer. The whole may have one: `fault || true` is true."""
 
     def __init__(self, message: str, place: int | None = None) -> None:
@@ -44,7 +44,7 @@ class Fault(Exception):
         self.place = place
 
 
-class Run:
+class Evaluation:
     """One evaluation: the values by slot, and the steps that are left."""
 
     __slots__ = ("left", "slots")
@@ -62,23 +62,23 @@ class Run:
             )
 
 
-Step = Callable[[Run], Any]
+Step = Callable[[Evaluation], Any]
 
 
 def kind(value: Any) -> str:
     """What CEL calls the type of a JSON value."""
     found = KINDS.get(type(value))
     if found is None:
-        raise Fault(f"a {type(value).__name__} is not JSON")
+        raise EvaluationError(f"a {type(value).__name__} is not JSON")
     if found == "int" and not LEAST_INT <= value <= MOST_READ:
-        raise Fault("an integer is beyond 64 bits")
+        raise EvaluationError("an integer is beyond 64 bits")
     return found
 
 
 def truth(value: Any, of: str, place: int | None = None) -> bool:
     if isinstance(value, bool):
         return value
-    raise Fault(f"{of} gives {kind(value)}, not true or false", place)
+    raise EvaluationError(f"{of} gives {kind(value)}, not true or false", place)
 
 
 def shown(text: str) -> str:
@@ -88,21 +88,21 @@ def shown(text: str) -> str:
 
 
 def misfit(what: str, *values: Any) -> NoReturn:
-    raise Fault(f'"{what}" cannot be applied to {" and ".join(map(kind, values))}')
+    raise EvaluationError(f'"{what}" cannot be applied to {" and ".join(map(kind, values))}')
 
 
 def in_range(value: int) -> int:
     if LEAST_INT <= value <= MOST_INT:
         return value
-    raise Fault("the result is beyond 64 bits")
+    raise EvaluationError("the result is beyond 64 bits")
 
 
 def arithmetic(
     sign: str, whole: Callable[[int, int], int], real: Callable[[float, float], float] | None
-) -> Callable[[Run, Any, Any], Any]:
+) -> Callable[[Evaluation, Any, Any], Any]:
     """The operator over numbers; a double on either side makes both doubles."""
 
-    def apply(_: Run, left: Any, right: Any) -> Any:
+    def apply(_: Evaluation, left: Any, right: Any) -> Any:
         kinds = {kind(left), kind(right)}
         if kinds == {"int"}:
             return in_range(whole(left, right))
@@ -116,7 +116,7 @@ def arithmetic(
 def quotient(left: int, right: int) -> int:
     """Division towards zero."""
     if right == 0:
-        raise Fault("division by zero")
+        raise EvaluationError("division by zero")
     result = abs(left) // abs(right)
     return result if (left < 0) == (right < 0) else -result
 
@@ -138,7 +138,7 @@ def ratio(left: float, right: float) -> float:
 add_numbers = arithmetic("+", operator.add, operator.add)
 
 
-def add(run: Run, left: Any, right: Any) -> Any:
+def add(run: Evaluation, left: Any, right: Any) -> Any:
     kinds = {kind(left), kind(right)}
     if kinds == {"string"}:
         run.spend((len(left) + len(right)) // CHARACTERS_PER_STEP)
@@ -149,19 +149,19 @@ def add(run: Run, left: Any, right: Any) -> Any:
     return add_numbers(run, left, right)
 
 
-def negate(_: Run, value: Any) -> Any:
+def negate(_: Evaluation, value: Any) -> Any:
     if kind(value) not in NUMBERS:
         misfit("-", value)
     return -value if isinstance(value, float) else in_range(-value)
 
 
-def refuse(_: Run, value: Any) -> bool:
+def refuse(_: Evaluation, value: Any) -> bool:
     if not isinstance(value, bool):
         misfit("!", value)
     return not value
 
 
-def equal(run: Run, left: Any, right: Any) -> bool:
+def equal(run: Evaluation, left: Any, right: Any) -> bool:
     """Equality of values; numbers are equal by value, other kinds never across kinds.
 
     It keeps its own stack: the depth of a variable is not the author's to be limited by.
@@ -188,12 +188,12 @@ def equal(run: Run, left: Any, right: Any) -> bool:
     return True
 
 
-def unequal(run: Run, left: Any, right: Any) -> bool:
+def unequal(run: Evaluation, left: Any, right: Any) -> bool:
     return not equal(run, left, right)
 
 
-def ordering(sign: str, test: Callable[[Any, Any], bool]) -> Callable[[Run, Any, Any], bool]:
-    def apply(run: Run, left: Any, right: Any) -> bool:
+def ordering(sign: str, test: Callable[[Any, Any], bool]) -> Callable[[Evaluation, Any, Any], bool]:
+    def apply(run: Evaluation, left: Any, right: Any) -> bool:
         sort, other = kind(left), kind(right)
         if not (sort == other in ORDERED or {sort, other} <= NUMBERS):
             misfit(sign, left, right)
@@ -204,7 +204,7 @@ def ordering(sign: str, test: Callable[[Any, Any], bool]) -> Callable[[Run, Any,
     return apply
 
 
-def within(run: Run, item: Any, holder: Any) -> bool:
+def within(run: Evaluation, item: Any, holder: Any) -> bool:
     sort = kind(holder)
     if sort == "map":
         return kind(item) == "string" and item in holder
@@ -213,15 +213,15 @@ def within(run: Run, item: Any, holder: Any) -> bool:
     return any(equal(run, item, element) for element in holder)
 
 
-def select(_: Run, holder: Any, field: str) -> Any:
+def select(_: Evaluation, holder: Any, field: str) -> Any:
     if kind(holder) != "map":
-        raise Fault(f"{kind(holder)} has no field {shown(field)}")
+        raise EvaluationError(f"{kind(holder)} has no field {shown(field)}")
     if field not in holder:
-        raise Fault(f"there is no field {shown(field)}")
+        raise EvaluationError(f"there is no field {shown(field)}")
     return holder[field]
 
 
-def index(run: Run, holder: Any, key: Any) -> Any:
+def index(run: Evaluation, holder: Any, key: Any) -> Any:
     """The element of a list, or the entry of a map."""
     sort, by = kind(holder), kind(key)
     if sort == "map" and by == "string":
@@ -229,7 +229,7 @@ def index(run: Run, holder: Any, key: Any) -> Any:
     if sort != "list" or by not in NUMBERS or key != key // 1:
         misfit("[]", holder, key)
     if not 0 <= key < len(holder):
-        raise Fault(f"there is no element {int(key)} in a list of {len(holder):,}")
+        raise EvaluationError(f"there is no element {int(key)} in a list of {len(holder):,}")
     return holder[int(key)]
 
 
@@ -238,7 +238,7 @@ def texts(what: str, *values: Any) -> None:
         misfit(what, *values)
 
 
-def contains(run: Run, text: Any, part: Any) -> bool:
+def contains(run: Evaluation, text: Any, part: Any) -> bool:
     """Python's search is linear but for short parts or texts, where it may try every place."""
     texts("contains", text, part)
     tried = min(len(part), 100 if len(text) < 30_000 else 6)
@@ -247,25 +247,25 @@ def contains(run: Run, text: Any, part: Any) -> bool:
     return part in text
 
 
-def starts_with(run: Run, text: Any, part: Any) -> bool:
+def starts_with(run: Evaluation, text: Any, part: Any) -> bool:
     texts("startsWith", text, part)
     run.spend(len(part) // CHARACTERS_PER_STEP)
     return bool(text.startswith(part))
 
 
-def ends_with(run: Run, text: Any, part: Any) -> bool:
+def ends_with(run: Evaluation, text: Any, part: Any) -> bool:
     texts("endsWith", text, part)
     run.spend(len(part) // CHARACTERS_PER_STEP)
     return bool(text.endswith(part))
 
 
-def size(_: Run, value: Any) -> int:
+def size(_: Evaluation, value: Any) -> int:
     if kind(value) not in {"string", "list", "map"}:
         misfit("size", value)
     return len(value)
 
 
-def to_int(_: Run, value: Any) -> int:
+def to_int(_: Evaluation, value: Any) -> int:
     sort = kind(value)
     if sort == "int":
         return in_range(value)
@@ -273,19 +273,19 @@ def to_int(_: Run, value: Any) -> int:
         return int(value)
     if sort == "string" and re.fullmatch(r"-?[0-9]{1,19}", value):
         return in_range(int(value))
-    raise Fault(f"{shown(value) if sort == 'string' else sort} is no int")
+    raise EvaluationError(f"{shown(value) if sort == 'string' else sort} is no int")
 
 
-def to_double(_: Run, value: Any) -> float:
+def to_double(_: Evaluation, value: Any) -> float:
     sort = kind(value)
     if sort in NUMBERS:
         return float(value)
     if sort == "string" and re.fullmatch(r"-?[0-9]{1,99}(\.[0-9]{1,99})?(e-?[0-9]{1,3})?", value):
         return float(value)
-    raise Fault(f"{shown(value) if sort == 'string' else sort} is no double")
+    raise EvaluationError(f"{shown(value) if sort == 'string' else sort} is no double")
 
 
-def to_string(_: Run, value: Any) -> str:
+def to_string(_: Evaluation, value: Any) -> str:
     sort = kind(value)
     if sort == "bool":
         return "true" if value else "false"
@@ -294,8 +294,8 @@ def to_string(_: Run, value: Any) -> str:
     return str(value)
 
 
-UNARY: dict[str, Callable[[Run, Any], Any]] = {"!": refuse, "-": negate}
-BINARY: dict[str, Callable[[Run, Any, Any], Any]] = {
+UNARY: dict[str, Callable[[Evaluation, Any], Any]] = {"!": refuse, "-": negate}
+BINARY: dict[str, Callable[[Evaluation, Any, Any], Any]] = {
     "==": equal,
     "!=": unequal,
     "<": ordering("<", operator.lt),
@@ -309,7 +309,7 @@ BINARY: dict[str, Callable[[Run, Any, Any], Any]] = {
     "/": arithmetic("/", quotient, ratio),
     "%": arithmetic("%", remainder, None),
 }
-FUNCTIONS: dict[str, Callable[[Run, Any], Any]] = {
+FUNCTIONS: dict[str, Callable[[Evaluation, Any], Any]] = {
     "size": size,
     "int": to_int,
     "double": to_double,
@@ -326,12 +326,12 @@ METHODS: dict[str, tuple[int, Callable[..., Any]]] = {
 def operation(function: Callable[..., Any], place: int, *operands: Step) -> Step:
     """The function of what all operands give; an error of its own is an error at the place."""
 
-    def step(run: Run) -> Any:
+    def step(run: Evaluation) -> Any:
         run.spend(1)
         values = [operand(run) for operand in operands]
         try:
             return function(run, *values)
-        except Fault as fault:
+        except EvaluationError as fault:
             fault.place = place
             raise
 
@@ -353,16 +353,16 @@ def field_of(place: int, holder: Step, field: str) -> Step:
 def has_field(place: int, holder: Step, field: str) -> Step:
     """Whether the map has the field; what has no fields at all is an error."""
 
-    def test(_: Run, value: Any) -> bool:
+    def test(_: Evaluation, value: Any) -> bool:
         if kind(value) != "map":
-            raise Fault(f"{kind(value)} has no field {shown(field)}")
+            raise EvaluationError(f"{kind(value)} has no field {shown(field)}")
         return field in value
 
     return operation(test, place, holder)
 
 
 def listing(elements: list[Step]) -> Step:
-    def step(run: Run) -> list[Any]:
+    def step(run: Evaluation) -> list[Any]:
         run.spend(1 + len(elements))
         return [element(run) for element in elements]
 
@@ -372,15 +372,15 @@ def listing(elements: list[Step]) -> Step:
 def mapping(place: int, entries: list[tuple[Step, Step]]) -> Step:
     """A map, whose keys are different strings."""
 
-    def step(run: Run) -> dict[str, Any]:
+    def step(run: Evaluation) -> dict[str, Any]:
         run.spend(1 + len(entries))
         made: dict[str, Any] = {}
         for key, value in entries:
             name = key(run)
             if kind(name) != "string":
-                raise Fault(f"a key of a map is {kind(name)}, not string", place)
+                raise EvaluationError(f"a key of a map is {kind(name)}, not string", place)
             if name in made:
-                raise Fault(f"the key {shown(name)} stands twice in a map", place)
+                raise EvaluationError(f"the key {shown(name)} stands twice in a map", place)
             made[name] = value(run)
         return made
 
@@ -388,21 +388,21 @@ def mapping(place: int, entries: list[tuple[Step, Step]]) -> Step:
 
 
 def choice(place: int, condition: Step, yes: Step, no: Step) -> Step:
-    def step(run: Run) -> Any:
+    def step(run: Evaluation) -> Any:
         run.spend(1)
         return (yes if truth(condition(run), 'the left side of "?"', place) else no)(run)
 
     return step
 
 
-def settle(run: Run, place: int, steps: Iterable[Step], end: bool) -> bool:
+def settle(run: Evaluation, place: int, steps: Iterable[Step], end: bool) -> bool:
     """`end` as soon as a step gives it, whatever errors the others made; else the first error."""
-    first: Fault | None = None
+    first: EvaluationError | None = None
     for step in steps:
         try:
             if truth(step(run), "a condition", place) is end:
                 return end
-        except Fault as fault:
+        except EvaluationError as fault:
             run.spend(FAULT_STEPS)
             first = first or fault
     if first is not None:
@@ -413,7 +413,7 @@ def settle(run: Run, place: int, steps: Iterable[Step], end: bool) -> bool:
 def junction(place: int, operands: list[Step], end: bool) -> Step:
     """`||` of the operands if they may end at true, `&&` if at false."""
 
-    def step(run: Run) -> bool:
+    def step(run: Evaluation) -> bool:
         run.spend(1)
         return settle(run, place, operands, end)
 
@@ -426,38 +426,38 @@ class Macro:
     def __init__(self, place: int, holder: Step, slot: int, bodies: list[Step]) -> None:
         self.place, self.holder, self.slot, self.bodies = place, holder, slot, bodies
 
-    def each(self, run: Run) -> Iterator[Any]:
+    def each(self, run: Evaluation) -> Iterator[Any]:
         holder = self.holder(run)
         if kind(holder) not in {"list", "map"}:
-            raise Fault(f"{kind(holder)} has no elements", self.place)
+            raise EvaluationError(f"{kind(holder)} has no elements", self.place)
         for element in holder:
             run.spend(2)
             run.slots[self.slot] = element
             yield element
 
-    def test(self, run: Run) -> bool:
+    def test(self, run: Evaluation) -> bool:
         return truth(self.bodies[0](run), "a condition", self.place)
 
-    def all(self, run: Run) -> bool:
+    def all(self, run: Evaluation) -> bool:
         return settle(run, self.place, (self.bodies[0] for _ in self.each(run)), end=False)
 
-    def exists(self, run: Run) -> bool:
+    def exists(self, run: Evaluation) -> bool:
         return settle(run, self.place, (self.bodies[0] for _ in self.each(run)), end=True)
 
-    def exists_one(self, run: Run) -> bool:
+    def exists_one(self, run: Evaluation) -> bool:
         return sum(self.test(run) for _ in self.each(run)) == 1
 
-    def filter(self, run: Run) -> list[Any]:
+    def filter(self, run: Evaluation) -> list[Any]:
         return [element for element in self.each(run) if self.test(run)]
 
-    def map(self, run: Run) -> list[Any]:
+    def map(self, run: Evaluation) -> list[Any]:
         if len(self.bodies) == 1:
             return [self.bodies[0](run) for _ in self.each(run)]
         return [self.bodies[1](run) for _ in self.each(run) if self.test(run)]
 
 
 # Name, and how many arguments may follow the variable.
-MACROS: dict[str, tuple[set[int], Callable[[Macro, Run], Any]]] = {
+MACROS: dict[str, tuple[set[int], Callable[[Macro, Evaluation], Any]]] = {
     "all": ({1}, Macro.all),
     "exists": ({1}, Macro.exists),
     "exists_one": ({1}, Macro.exists_one),
@@ -466,7 +466,7 @@ MACROS: dict[str, tuple[set[int], Callable[[Macro, Run], Any]]] = {
 }
 
 
-def matcher(pattern: str) -> Callable[[Run, Any], bool]:
+def matcher(pattern: str) -> Callable[[Evaluation, Any], bool]:
     """Whether the pattern is found in a text; `ValueError` when it is none.
 
     RE2 needs time for the text times the pattern at worst, and no more memory than it is given.
@@ -485,13 +485,13 @@ def matcher(pattern: str) -> Callable[[Run, Any], bool]:
         raise ValueError(text) from None
     instructions: int = found.programsize
 
-    def matches(run: Run, text: Any) -> bool:
+    def matches(run: Evaluation, text: Any) -> bool:
         texts("matches", text)
         longest = len(text) if text.isascii() else 4 * len(text)
         run.spend(longest * instructions // PATTERN_PER_STEP)
         try:
             return found.search(text.encode()) is not None
         except UnicodeEncodeError:
-            raise Fault("the text for matches holds a lone surrogate") from None
+            raise EvaluationError("the text for matches holds a lone surrogate") from None
 
     return matches

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from tenuto.model.bounds import clean, storable
 from tenuto.model.errors import Invalid
 from tenuto.model.flows.expressions import operators
-from tenuto.model.flows.expressions.operators import Fault, Run, Step
+from tenuto.model.flows.expressions.operators import Evaluation, EvaluationError, Step
 
 MAX_EXPRESSION = 4_096
 MAX_NESTING = 32
@@ -63,7 +63,7 @@ class Token(NamedTuple):
     place: int
 
 
-class Node(NamedTuple):
+class ParsedPart(NamedTuple):
     """A part that was read: what evaluates it, its depth, and what `matches` and `has` look at."""
 
     step: Step
@@ -87,10 +87,10 @@ class Expression:
         for name in sorted(self.used - variables.keys()):
             raise Invalid(f'the variable "{name}" was not given', "expression_failed")
         values = [variables.get(name) for name in self.names]
-        run = Run(values + [None] * (self.slots - len(values)))
+        run = Evaluation(values + [None] * (self.slots - len(values)))
         try:
             return operators.truth(self.step(run), "the expression")
-        except Fault as fault:
+        except EvaluationError as fault:
             raise error(str(fault), "expression_failed", self.text, fault.place) from None
 
 
@@ -103,7 +103,7 @@ def compile_expression(text: str, names: frozenset[str]) -> Expression:
         raise Invalid(f"the expression is {length}", "expression_invalid")
     if not storable(text):
         raise Invalid("the expression holds a NUL or a lone surrogate", "expression_invalid")
-    reader = Reader(text, sorted(names))
+    reader = Parser(text, sorted(names))
     whole = reader.whole()
     used = frozenset(reader.used)
     return Expression(text, tuple(sorted(names)), used, reader.slots, whole.step)
@@ -163,7 +163,7 @@ def unescaped(token: Token, text: str) -> str:
     return inner if raw else ESCAPE.sub(plain, inner)
 
 
-class Reader:
+class Parser:
     """Reads one text, part by part, from the loosest binding to the tightest."""
 
     def __init__(self, text: str, names: list[str]) -> None:
@@ -212,23 +212,23 @@ class Reader:
     def too_deep(self, place: int | None = None) -> NoReturn:
         self.wrong(f"the expression is nested deeper than {MAX_NESTING}", place)
 
-    def node(self, place: int, step: Step, *parts: Node) -> Node:
+    def node(self, place: int, step: Step, *parts: ParsedPart) -> ParsedPart:
         depth = 1 + max((part.depth for part in parts), default=0)
         if depth > MAX_NESTING:
             self.too_deep(place)
-        return Node(step, depth)
+        return ParsedPart(step, depth)
 
-    def operation(self, function: Callable[..., Any], place: int, *parts: Node) -> Node:
+    def operation(self, function: Callable[..., Any], place: int, *parts: ParsedPart) -> ParsedPart:
         step = operators.operation(function, place, *[part.step for part in parts])
         return self.node(place, step, *parts)
 
-    def whole(self) -> Node:
+    def whole(self) -> ParsedPart:
         found = self.expression()
         if self.token.kind != "end":
             self.unexpected()
         return found
 
-    def expression(self) -> Node:
+    def expression(self) -> ParsedPart:
         self.nesting += 1
         if self.nesting > MAX_NESTING:
             self.too_deep()
@@ -243,7 +243,7 @@ class Reader:
         self.nesting -= 1
         return found
 
-    def binary(self, least: int) -> Node:
+    def binary(self, least: int) -> ParsedPart:
         """Operators that bind at least so tightly, the left one first."""
         left = self.unary()
         while (
@@ -258,7 +258,7 @@ class Reader:
                 left = self.operation(operators.BINARY[sign], place, left, right)
         return left
 
-    def junction(self, place: int, sign: str, first: Node) -> Node:
+    def junction(self, place: int, sign: str, first: ParsedPart) -> ParsedPart:
         """All that is joined by the same sign is one part, however many there are."""
         parts = [first, self.binary(LEVELS[sign] + 1)]
         while self.takes(sign):
@@ -266,7 +266,7 @@ class Reader:
         step = operators.junction(place, [part.step for part in parts], end=sign == "||")
         return self.node(place, step, *parts)
 
-    def unary(self) -> Node:
+    def unary(self) -> ParsedPart:
         signs: list[Token] = []
         while self.token.kind == "mark" and self.token.text in {"!", "-"}:
             if self.token.text == "-" and self.tokens[self.at + 1].kind in {"int", "double"}:
@@ -277,7 +277,7 @@ class Reader:
             found = self.operation(operators.UNARY[sign.text], sign.place, found)
         return found
 
-    def member(self) -> Node:
+    def member(self) -> ParsedPart:
         found = self.primary()
         while True:
             place = self.token.place
@@ -290,7 +290,7 @@ class Reader:
             else:
                 return found
 
-    def dotted(self, place: int, holder: Node) -> Node:
+    def dotted(self, place: int, holder: ParsedPart) -> ParsedPart:
         name = self.name()
         if not self.takes("("):
             step = operators.field_of(place, holder.step, name)
@@ -308,7 +308,7 @@ class Reader:
             self.wrong(f'"{name}" takes {count} arguments, not {len(parts)}', place)
         return self.operation(function, place, holder, *parts)
 
-    def macro(self, place: int, holder: Node, name: str) -> Node:
+    def macro(self, place: int, holder: ParsedPart, name: str) -> ParsedPart:
         """A loop: its variable has a slot of its own, and hides others of the same name."""
         variable = self.name()
         if variable in RESERVED:
@@ -325,7 +325,7 @@ class Reader:
         loop = operators.Macro(place, holder.step, slot, [body.step for body in bodies])
         return self.node(place, lambda on: run(loop, on), holder, *bodies)
 
-    def matches(self, place: int, parts: list[Node]) -> Node:
+    def matches(self, place: int, parts: list[ParsedPart]) -> ParsedPart:
         if len(parts) != 2 or parts[1].literal is None:
             self.wrong('"matches" takes one pattern, written out as a string', place)
         self.patterns += 1
@@ -337,9 +337,9 @@ class Reader:
             self.wrong(f"the pattern cannot be used: {reason}", place)
         return self.operation(function, place, parts[0])
 
-    def parts(self, end: str) -> list[Node]:
+    def parts(self, end: str) -> list[ParsedPart]:
         """Expressions with commas between them, up to the mark; a list may have one more comma."""
-        found: list[Node] = []
+        found: list[ParsedPart] = []
         while not self.takes(end):
             found.append(self.expression())
             if not self.takes(","):
@@ -349,13 +349,13 @@ class Reader:
                 self.unexpected()
         return found
 
-    def primary(self) -> Node:
+    def primary(self) -> ParsedPart:
         token = self.token
         if token.kind in {"string", "raw"}:
             literal = unescaped(self.take(), self.text)
-            return Node(operators.constant(literal), literal=literal)
+            return ParsedPart(operators.constant(literal), literal=literal)
         if token.kind in {"int", "double"} or token.text == "-":
-            return Node(operators.constant(self.number()))
+            return ParsedPart(operators.constant(self.number()))
         if token.kind == "name":
             return self.named()
         if self.takes("("):
@@ -384,8 +384,8 @@ class Reader:
             self.wrong("an integer is beyond 64 bits", token.place)
         return whole
 
-    def map(self, place: int) -> Node:
-        entries: list[tuple[Node, Node]] = []
+    def map(self, place: int) -> ParsedPart:
+        entries: list[tuple[ParsedPart, ParsedPart]] = []
         while not self.takes("}"):
             key = self.expression()
             self.demand(":")
@@ -396,11 +396,11 @@ class Reader:
         step = operators.mapping(place, [(key.step, value.step) for key, value in entries])
         return self.node(place, step, *[part for entry in entries for part in entry])
 
-    def named(self) -> Node:
+    def named(self) -> ParsedPart:
         """A word that stands alone or begins a chain: a constant, a function or a variable."""
         token = self.take()
         if token.text in KEYWORDS:
-            return Node(operators.constant(KEYWORDS[token.text]))
+            return ParsedPart(operators.constant(KEYWORDS[token.text]))
         if self.takes("("):
             return self.call(token.place, token.text, self.parts(")"))
         if token.text not in self.scope:
@@ -410,9 +410,9 @@ class Reader:
         slot = len(self.scope) - 1 - self.scope[::-1].index(token.text)
         if slot < self.names:
             self.used.add(token.text)
-        return Node(operators.variable(slot))
+        return ParsedPart(operators.variable(slot))
 
-    def call(self, place: int, name: str, parts: list[Node]) -> Node:
+    def call(self, place: int, name: str, parts: list[ParsedPart]) -> ParsedPart:
         if name == "matches":
             return self.matches(place, parts)
         if name != "has" and name not in operators.FUNCTIONS:
