@@ -174,6 +174,15 @@ async def load(folder: Path, leader: str, name: str, address: str) -> AsyncItera
         running.end()
 
 
+_REFUSED = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # a connection that the server ends at this moment
+)
+
+
 class Witness:
     """Inserts rows on one machine alone, whatever it is, and knows which were acknowledged."""
 
@@ -221,7 +230,7 @@ class Witness:
                         await wait_first_event([self._stop], PAUSE_S, self._clock)
                 finally:
                     connection.terminate()
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            except _REFUSED:
                 self.refused += 1
                 await wait_first_event([self._stop], PAUSE_S, self._clock)
 
