@@ -265,11 +265,11 @@ def test_timers_choose_the_command() -> None:
     assert chosen(task(Status.WAITING, hold="approval"), 10**6) is None
     assert chosen(task(Status.WAITING, unmet=1), 10**6) is None
     queued = task(queue_ttl_s=60, attempt=0, tries=0)
-    assert [chosen(queued, at) for at in (59, 60)] == [None, "Refuse"]
+    assert [chosen(queued, at) for at in (59, 60)] == [None, "FailWithoutAttempt"]
     assert chosen(task(queue_ttl_s=60), 60) is None
-    assert chosen(task(Status.RETRY_WAIT), 0) == "Due"
+    assert chosen(task(Status.RETRY_WAIT), 0) == "RetryDue"
     assert chosen(task(Status.RUNNING, timeout_s=60), 89) is None
-    assert chosen(task(Status.RUNNING, timeout_s=60), 90) == "Overrun"
+    assert chosen(task(Status.RUNNING, timeout_s=60), 90) == "ForceTimeOut"
     assert chosen(task(Status.RUNNING, estimate_minutes=1), 60 + 1800) == "WarnHung"
     warned = task(Status.RUNNING, estimate_minutes=1, hung_warned_at=NOW)
     assert [chosen(warned, at) for at in (599, 600)] == [None, "Abort"]
