@@ -163,6 +163,19 @@ def test_tests_wait_for_events_not_for_time() -> None:
         assert [at(path, c) for c in calls if c.func in sleeps and is_fixed(c)] == []
 
 
+def test_a_package_docstring_lists_its_files() -> None:
+    missing = {}
+    for package in sorted(SOURCE.rglob("__init__.py")):
+        if package.parent == SOURCE:
+            continue
+        listed = set(re.findall(r"\w+", ast.get_docstring(ast.parse(read(package))) or ""))
+        inside = {path.stem for path in package.parent.glob("*.py")} - {"__init__"}
+        inside |= {path.parent.name for path in package.parent.glob("*/__init__.py")}
+        if absent := inside - listed:
+            missing[package.relative_to(ROOT)] = sorted(absent)
+    assert missing == {}
+
+
 def test_files_and_functions_are_short() -> None:
     trees = [*modules(SOURCE), *modules(TESTS), *modules(ROOT / "bench")]
     lengths = {path.relative_to(ROOT): len(read(path).splitlines()) for path, _ in trees}
